@@ -1,0 +1,36 @@
+"""What the user asked of a run: the target, its product, and what he vouches for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Target = Literal["ort", "ascend"]
+
+ASSUMPTIONS = {
+    "no-empty-rows": "no query row is masked everywhere",
+    "masks-dominate": "a mask constant such as -1e4 or -65504 outweighs every score",
+}
+"""What `--assume` takes, and the sentence it stands for."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one optimisation run.
+
+    `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are
+    used only when `target` is "ascend".
+    """
+
+    target: Target = "ort"
+    product: str | None = None
+    cann: str | None = None
+    assume: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.target not in ("ort", "ascend"):
+            raise ValueError(f"unknown target {self.target!r}: use 'ort' or 'ascend'")
+        unknown = self.assume - set(ASSUMPTIONS)
+        if unknown:
+            known = ", ".join(sorted(ASSUMPTIONS))
+            raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {known}")

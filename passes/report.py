@@ -1,0 +1,132 @@
+"""What a run tells: one block for each softmax and each ready-made attention op of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+Kind = Literal["forward", "backward", "indexer", "softmax_only"]
+Status = Literal["fused", "declined", "not_attention"]
+
+SCHEMA = 1
+
+
+class Code(StrEnum):
+    """Why a block was not fused. The value is what the JSON report holds; the docstring is its meaning."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Code:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    # What the operator cannot express.
+    SOFTCAP = "softcap", "the scores go through c*tanh(x/c), which FlashAttentionScore cannot express"
+    SCORES_ARE_OUTPUT = "scores_are_output", "the score matrix is an output of the model or is read elsewhere"
+    PROBABILITIES_ARE_OUTPUT = (
+        "probabilities_are_output",
+        "the attention probabilities are an output of the model or are read elsewhere",
+    )
+    HEAD_SIZE_OVER_768 = "head_size_over_768", "the head size exceeds the operator's limit of 768"
+    # What could not be proven or recognised.
+    NO_SCORES_MATMUL = "no_scores_matmul", "no matrix product query x key feeds the softmax"
+    NO_VALUE_MATMUL = "no_value_matmul", "no matrix product with the values follows the softmax"
+    AXIS = "softmax_axis", "the softmax does not run over the key axis"
+    RANK = "rank", "the scores or operands have an unknown or unsupported rank"
+    SHAPE = "shape", "the shapes of the operands could not be proven to fit together"
+    DTYPE = "dtype", "a data type is unknown or one the operator does not take"
+    CAST = "cast", "a cast between the operands changes the result"
+    SCALE = "scale", "the scale is not one finite number known before the model runs"
+    SCORE_TERM = "score_term", "an operation on the scores has no counterpart in the operator"
+    PROBABILITY_TERM = "probability_term", "an operation on the probabilities has no counterpart in the operator"
+    MASK_VALUE = "mask_value", "a mask constant is too small to outweigh every score"
+    EMPTY_ROWS = "empty_rows", "what a fully masked row gives could not be kept"
+    CYCLE = "cycle", "the fused node would depend on its own output"
+    TRAINING = "training", "the probabilities are read by a backward part, which is not fused yet"
+    READY_MADE = "ready_made", "the model already holds a fused attention operator here; it is left as it is"
+    ILLEGAL = "illegal_for_target", "the fused node would break a constraint of the target"
+    # Not attention at all.
+    NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One softmax or attention op of the model, and what became of it.
+
+    `heads` is (N1, N2), query and key heads, 0 where unknown before the model runs. `mask` is a short
+    word: "none", "atten_mask", "real_shift", "causal", ... `node` is the name of the fused node.
+    """
+
+    id: int
+    kind: Kind
+    anchor: str
+    status: Status
+    pair: int | None = None
+    op: str | None = None
+    node: str | None = None
+    layout: str | None = None
+    mask: str | None = None
+    heads: tuple[int, int] | None = None
+    extensions: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    code: Code | None = None
+    reason: str | None = None
+    culprit: str | None = None
+    hint: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The block as the JSON report holds it."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "pair": self.pair,
+            "anchor": self.anchor,
+            "status": self.status,
+            "op": self.op,
+            "node": self.node,
+            "layout": self.layout,
+            "mask": self.mask,
+            "heads": list(self.heads) if self.heads else None,
+            "extensions": list(self.extensions),
+            "assumed": list(self.assumed),
+            "code": None if self.code is None else self.code.value,
+            "reason": self.reason,
+            "culprit": self.culprit,
+            "hint": self.hint,
+        }
+
+
+@dataclass
+class Report:
+    """All blocks of one model, in graph order, and remarks that belong to no block."""
+
+    blocks: Sequence[Block]
+    model: str = ""
+    target: str = "ort"
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, status: Status) -> int:
+        """How many blocks have this status."""
+        return sum(block.status == status for block in self.blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report in schema 1; `notes` holds remarks such as bytes added for an expanded mask."""
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "target": self.target,
+            "blocks": [block.to_json() for block in self.blocks],
+            "summary": {
+                "softmaxes": len(self.blocks),
+                "fused": self.count("fused"),
+                "declined": self.count("declined"),
+                "not_attention": self.count("not_attention"),
+            },
+            "notes": self.notes,
+            "seconds": round(self.seconds, 3),
+        }
