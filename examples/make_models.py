@@ -41,7 +41,9 @@ class Family:
     output: str
 
 
-def bert(spelling: Spelling, size: dict[str, int] | None = None) -> transformers.PreTrainedModel:
+def bert(
+    spelling: Spelling, size: dict[str, int] | None = None
+) -> transformers.PreTrainedModel:
     """A BERT encoder; small unless `size` says otherwise."""
     small = {
         "vocab_size": 512,
@@ -117,10 +119,14 @@ class _OneOutput(torch.nn.Module):
         self.output = output
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask)[self.output]
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[
+            self.output
+        ]
 
 
-def export(name: str, exporter: Exporter, spelling: Spelling, seed: int = 0) -> onnx.ModelProto:
+def export(
+    name: str, exporter: Exporter, spelling: Spelling, seed: int = 0
+) -> onnx.ModelProto:
     """Export one family with dynamic batch and sequence length, as its exporter writes it."""
     torch.manual_seed(seed)
     family = FAMILIES[name]
@@ -128,12 +134,19 @@ def export(name: str, exporter: Exporter, spelling: Spelling, seed: int = 0) -> 
     ids, mask = _sample(2, 24)
     inputs = ["input_ids", "attention_mask"]
     axes = {0: "batch", 1: "sequence"}
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), torch.no_grad():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        torch.no_grad(),
+    ):
         warnings.simplefilter("ignore")
         path = str(Path(folder) / "model.onnx")
         if exporter == "dynamo":
             longest = model.model.config.max_position_embeddings
-            dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=longest)}
+            dims = {
+                0: torch.export.Dim("batch"),
+                1: torch.export.Dim("sequence", max=longest),
+            }
             torch.onnx.export(
                 model,
                 (ids, mask),
@@ -177,22 +190,33 @@ def _check(path: str, model: torch.nn.Module) -> None:
     for batch, length in ((1, 24), (3, 40)):
         ids, mask = _sample(batch, length)
         expected = model(ids, mask).numpy()
-        actual = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+        actual = session.run(
+            None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        )[0]
         real = mask.numpy().astype(bool)
         if not np.allclose(actual[real], expected[real], atol=1e-4):
-            raise SystemExit(f"{path}: the export differs from torch at batch {batch}, length {length}")
+            raise SystemExit(
+                f"{path}: the export differs from torch at batch {batch}, length {length}"
+            )
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(path))
-    print(f"{path.name:34} {path.stat().st_size / 1024:8.0f} KB  {len(model.graph.node):5} nodes")
+    print(
+        f"{path.name:34} {path.stat().st_size / 1024:8.0f} KB  {len(model.graph.node):5} nodes"
+    )
 
 
 def main() -> None:
     """Write the kept examples, or every variant into a folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--variants", type=Path, metavar="DIR", help="write all variants, stripped, to DIR")
+    parser.add_argument(
+        "--variants",
+        type=Path,
+        metavar="DIR",
+        help="write all variants, stripped, to DIR",
+    )
     folder = parser.parse_args().variants
     if folder is None:
         _save(export("bert", "torchscript", "eager"), MODELS / "bert.onnx")

@@ -1,0 +1,97 @@
+"""Check models with onnx alone: the full checker, which knows none of our schemas, and node counts.
+
+A helper process of coverage.py: one JSON job a line (`original`, `optimised`), one verdict a line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import onnx
+
+from compare_outputs import TOLERANCES
+from line_server import serve
+
+HALVES = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloat16"}
+
+
+def check(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What onnx says about both models.
+
+    `original_problem` and `problem` are the full checker's first lines or null; `softmaxes` counts the
+    Softmax and attention nodes of the original, `nodes` the nodes of our domain in the optimised model;
+    `coarsest` is the coarsest half-precision type the original computes in, or null; `same_interface`
+    says that inputs, outputs and IR version are unchanged.
+    """
+    original, optimised = onnx.load(job["original"]), onnx.load(job["optimised"])
+    kinds = Counter((node.domain, node.op_type) for node in _nodes(original.graph.node))
+    ours = [node for node in _nodes(optimised.graph.node) if node.domain == "ascend"]
+    return {
+        "original_problem": full_check(job["original"]),
+        "problem": full_check(job["optimised"]),
+        "softmaxes": sum(
+            n
+            for (_, op), n in kinds.items()
+            if op in ("Softmax", "Attention", "FlexAttention")
+        ),
+        "nodes": len(ours) + sum(_in_functions(optimised, optimised.graph.node)),
+        "coarsest": _coarsest(original),
+        "same_interface": _interface(original) == _interface(optimised),
+    }
+
+
+def full_check(path: str) -> str | None:
+    """The first line of the full checker's complaint about a model file, or None."""
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except Exception as error:  # noqa: BLE001 - any failure is a finding
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return None
+
+
+def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
+
+
+def _in_functions(
+    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
+) -> Iterable[int]:
+    """One 1 for each node of our domain that a call of a model-local function brings."""
+    bodies = {
+        (function.domain, function.name): function for function in model.functions
+    }
+    for node in _nodes(nodes):
+        body = bodies.get((node.domain, node.op_type))
+        if body is not None:
+            yield from (1 for inner in _nodes(body.node) if inner.domain == "ascend")
+            yield from _in_functions(model, body.node)
+
+
+def _coarsest(model: onnx.ModelProto) -> str | None:
+    graph = model.graph
+    found = {HALVES.get(tensor.data_type) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info):
+        found.add(HALVES.get(value.type.tensor_type.elem_type))
+    return max(
+        (name for name in found if name), key=TOLERANCES.__getitem__, default=None
+    )
+
+
+def _interface(model: onnx.ModelProto) -> list[bytes]:
+    """Inputs and outputs as they stand, and the IR version: none of them may change."""
+    values = (*model.graph.input, *model.graph.output)
+    described = [
+        value.name.encode() + value.type.SerializeToString(deterministic=True)
+        for value in values
+    ]
+    return [*described, str(model.ir_version).encode()]
+
+
+if __name__ == "__main__":
+    serve(check, {"onnx": onnx.__version__})

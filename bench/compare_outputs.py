@@ -1,0 +1,90 @@
+"""Compare two runs of one model, output by output. Needs numpy alone.
+
+This is the corpus's own judge, kept apart from the product's `fa-compiler verify` on purpose: one
+mistake cannot hide in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-9}
+"""Largest difference allowed, relative to the largest finite value of the output.
+
+ONNX Runtime against itself, optimised against not, differs by up to 5e-6 in float32 and 7.5e-4 in
+float16 on these models; bfloat16 has eight times float16's rounding step. No fused operator takes
+float64, so such a model may not change at all beyond reordering.
+"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What was found for one output; `problem` is None where the outputs agree.
+
+    `error` is the largest difference over the largest finite value of the original.
+    """
+
+    name: str
+    dtype: str
+    error: float
+    problem: str | None
+
+
+def compare(
+    names: Sequence[str],
+    original: Sequence[np.ndarray],
+    optimised: Sequence[np.ndarray],
+    coarsest: str | None = None,
+) -> list[Difference]:
+    """Compare outputs pairwise.
+
+    `coarsest` names the coarsest float type the model computes in: a float32 output cast from float16
+    carries float16's rounding and is judged by its tolerance.
+    """
+    if len(names) != len(original) or len(names) != len(optimised):
+        text = f"{len(original)} outputs became {len(optimised)}"
+        return [Difference("", "", np.inf, text)]
+    return [
+        _one(*item, coarsest) for item in zip(names, original, optimised, strict=True)
+    ]
+
+
+def _one(name: str, a: np.ndarray, b: np.ndarray, coarsest: str | None) -> Difference:
+    a, b = np.asarray(a), np.asarray(b)
+    dtype = str(a.dtype)
+
+    def verdict(error: float, problem: str | None) -> Difference:
+        return Difference(name, dtype, error, problem)
+
+    if a.dtype != b.dtype:
+        return verdict(np.inf, f"dtype {a.dtype} became {b.dtype}")
+    if a.shape != b.shape:
+        return verdict(np.inf, f"shape {list(a.shape)} became {list(b.shape)}")
+    if dtype not in TOLERANCES:
+        same = bool(np.array_equal(a, b))
+        return verdict(
+            0.0 if same else np.inf,
+            None if same else f"{int((a != b).sum())} values changed",
+        )
+    tolerance = max(TOLERANCES[dtype], TOLERANCES.get(coarsest or "", 0.0))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    for what, test in (("NaN", np.isnan), ("+inf", np.isposinf), ("-inf", np.isneginf)):
+        before, after = test(x), test(y)
+        if (before != after).any():
+            counts = f"{int(before.sum())} before, {int(after.sum())} after"
+            return verdict(np.inf, f"{what} positions differ ({counts} of {x.size})")
+    finite = np.isfinite(x)
+    if not finite.any():
+        return verdict(0.0, None)
+    gap = float(np.abs(x[finite] - y[finite]).max())
+    largest = float(np.abs(x[finite]).max())
+    error = 0.0 if gap == 0 else gap / largest if largest else np.inf
+    problem = (
+        None
+        if error <= tolerance
+        else f"differs by {error:.2e} of the largest value (allowed {tolerance:g})"
+    )
+    return verdict(error, problem)

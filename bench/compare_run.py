@@ -1,0 +1,96 @@
+"""Run an original and an optimised model in the onnxruntime of this interpreter and compare them.
+
+Needs numpy and onnxruntime alone, so that it also runs under an interpreter with another onnxruntime:
+
+    OTHER/bin/python bench/compare_run.py < jobs
+
+reads one JSON job a line and answers one JSON verdict a line. A job has `original`, `optimised`,
+`inputs` (an npz), `library` (the custom-op library or null) and `coarsest` (a dtype name or null).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as rt
+
+from compare_outputs import compare
+from line_server import serve
+
+LEVELS = {
+    "off": rt.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "all": rt.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+def run(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on one job.
+
+    `original_error` is set when this onnxruntime does not run the original; nothing else is then said.
+    `problems` holds one sentence for each failure; `error` the largest relative difference seen.
+    """
+    feeds = load_inputs(job["inputs"])
+    try:
+        names, expected = _session_run(job["original"], feeds, "off", None)
+    except Exception as error:  # noqa: BLE001 - any failure is a finding
+        return {"original_error": first_line(error)}
+    problems: list[str] = []
+    worst = 0.0
+    for level in LEVELS:
+        try:
+            _, actual = _session_run(job["optimised"], feeds, level, job["library"])
+        except Exception as error:  # noqa: BLE001 - any failure is a finding
+            problems.append(f"[{level}] does not run: {first_line(error)}")
+            continue
+        for difference in compare(names, expected, actual, job["coarsest"]):
+            if difference.problem is not None:
+                problems.append(
+                    f"[{level}] output {difference.name}: {difference.problem}"
+                )
+            worst = max(worst, difference.error)
+    return {"original_error": None, "problems": problems, "error": worst}
+
+
+def load_inputs(path: str | Path) -> dict[str, np.ndarray]:
+    """The inputs of an npz; two-byte void arrays are bfloat16 bits."""
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _session_run(
+    path: str, feeds: Mapping[str, np.ndarray], level: str, library: str | None
+) -> tuple[list[str], list[np.ndarray]]:
+    options = rt.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = LEVELS[level]
+    if library is not None:
+        options.register_custom_ops_library(library)
+    session = rt.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    wanted = {value.name for value in session.get_inputs()}
+    names = [value.name for value in session.get_outputs()]
+    values = {name: _value(array) for name, array in feeds.items() if name in wanted}
+    return names, [
+        value.numpy() for value in session.run_with_ort_values(names, values)
+    ]
+
+
+def _value(array: np.ndarray) -> Any:
+    if array.dtype.kind == "V":
+        bfloat16 = 16
+        return rt.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            array.view(np.uint16), bfloat16
+        )
+    return rt.OrtValue.ortvalue_from_numpy(array)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its class when it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+if __name__ == "__main__":
+    serve(run, {"onnxruntime": rt.__version__})

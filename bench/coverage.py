@@ -1,0 +1,437 @@
+"""Optimise every model of a corpus, compare it with the original, and print what was fused.
+
+    python bench/coverage.py --corpus DIR [--kinds issue2] [--filter REGEX] [--jobs 2] [--json OUT]
+                             [--ort-python OTHER/bin/python]...
+
+DIR holds `manifest.json` (one entry a model: id, cls, expected, exporter, arch, file, inputs, ...) and the
+models. A model's own outputs in ONNX Runtime with optimisations off are the truth; its optimised form runs
+with them off and on. What ONNX Runtime cannot run is compared on the reference evaluators and counted
+apart. Each step runs in a helper process, so a crash or a hang is a finding and ends nothing.
+The exit code is 1 when any output, check or interface differs, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from line_server import LineServer, ServerFailure
+
+HERE = Path(__file__).parent
+
+ISSUE2 = {
+    "BERT": "bert|bert_tt|bert_nomask|bert_fp16|bert_decoder|big_bert48",
+    "DistilBERT": "distilbert",
+    "RoBERTa": "roberta|xlmroberta",
+    "GPT-2": "gpt2|gpt2_nomask",
+    "OPT": "opt|opt_past",
+    "ViT": "vit",
+    "CLIP": "clip_text|clip_vision",
+    "BART": "bart|bart_decpast",
+    "Whisper": "whisper|whisper_enc",
+    "T5": "t5|t5_decpast|t5_fp16",
+    "Llama-like": "llama.*|mistral|qwen3.*|smollm3|phi3.*",
+    "nn.MultiheadAttention": "nn_mha_.*|nn_transformer_encoder",
+}
+"""The architectures whose plain attention must all be fused: group and a pattern of `arch`."""
+
+
+@dataclass
+class Outcome:
+    """What became of one model."""
+
+    id: str
+    group: str
+    expected: int
+    ready_made: bool
+    fused: int = 0
+    declined: list[dict[str, Any]] = field(default_factory=list)
+    not_attention: int = 0
+    compared: str = "no"
+    """"ort", "reference", or "no" when neither runs the original."""
+    runs: dict[str, str] = field(default_factory=dict)
+    """onnxruntime version -> "same", "wrong" or "original does not run"."""
+    error: float = 0.0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    """Wrong outputs, crashes, checker complaints: each one a defect."""
+
+
+class Bench:
+    """One worker's helper processes."""
+
+    def __init__(
+        self, stack: ExitStack, pythons: Sequence[str], timeout: float, folder: Path
+    ) -> None:
+        def server(python: str, script: str) -> LineServer:
+            return stack.enter_context(
+                LineServer([python, str(HERE / script)], timeout)
+            )
+
+        self.folder = folder
+        self.optimiser = server(sys.executable, "compare_optimise.py")
+        self.checker = server(sys.executable, "compare_check.py")
+        self.runners = [server(python, "compare_run.py") for python in pythons]
+        self.library = self.optimiser.start()["library"]
+        self.versions = [str(runner.start()["onnxruntime"]) for runner in self.runners]
+
+    def examine(self, entry: dict[str, Any], corpus: Path) -> Outcome:
+        """Optimise, check, run and compare one model."""
+        outcome = Outcome(
+            entry["id"], group_of(entry), entry["expected"], entry["already_fused"]
+        )
+        paths = {
+            "original": str(corpus / entry["file"]),
+            "optimised": str(self.folder / f"{entry['id']}.onnx"),
+        }
+        try:
+            self._examine(outcome, entry, corpus, paths)
+        except ServerFailure as failure:
+            outcome.problems.append(str(failure))
+        return outcome
+
+    def _examine(
+        self,
+        outcome: Outcome,
+        entry: dict[str, Any],
+        corpus: Path,
+        paths: dict[str, str],
+    ) -> None:
+        answer = self.optimiser.ask(paths)
+        if answer["error"] is not None:
+            outcome.problems.append(f"optimize failed: {answer['error']}")
+            return
+        outcome.seconds = answer["seconds"]
+        self._read_report(outcome, answer["report"])
+        check = self.checker.ask(paths)
+        self._read_check(outcome, answer, check)
+
+        inputs = self._inputs(entry, corpus)
+        job = {
+            **paths,
+            "inputs": inputs,
+            "library": self.library,
+            "coarsest": check["coarsest"],
+        }
+        for version, runner in zip(self.versions, self.runners, strict=True):
+            try:
+                verdict = runner.ask(job)
+            except ServerFailure as failure:
+                verdict = {
+                    "original_error": None,
+                    "problems": [str(failure)],
+                    "error": float("inf"),
+                }
+            if verdict["original_error"] is not None:
+                outcome.runs[version] = "original does not run"
+                continue
+            outcome.compared = "ort"
+            outcome.runs[version] = "wrong" if verdict["problems"] else "same"
+            outcome.problems += [
+                f"ORT {version} {problem}" for problem in verdict["problems"]
+            ]
+            outcome.error = max(outcome.error, verdict["error"])
+        if outcome.compared == "no":
+            verdict = self.optimiser.ask(
+                {k: v for k, v in job.items() if k != "library"}
+            )
+            if verdict["error"] is not None:
+                outcome.problems.append(
+                    f"the reference does not run the optimised model: {verdict['error']}"
+                )
+            elif verdict["original_error"] is None:
+                outcome.compared = "reference"
+                outcome.problems += verdict["problems"]
+                outcome.error = verdict["worst"]
+
+    @staticmethod
+    def _read_report(outcome: Outcome, report: dict[str, Any]) -> None:
+        for block in report["blocks"]:
+            if block["status"] == "fused":
+                outcome.fused += block["kind"] == "forward"
+            elif block["status"] == "declined":
+                outcome.declined.append(block)
+            else:
+                outcome.not_attention += 1
+
+    @staticmethod
+    def _read_check(
+        outcome: Outcome, answer: dict[str, Any], check: dict[str, Any]
+    ) -> None:
+        report = answer["report"]
+        if check["original_problem"] is None:
+            for where, problem in (
+                ("", check["problem"]),
+                (" (our schemas)", answer["problem"]),
+            ):
+                if problem is not None:
+                    outcome.problems.append(f"checker{where}: {problem}")
+        if not check["same_interface"]:
+            outcome.problems.append("inputs, outputs or the IR version changed")
+        fused = sum(block["status"] == "fused" for block in report["blocks"])
+        if fused != check["nodes"]:
+            outcome.problems.append(
+                f"the report says {fused} fused, the model has {check['nodes']} nodes"
+            )
+        if len(report["blocks"]) < check["softmaxes"]:
+            outcome.problems.append(
+                f"{len(report['blocks'])} blocks for {check['softmaxes']} softmaxes"
+            )
+        for block in report["blocks"]:
+            if block["status"] == "declined" and not (
+                block["code"] and block["reason"]
+            ):
+                outcome.problems.append(
+                    f"block {block['id']} is declined without code or reason"
+                )
+
+    def _inputs(self, entry: dict[str, Any], corpus: Path) -> str:
+        """The inputs file of a model; one that has none gets seeded random ones of its manifest shapes."""
+        if entry.get("inputs"):
+            return str(corpus / entry["inputs"])
+        rng = np.random.default_rng(0)
+        arrays = {}
+        for name, (dtype, shape) in entry["input_shapes"].items():
+            small = (
+                rng.integers(0, 2, shape)
+                if np.dtype(dtype).kind in "iub"
+                else rng.standard_normal(shape)
+            )
+            arrays[name] = small.astype(dtype)
+        path = self.folder / f"{entry['id']}.npz"
+        np.savez(path, **arrays)
+        return str(path)
+
+
+def group_of(entry: dict[str, Any]) -> str:
+    """The generator of a model, in a few words."""
+    exporter = re.sub(
+        r"torch\.onnx (\w+) torch ([\d.]+).*", r"torch \2 \1", entry["exporter"]
+    )
+    return " ".join(
+        word for word in (entry["cls"], exporter, entry.get("attn_impl")) if word
+    )
+
+
+def kind_of(entry: dict[str, Any]) -> str | None:
+    """The architecture group of `ISSUE2` that a torch export belongs to, or None."""
+    if entry["cls"] not in "AG":
+        return None
+    arch = entry.get("arch") or ""
+    return next(
+        (kind for kind, pattern in ISSUE2.items() if re.fullmatch(pattern, arch)), None
+    )
+
+
+def examine_all(
+    entries: Sequence[dict[str, Any]],
+    corpus: Path,
+    pythons: Sequence[str],
+    jobs: int,
+    timeout: float,
+    keep: Path,
+) -> list[Outcome]:
+    """Examine the models on `jobs` workers, in manifest order."""
+    with ExitStack() as stack:
+        idle: SimpleQueue[Bench] = SimpleQueue()
+        for _ in range(min(jobs, len(entries))):
+            idle.put(Bench(stack, pythons, timeout, keep))
+
+        def work(entry: dict[str, Any]) -> Outcome:
+            bench = idle.get()
+            try:
+                return bench.examine(entry, corpus)
+            finally:
+                idle.put(bench)
+
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        progress = Console(stderr=True)
+        results = pool.map(work, entries)
+        return list(
+            track(
+                results, "models", total=len(entries), console=progress, transient=True
+            )
+        )
+
+
+def print_totals(
+    console: Console, title: str, groups: dict[str, list[Outcome]]
+) -> None:
+    """One row a group, and the sum."""
+    table = Table(title=title, title_justify="left", show_footer=len(groups) > 1)
+    columns = {
+        "models": lambda rows: len(rows),
+        "blocks": lambda rows: sum(row.expected for row in rows),
+        "fused": lambda rows: sum(row.fused for row in rows),
+        "declined": lambda rows: sum(len(row.declined) for row in rows),
+        "complete": lambda rows: sum(row.fused == row.expected for row in rows),
+        "same (ORT)": lambda rows: sum(
+            row.compared == "ort" and not row.problems for row in rows
+        ),
+        "same (ref.)": lambda rows: sum(
+            row.compared == "reference" and not row.problems for row in rows
+        ),
+        "not run": lambda rows: sum(row.compared == "no" for row in rows),
+        "defects": lambda rows: sum(bool(row.problems) for row in rows),
+    }
+    everything = [row for rows in groups.values() for row in rows]
+    table.add_column("group", footer="all")
+    for name, count in columns.items():
+        table.add_column(name, justify="right", footer=str(count(everything)))
+    for group, rows in groups.items():
+        table.add_row(group, *(str(count(rows)) for count in columns.values()))
+    console.print(table)
+
+
+def print_runs(console: Console, outcomes: Iterable[Outcome]) -> None:
+    """One line for each onnxruntime."""
+    runs: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        for version, word in outcome.runs.items():
+            runs[version][word] += 1
+    for version, words in runs.items():
+        console.print(
+            f"onnxruntime {version}: "
+            + ", ".join(f"{n} {word}" for word, n in words.most_common())
+        )
+
+
+def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
+    """The declined blocks by code, with the models that have them."""
+    table = Table(title="Declined blocks", title_justify="left")
+    for column in ("code", "blocks", "models"):
+        table.add_column(
+            column, justify="right" if column == "blocks" else "left", overflow="fold"
+        )
+    models: dict[str, list[str]] = defaultdict(list)
+    for outcome in outcomes:
+        for block in outcome.declined:
+            models[block["code"]].append(outcome.id)
+    for code, ids in sorted(models.items(), key=lambda item: -len(item[1])):
+        distinct = list(dict.fromkeys(ids))
+        more = f" and {len(distinct) - 6} more" if len(distinct) > 6 else ""
+        table.add_row(code, str(len(ids)), ", ".join(distinct[:6]) + more)
+    console.print(table)
+
+
+def print_defects(console: Console, outcomes: Iterable[Outcome]) -> int:
+    """Every defect with its model; returns how many models have one."""
+    broken = [outcome for outcome in outcomes if outcome.problems]
+    console.print(
+        f"\n[bold]Defects: {len(broken)} models[/bold]"
+        if broken
+        else "\n[bold green]No defects.[/]"
+    )
+    for outcome in broken:
+        for problem in outcome.problems:
+            console.print(f"  {outcome.id}: {problem}", markup=False, highlight=False)
+    return len(broken)
+
+
+def print_missing(console: Console, groups: dict[str, list[Outcome]]) -> None:
+    """The models of the groups with blocks that are not fused, and why."""
+    for group, rows in groups.items():
+        for row in rows:
+            if row.fused != row.expected:
+                console.print(
+                    f"  {group}: {row.id} {row.fused}/{row.expected}",
+                    markup=False,
+                    highlight=False,
+                )
+                for block in row.declined:
+                    text = f"      {block['code']}: {block['reason']} ({block['culprit'] or block['anchor']})"
+                    console.print(text, markup=False, highlight=False)
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--corpus", type=Path, required=True, help="folder with manifest.json"
+    )
+    parser.add_argument(
+        "--filter", default="", metavar="REGEX", help="only models whose id matches"
+    )
+    parser.add_argument(
+        "--kinds", choices=["all", "issue2"], default="all", help="which architectures"
+    )
+    parser.add_argument("--jobs", type=int, default=2, help="models at a time (2)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120,
+        help="seconds for one step of one model (120)",
+    )
+    parser.add_argument(
+        "--ort-python",
+        action="append",
+        default=[],
+        metavar="PYTHON",
+        help="an interpreter with another onnxruntime, to run the models there too",
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep the optimised models here"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="OUT", help="write every outcome as JSON"
+    )
+    arguments = parser.parse_args()
+
+    manifest = json.loads((arguments.corpus / "manifest.json").read_text())
+    entries = [
+        entry
+        for entry in manifest["models"]
+        if re.search(arguments.filter, entry["id"])
+        and (arguments.kinds == "all" or kind_of(entry))
+    ]
+    if not entries:
+        parser.error("no model of the corpus matches")
+    with tempfile.TemporaryDirectory() as folder:
+        keep = arguments.keep or Path(folder)
+        keep.mkdir(parents=True, exist_ok=True)
+        pythons = [sys.executable, *arguments.ort_python]
+        outcomes = examine_all(
+            entries, arguments.corpus, pythons, arguments.jobs, arguments.timeout, keep
+        )
+
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for entry, outcome in zip(entries, outcomes, strict=True):
+        groups[
+            (kind_of(entry) or "") if arguments.kinds == "issue2" else outcome.group
+        ].append(outcome)
+    print_totals(
+        console,
+        "Attention blocks by "
+        + ("architecture" if arguments.kinds == "issue2" else "generator"),
+        groups,
+    )
+    print_runs(console, outcomes)
+    print_declined(console, outcomes)
+    if arguments.kinds == "issue2":
+        print_missing(console, groups)
+    if arguments.json:
+        arguments.json.write_text(
+            json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
+        )
+    return 1 if print_defects(console, outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

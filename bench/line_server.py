@@ -1,0 +1,119 @@
+"""Helper processes that answer one JSON line for each JSON line, and may crash without harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+
+class ServerFailure(Exception):
+    """The helper crashed or took too long; it is started anew for the next question."""
+
+
+class LineServer:
+    """One helper process, started when first asked.
+
+    `greeting` is the first line it sends, which says who it is.
+    """
+
+    def __init__(self, command: Sequence[str], timeout: float) -> None:
+        self.command = list(command)
+        self.timeout = timeout
+        self.greeting: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._pending = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        self._errors.close()
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one question and wait for its answer; raises `ServerFailure`."""
+        if self._process is None:
+            self.start()
+        assert self._process is not None and self._process.stdin is not None
+        self._errors.seek(0)
+        self._errors.truncate()
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failure("crashed") from None
+        return self._read()
+
+    def start(self) -> dict[str, Any]:
+        """Start the process and return its greeting."""
+        self._pending = b""
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        self.greeting = self._read()
+        return self.greeting
+
+    def stop(self) -> None:
+        """End the process, at once."""
+        if self._process is not None:
+            self._process.kill()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._process.wait()
+            self._process = None
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._pending:
+                if not selector.select(self.timeout):
+                    raise self._failure(f"no answer in {self.timeout:g} s")
+                chunk = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    raise self._failure("crashed")
+                self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _failure(self, what: str) -> ServerFailure:
+        code = self._process.poll() if self._process is not None else None
+        self.stop()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        detail = f" (exit {code})" if code is not None else ""
+        return ServerFailure(what + detail + (f": {last[0][:200]}" if last else ""))
+
+
+def serve(
+    answer: Callable[[dict[str, Any]], dict[str, Any]], greeting: Mapping[str, Any]
+) -> None:
+    """Be such a helper: greet, then answer each line of standard input.
+
+    What the answering code prints goes to standard error, so that it cannot disturb the answers.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    replies.write(json.dumps(greeting) + "\n")
+    replies.flush()
+    for line in sys.stdin:
+        replies.write(json.dumps(answer(json.loads(line))) + "\n")
+        replies.flush()
