@@ -23,6 +23,7 @@ import onnx
 import onnxruntime
 import torch
 import transformers
+
 import weights
 
 MODELS = Path(__file__).parent / "models"
@@ -30,7 +31,7 @@ MODELS = Path(__file__).parent / "models"
 Exporter = Literal["dynamo", "torchscript"]
 Spelling = Literal["eager", "sdpa"]
 
-MAX_LENGTH = 128
+MAX_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def bert(
 ) -> transformers.PreTrainedModel:
     """A BERT encoder; small unless `size` says otherwise."""
     small = {
-        "vocab_size": 512,
+        "vocab_size": 256,
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -73,11 +74,12 @@ def bert_base(spelling: Spelling) -> transformers.PreTrainedModel:
 def gpt2(spelling: Spelling) -> transformers.PreTrainedModel:
     """A GPT-2 language model: causal, one projection for query, key and value."""
     config = transformers.GPT2Config(
-        vocab_size=512,
+        vocab_size=256,
         n_positions=MAX_LENGTH,
         n_embd=64,
         n_layer=2,
         n_head=4,
+        n_inner=128,
         use_cache=False,
         bos_token_id=0,
         eos_token_id=0,
@@ -89,7 +91,7 @@ def gpt2(spelling: Spelling) -> transformers.PreTrainedModel:
 def llama(spelling: Spelling) -> transformers.PreTrainedModel:
     """A Llama language model: causal, rotary positions, four query heads on two key and value heads."""
     config = transformers.LlamaConfig(
-        vocab_size=512,
+        vocab_size=256,
         hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -178,7 +180,7 @@ def export(
 
 def _sample(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and a mask whose last row is padded at its end."""
-    ids = torch.randint(0, 512, (batch, length))
+    ids = torch.randint(0, 256, (batch, length))
     mask = torch.ones_like(ids)
     mask[-1, length - length // 4 :] = 0
     return ids, mask

@@ -1,0 +1,220 @@
+"""Optimise exported models, check them against the originals, and time both.
+
+    python examples/demo.py
+
+Three small models as torch exports them, and a BERT of real size (12 layers of 768), which is kept as a
+graph and gets random weights here. "Before" is the original in ONNX Runtime with its default, full
+optimisation; "after" is the same with attention fused. The truth that both are measured against is the
+original with every optimisation off. The exit code is 1 if a difference is too large.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import fa_compiler
+import numpy as np
+import onnx
+import onnxruntime as rt
+from rich.console import Console
+from rich.table import Table
+
+import weights
+
+MODELS = Path(__file__).parent / "models"
+LENGTHS = (512, 2048)
+TOLERANCE = 1e-5
+"""Allowed difference in float32, relative to the largest value: ONNX Runtime's own optimisations move
+such models by up to 5e-6."""
+
+Feeds = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One model of the demo; `repetitions` are for each length."""
+
+    title: str
+    file: str
+    repetitions: tuple[int, int]
+
+
+EXAMPLES = (
+    Example("BERT-like: 2 layers of 64, 4 heads, padding mask", "bert.onnx", (15, 5)),
+    Example("GPT-2-like: 2 layers of 64, 4 heads, causal", "gpt2.onnx", (15, 5)),
+    Example(
+        "Llama-like: 2 layers of 64, 4 query heads on 2, causal, rotary",
+        "llama.onnx",
+        (15, 5),
+    ),
+    Example(
+        "BERT-base: 12 layers of 768, 12 heads, padding mask",
+        "bert_base.graph.onnx",
+        (5, 3),
+    ),
+)
+
+
+@dataclass
+class Timing:
+    """Median seconds of one length, and the largest difference to the truth."""
+
+    length: int
+    before: float
+    after: float
+    difference: float
+
+
+def inputs(length: int, padded: int) -> Feeds:
+    """One sentence of `length` random tokens, the last `padded` of them masked."""
+    ids = np.random.default_rng(length).integers(0, 256, (1, length))
+    mask = np.ones_like(ids)
+    mask[:, length - padded :] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def session(path: Path, level: rt.GraphOptimizationLevel) -> rt.InferenceSession:
+    """A session on the CPU; a fused model finds its operator in the library of fa_compiler."""
+    options = rt.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = level
+    fa_compiler.register_custom_ops(options)
+    return rt.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def difference(truth: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """The largest difference of all outputs, each relative to its largest value; NaN if a value is lost."""
+    worst = 0.0
+    for a, b in zip(truth, other, strict=True):
+        worst = max(worst, float(np.abs(a - b).max() / np.abs(a).max()))
+        if not np.isfinite(b).all():
+            return float("nan")
+    return worst
+
+
+def timed(model: rt.InferenceSession, feeds: Feeds) -> float:
+    """Seconds of one run."""
+    start = time.perf_counter()
+    model.run(None, feeds)
+    return time.perf_counter() - start
+
+
+def measure(
+    original: Path, optimised: Path, repetitions: tuple[int, int]
+) -> list[Timing]:
+    """Compare and time the two files at each length; runs alternate, so that both meet the same noise."""
+    truth_of = session(original, rt.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    expected = {
+        length: truth_of.run(None, inputs(length, length // 8)) for length in LENGTHS
+    }
+    del truth_of
+    before = session(original, rt.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    after = session(optimised, rt.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    timings = []
+    for length, count in zip(LENGTHS, repetitions, strict=True):
+        feeds = inputs(length, length // 8)
+        worst = difference(expected[length], after.run(None, feeds))
+        before.run(None, feeds)
+        pairs = [(timed(before, feeds), timed(after, feeds)) for _ in range(count)]
+        medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
+        timings.append(Timing(length, medians[0], medians[1], worst))
+    return timings
+
+
+def show_blocks(console: Console, report: fa_compiler.Report) -> None:
+    """One row for each softmax of the model."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("softmax", "became", "layout", "mask", "heads"):
+        table.add_column(name, header_style="dim")
+    for block in report.blocks:
+        heads = "/".join(map(str, block.heads)) if block.heads else ""
+        became = (
+            f"[green]{block.op}[/]"
+            if block.status == "fused"
+            else f"[yellow]{block.code}[/]"
+        )
+        name = block.anchor if len(block.anchor) <= 46 else "…" + block.anchor[-45:]
+        table.add_row(
+            name, became, block.layout or "", block.mask or block.reason or "", heads
+        )
+    console.print(table)
+
+
+def show_timings(console: Console, timings: list[Timing]) -> None:
+    """One row for each length."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in (
+        "length",
+        "ONNX Runtime",
+        "fa_compiler",
+        "speed-up",
+        "largest difference",
+    ):
+        table.add_column(name, header_style="dim", justify="right")
+    for row in timings:
+        good = row.difference <= TOLERANCE
+        table.add_row(
+            str(row.length),
+            f"{row.before * 1e3:.1f} ms",
+            f"{row.after * 1e3:.1f} ms",
+            f"[bold]{row.before / row.after:.2f} x[/]",
+            f"[{'green' if good else 'red'}]{row.difference:.1e}[/]",
+        )
+    console.print(table)
+
+
+def demonstrate(console: Console, example: Example, folder: Path) -> bool:
+    """Optimise, compare, time and print one model; False if it differs."""
+    console.rule(f"[bold]{example.title}", align="left", style="dim")
+    original, optimised = folder / "original.onnx", folder / "optimised.onnx"
+    with console.status("loading"):
+        model = weights.load(MODELS / example.file)
+        onnx.save(model, str(original))
+        exporter = f"{model.producer_name} {model.producer_version}"
+        nodes = len(model.graph.node)
+        del model
+    with console.status("fusing attention"):
+        result = fa_compiler.optimize(original, optimised, target="ort")
+    report = result.report
+    console.print(
+        f"[dim]{example.file}, exported by {exporter}, {nodes} nodes:[/] "
+        f"{report.count('fused')} of {len(report.blocks)} softmaxes fused in {report.seconds:.2f} s"
+    )
+    show_blocks(console, report)
+    console.print()
+    with console.status("running before and after"):
+        timings = measure(original, optimised, example.repetitions)
+    show_timings(console, timings)
+    console.print()
+    return all(row.difference <= TOLERANCE for row in timings)
+
+
+def main() -> int:
+    """Run the demo."""
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    console.print(
+        f"\n[bold]fa_compiler {fa_compiler.__version__}[/]: FlashAttention for ONNX models, "
+        f"on ONNX Runtime {rt.__version__}, batch 1\n"
+    )
+    start = time.perf_counter()
+    same = True
+    for example in EXAMPLES:
+        with tempfile.TemporaryDirectory() as folder:
+            same &= demonstrate(console, example, Path(folder))
+    console.print(
+        "Times are medians; ONNX Runtime's are with its full optimisation. Differences are to the original\n"
+        f"with no optimisation, relative to its largest value (allowed: {TOLERANCE:g}). "
+        f"[dim]{time.perf_counter() - start:.0f} s in all.[/]"
+    )
+    if not same:
+        console.print("[bold red]A difference is too large.[/]")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
