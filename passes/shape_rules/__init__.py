@@ -1,0 +1,18 @@
+"""Shape, dtype and content rules, one per operator, by (domain, op type)."""
+
+from __future__ import annotations
+
+from fa_compiler.passes.shape_rules import (  # noqa: F401  imported for the rules they register
+    attention,
+    contrib,
+    elementwise,
+    gather,
+    generate,
+    linear,
+    reduce,
+    reshape,
+    slicing,
+)
+from fa_compiler.passes.shape_rules.context import RULES, Context, Fact, Unresolved
+
+__all__ = ["RULES", "Context", "Fact", "Unresolved"]

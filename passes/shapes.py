@@ -1,0 +1,287 @@
+"""Symbolic shapes, dtypes and small integer contents of every value of a model.
+
+What is trusted, and why equality of two `Dim`s may be acted upon:
+
+- Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
+  name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
+  sizes under one name is outside what is promised. An unnamed dim is a fresh symbol.
+- Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
+  later can be replaced by the caller, so only its declaration counts.
+- The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
+  for the operator to work are taken to agree in its result. No such agreement is carried to other
+  values, so a branch that is not taken proves nothing.
+- Exporter value_info of intermediate values is not trusted: TorchScript writes the sizes it traced
+  beside operators it does not know. For an operator without a rule only the declared rank and dtype are
+  kept, with fresh dims; a rank does not depend on the run that was traced.
+- Everything else is a fresh symbol, equal to nothing but itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.shape_rules import RULES, Context, Fact, Unresolved
+from fa_compiler.passes.shape_rules.context import Content, Shape, content_fact, fresh, objects
+from fa_compiler.passes.shape_rules.generate import tensor_fact
+from fa_compiler.passes.symbolic import Dim
+
+__all__ = ["Fact", "ShapeInfo", "analyse"]
+
+_OVERRIDABLE = 4
+"""The IR version from which an initializer that is also a graph input can be replaced by the caller."""
+
+_Functions = Mapping[ir.OperatorIdentifier, ir.Function]
+
+
+def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
+    """Walk the main graph, its subgraphs and the function bodies once.
+
+    Function bodies are walked with unknown inputs and attributes; a call's outputs come from walking the
+    body with what the caller gives. Time is linear in the number of nodes and calls.
+    """
+    if isinstance(model, ir.Graph):
+        info = ShapeInfo({}, model, overridable=True)
+        info.walk(model)
+        return info
+    overridable = model.ir_version is None or model.ir_version >= _OVERRIDABLE
+    info = ShapeInfo(model.functions, model.graph, overridable=overridable)
+    info.walk(model.graph)
+    for function in model.functions.values():
+        info.walk(function)
+    return info
+
+
+class ShapeInfo:
+    """What is known of each value. Values made later are inferred from their producers when asked for."""
+
+    def __init__(self, functions: _Functions, main: ir.Graph | None, *, overridable: bool) -> None:
+        self._functions = functions
+        self._main = main
+        self._overridable = overridable
+        self._facts: dict[ir.Value, Fact] = {}
+        self._bound: Mapping[str, ir.Attr] = {}
+        self._opsets: Mapping[str, int] = main.opset_imports if main is not None else {}
+        self._calls: frozenset[ir.OperatorIdentifier] = frozenset()
+
+    # -- questions ----------------------------------------------------------------------------
+
+    def shape(self, value: ir.Value) -> Shape | None:
+        """The symbolic shape, None when not even the rank is known."""
+        return self.fact(value).shape
+
+    def dtype(self, value: ir.Value) -> ir.DataType | None:
+        """The element type."""
+        return self.fact(value).dtype
+
+    def content(self, value: ir.Value) -> tuple[Dim, ...] | Dim | None:
+        """The elements of a small integer or boolean (0, 1) tensor: a Dim for 0-D, a tuple for 1-D."""
+        content = self.fact(value).content
+        if content is None or content.dtype != object or content.ndim > 1:
+            return None
+        if content.ndim == 0:
+            item = content.item()
+            return item if isinstance(item, Dim) else None
+        return tuple(content)
+
+    def scalar(self, value: ir.Value) -> float | None:
+        """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
+
+        Computed in the tensor's dtype, each operation rounded as ONNX Runtime rounds it (square roots
+        and the four operations exactly; powers and exponentials to the last bit or two).
+        """
+        content = self.fact(value).content
+        if content is None or content.size != 1:
+            return None
+        item = content.reshape(-1)[0]
+        if isinstance(item, Dim):
+            constant = item.const
+            return None if constant is None else float(constant)
+        return float(item)
+
+    def fact(self, value: ir.Value) -> Fact:
+        """All that is known of `value`, inferred now when it was not seen before."""
+        found = self._facts.get(value)
+        if found is None:
+            producer = value.producer()
+            if producer is None:
+                found = self._facts[value] = self._leaf(value)
+            else:
+                self._ensure(producer)
+                found = self._facts.get(value, Fact())
+        return found
+
+    # -- news ---------------------------------------------------------------------------------
+
+    def set(
+        self,
+        value: ir.Value,
+        shape: Iterable[Dim | int] | None,
+        dtype: ir.DataType | None = None,
+        content: Sequence[Dim | int] | Dim | int | None = None,
+    ) -> None:
+        """State what is known of a value, as a pass does for one that it made."""
+        dims = None if shape is None else tuple(dim if isinstance(dim, Dim) else Dim(dim) for dim in shape)
+        dtype = value.dtype if dtype is None else dtype
+        if content is None:
+            self._facts[value] = Fact(dims, dtype)
+        else:
+            items = list(content) if isinstance(content, Sequence) else content
+            self._facts[value] = content_fact(objects(items), dtype)
+
+    def infer_node(self, node: ir.Node) -> None:
+        """Infer the outputs of one node anew from what is known of its inputs."""
+        facts = [None if value is None else self.fact(value) for value in node.inputs]
+        results = self._infer(node, facts)
+        for index, output in enumerate(node.outputs):
+            fact = results[index] if index < len(results) else Fact()
+            if fact.dtype is None and output.dtype is not None:
+                # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one holds.
+                fact = Fact(fact.shape, output.dtype, fact.content)
+            self._facts[output] = fact
+
+    def walk(self, graph: ir.Graph | ir.Function) -> None:
+        """Infer every value of a graph or function body, subgraphs included."""
+        opsets = self._opsets
+        if isinstance(graph, ir.Function):
+            self._opsets = graph.opset_imports
+        for node in graph:
+            self._ensure(node)
+        self._opsets = opsets
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _ensure(self, node: ir.Node) -> None:
+        """Infer `node` after the producers of its inputs, whatever order the graph lists them in."""
+        waiting = [node]
+        opened: set[ir.Node] = set()
+        while waiting:
+            current = waiting[-1]
+            if current.outputs and all(output in self._facts for output in current.outputs):
+                waiting.pop()
+                continue
+            missing = []
+            if current not in opened:
+                opened.add(current)
+                for value in current.inputs:
+                    producer = None if value is None or value in self._facts else value.producer()
+                    if producer is not None and producer not in opened:
+                        missing.append(producer)
+            if missing:
+                waiting.extend(missing)
+                continue
+            self.infer_node(current)
+            waiting.pop()
+
+    def _leaf(self, value: ir.Value) -> Fact:
+        """A value without a producer: an initializer, an input of the main graph, or another input."""
+        tensor = value.const_value
+        is_input = value.is_graph_input()
+        if tensor is not None and not (is_input and self._overridable):
+            return tensor_fact(tensor)
+        if is_input and value.graph is self._main and value.shape is not None:
+            return Fact(tuple(_declared(dim) for dim in value.shape), value.dtype)
+        return Fact(None, value.dtype)
+
+    def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
+        identifier = node.op_identifier()
+        function = self._functions.get(identifier)
+        if function is not None:
+            return self._call(node, function, facts)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        opset = node.version or self._opsets.get(domain) or (1 if domain else self._opsets.get("ai.onnx", 1))
+        context = Context(node, facts, opset, self._bound)
+        try:
+            if domain == "" and node.op_type in ("If", "Loop", "Scan"):
+                return self._control(context)
+            found = RULES.get((domain, node.op_type))
+            if found is None:
+                return [_declared_rank(output) for output in node.outputs]
+            result = found(context)
+        except Unresolved:
+            return []
+        return [result] if isinstance(result, Fact) else result
+
+    def _call(self, node: ir.Node, function: ir.Function, facts: list[Fact | None]) -> Sequence[Fact]:
+        if node.op_identifier() in self._calls:
+            return []
+        inner = ShapeInfo(self._functions, None, overridable=self._overridable)
+        inner._calls = self._calls | {node.op_identifier()}
+        inner._opsets = function.opset_imports
+        inner._bound = self._arguments(node, function)
+        for index, value in enumerate(function.inputs):
+            given = facts[index] if index < len(facts) else None
+            inner._facts[value] = Fact() if given is None else given
+        inner.walk(function)
+        return [inner.fact(value) for value in function.outputs]
+
+    def _arguments(self, node: ir.Node, function: ir.Function) -> dict[str, ir.Attr]:
+        """The function's attributes in this call: defaults, overridden by those of the node."""
+        bound = {name: attr for name, attr in function.attributes.items() if attr.value is not None}
+        for name, attr in node.attributes.items():
+            found = self._bound.get(attr.ref_attr_name or "") if attr.is_ref() else attr
+            if found is None:
+                bound.pop(name, None)
+            else:
+                bound[name] = found
+        return bound
+
+    def _control(self, context: Context) -> Sequence[Fact]:
+        node = context.node
+        bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
+        if node.op_type == "If":
+            for body in bodies:
+                self.walk(body)
+            branches = [[self.fact(value) for value in body.outputs] for body in bodies]
+            return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
+        for body in bodies:
+            self._loop_inputs(context, body)
+            self.walk(body)
+        # What a body gives may differ from one iteration to the next, so no dim leaves it.
+        return [
+            Fact(None, value.dtype or self.dtype(value)) for body in bodies[:1] for value in _results(node, body)
+        ]
+
+    def _loop_inputs(self, context: Context, body: ir.Graph) -> None:
+        """Inputs of a Loop or Scan body: their values, and those of carried ones the shapes, change."""
+        for value in body.inputs:
+            self._facts[value] = Fact(None, value.dtype)
+        if context.node.op_type == "Loop":
+            for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
+                self._facts[value] = Fact((), dtype)
+            for index, value in enumerate(body.inputs[2:]):
+                self._facts[value] = Fact(None, value.dtype or context.dtype(index + 2))
+
+
+def _results(node: ir.Node, body: ir.Graph) -> Sequence[ir.Value]:
+    return body.outputs[1:] if node.op_type == "Loop" else body.outputs
+
+
+def _declared(dim: int | ir.SymbolicDim) -> Dim:
+    if isinstance(dim, int):
+        return Dim(dim) if dim >= 0 else Dim.fresh()
+    name = dim.value
+    return Dim.symbol(name) if name else Dim.fresh()
+
+
+def _declared_rank(value: ir.Value) -> Fact:
+    return Fact(None if value.shape is None else fresh(len(value.shape)), value.dtype)
+
+
+def _either(a: Fact, b: Fact) -> Fact:
+    """What holds for a value that is one of two."""
+    dtype = a.dtype if a.dtype == b.dtype else None
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return Fact(None, dtype)
+    shape = tuple(x if x == y else Dim.fresh() for x, y in zip(a.shape, b.shape, strict=True))
+    return Fact(shape, dtype, _same_content(a.content, b.content))
+
+
+def _same_content(a: Content | None, b: Content | None) -> Content | None:
+    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+        return None
+    if a.dtype == object:
+        return a if all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True)) else None
+    return a if np.array_equal(a, b, equal_nan=True) else None

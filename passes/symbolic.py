@@ -1,0 +1,537 @@
+"""Symbolic sizes: polynomials with integer coefficients over named symbols.
+
+A `Dim` stands for an integer that is fixed in one run of a model. `a == b` means "equal in every run
+that succeeds": two dims that merely happen to agree compare unequal, so equality may be acted upon.
+
+What is no polynomial becomes an opaque *atom* keyed by its expression: the same quotient of the same
+dims is the same atom, so it cancels and compares like any symbol.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+_SERIAL = itertools.count()
+_DEPTH = 4
+"""How many minimum atoms a sign proof splits into cases before it gives up."""
+
+
+class Atom:
+    """A symbol, or an operation on dims that is no polynomial. Compared by identity; made by `Dim`.
+
+    `op` is "symbol", "fresh", or one of "floor", "trunc", "mod", "fmod", "min0" (min(x, 0)) and
+    "broadcast". `lower` is a proven lower bound (0 for sizes), None when the sign is unknown.
+    """
+
+    __slots__ = ("__weakref__", "args", "lower", "name", "op", "serial")
+
+    def __init__(self, op: str, name: str, args: tuple[Dim, ...], lower: int | None) -> None:
+        self.op = op
+        self.name = name
+        self.args = args
+        self.lower = lower
+        self.serial = next(_SERIAL)
+
+    def __repr__(self) -> str:
+        return f"Atom({self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> Atom:
+        return self
+
+
+_INTERNED: weakref.WeakValueDictionary[tuple[Any, ...], Atom] = weakref.WeakValueDictionary()
+
+
+def _intern(op: str, key: Any, make: Callable[[], Atom]) -> Atom:
+    found = _INTERNED.get((op, key))
+    if found is None:
+        found = make()
+        _INTERNED[(op, key)] = found
+    return found
+
+
+Monomial: TypeAlias = tuple[Atom, ...]
+
+
+def _serial(atom: Atom) -> int:
+    return atom.serial
+
+
+def _order(monomial: Monomial) -> tuple[int, tuple[int, ...]]:
+    """A graded order of monomials, kept by multiplication: what exact division needs."""
+    return len(monomial), tuple(atom.serial for atom in monomial)
+
+
+class Dim:
+    """An immutable polynomial. `Dim(3)` is a constant, `Dim.symbol("B")` a size of that name."""
+
+    __slots__ = ("_hash", "_terms")
+    _terms: dict[Monomial, int]
+    _hash: int | None
+
+    def __init__(self, value: int = 0) -> None:
+        self._terms = {(): int(value)} if value else {}
+        self._hash = None
+
+    @staticmethod
+    def _of(terms: dict[Monomial, int]) -> Dim:
+        made = Dim.__new__(Dim)
+        made._terms = terms
+        made._hash = None
+        return made
+
+    @staticmethod
+    def _from_atom(atom: Atom) -> Dim:
+        return Dim._of({(atom,): 1})
+
+    @staticmethod
+    def symbol(name: str) -> Dim:
+        """The size called `name`: one symbol everywhere, never negative."""
+        shown = f"'{name}'" if name.startswith("?") else name
+        return Dim._from_atom(_intern("symbol", name, lambda: Atom("symbol", shown, (), 0)))
+
+    @staticmethod
+    def fresh(lower: int | None = 0) -> Dim:
+        """An unknown integer, equal to nothing but itself. `lower=None`: it may be negative."""
+        atom = Atom("fresh", "", (), lower)
+        atom.name = f"?{atom.serial}"
+        return Dim._from_atom(atom)
+
+    # -- inspection ---------------------------------------------------------------------------
+
+    @property
+    def const(self) -> int | None:
+        """The value when it is the same in every run, else None."""
+        terms = self._terms
+        if not terms:
+            return 0
+        if len(terms) == 1:
+            return terms.get(())
+        return None
+
+    @property
+    def is_const(self) -> bool:
+        """Whether the value is the same in every run."""
+        return self.const is not None
+
+    @property
+    def atoms(self) -> frozenset[Atom]:
+        """The atoms the polynomial is written in; the atoms inside an opaque atom are not listed."""
+        return frozenset(itertools.chain.from_iterable(self._terms))
+
+    @property
+    def single_atom(self) -> Atom | None:
+        """The atom when the dim is just that atom."""
+        if len(self._terms) == 1:
+            (monomial, factor), *_ = self._terms.items()
+            if factor == 1 and len(monomial) == 1:
+                return monomial[0]
+        return None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is built only from constants and named sizes, nothing unknown inside."""
+        return all(
+            atom.op == "symbol" or (atom.op != "fresh" and all(arg.is_known for arg in atom.args))
+            for atom in self.atoms
+        )
+
+    @property
+    def lower(self) -> int | None:
+        """A lower bound that holds in every run, or None when none is proven."""
+        total = 0
+        for monomial, factor in self._terms.items():
+            least = 1
+            for atom in monomial:
+                if factor < 0 or atom.lower is None or (atom.lower < 0 and len(monomial) > 1):
+                    return None
+                least *= atom.lower
+            total += factor * least
+        return total
+
+    def is_at_least(self, bound: int) -> bool:
+        """Whether the dim is proven to be `bound` or more in every run."""
+        return _at_least(self, bound, _DEPTH)
+
+    @property
+    def never_one(self) -> bool:
+        """Whether the value is proven never to be 1 (so that it cannot be a broadcast axis)."""
+        value = self.const
+        if value is not None:
+            return value != 1
+        return math.gcd(*self._terms.values()) > 1 or self.is_at_least(2)
+
+    def evaluate(self, bindings: Mapping[str, int]) -> int | None:
+        """The value when every symbol has the value of its name in `bindings`; None if one is missing.
+
+        Opaque atoms are computed from their operands unless `bindings` holds their printed name.
+        """
+        total = 0
+        for monomial, factor in self._terms.items():
+            for atom in monomial:
+                value = _evaluate_atom(atom, bindings)
+                if value is None:
+                    return None
+                factor *= value
+            total += factor
+        return total
+
+    def substitute(self, values: Mapping[Atom, Dim]) -> Dim:
+        """The dim with atoms replaced (top level only, not inside opaque atoms)."""
+        if not any(atom in values for atom in self.atoms):
+            return self
+        total = Dim(0)
+        for monomial, factor in self._terms.items():
+            term = Dim(factor)
+            for atom in monomial:
+                term = term * values.get(atom, Dim._from_atom(atom))
+            total = total + term
+        return total
+
+    # -- arithmetic ---------------------------------------------------------------------------
+
+    def __add__(self, other: Dim | int) -> Dim:
+        right = _coerce(other)
+        if right is None:
+            return NotImplemented
+        if not right._terms:
+            return self
+        terms = dict(self._terms)
+        for monomial, factor in right._terms.items():
+            total = terms.get(monomial, 0) + factor
+            if total:
+                terms[monomial] = total
+            else:
+                del terms[monomial]
+        return Dim._of(terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Dim:
+        return Dim._of({monomial: -factor for monomial, factor in self._terms.items()})
+
+    def __sub__(self, other: Dim | int) -> Dim:
+        right = _coerce(other)
+        return NotImplemented if right is None else self + -right
+
+    def __rsub__(self, other: int) -> Dim:
+        return -self + other
+
+    def __mul__(self, other: Dim | int) -> Dim:
+        right = _coerce(other)
+        if right is None:
+            return NotImplemented
+        factor = right.const
+        if factor is not None:
+            if factor == 1:
+                return self
+            return Dim._of({m: f * factor for m, f in self._terms.items()} if factor else {})
+        terms: dict[Monomial, int] = {}
+        for left_monomial, left in self._terms.items():
+            for right_monomial, factor in right._terms.items():
+                monomial = tuple(sorted(left_monomial + right_monomial, key=_serial))
+                terms[monomial] = terms.get(monomial, 0) + left * factor
+        return Dim._of({monomial: factor for monomial, factor in terms.items() if factor})
+
+    __rmul__ = __mul__
+
+    def exact_div(self, other: Dim | int) -> Dim | None:
+        """The quotient when `self == other * quotient` holds identically, else None.
+
+        It equals the runtime quotient in every run where `other` is not 0.
+        """
+        divisor = _coerce(other)
+        if divisor is None or not divisor._terms:
+            return None
+        lead = max(divisor._terms, key=_order)
+        lead_factor = divisor._terms[lead]
+        rest = self
+        quotient: dict[Monomial, int] = {}
+        while rest._terms:
+            top = max(rest._terms, key=_order)
+            monomial = _divide_monomial(top, lead)
+            if monomial is None or rest._terms[top] % lead_factor:
+                return None
+            factor = rest._terms[top] // lead_factor
+            quotient[monomial] = factor
+            rest = rest - divisor * Dim._of({monomial: factor})
+        return Dim._of(quotient)
+
+    @staticmethod
+    def floordiv(a: Dim | int, b: Dim | int) -> Dim:
+        """floor(a / b), for runs where b is not 0."""
+        left, right = _need(a), _need(b)
+        exact = left.exact_div(right)
+        if exact is not None:
+            return exact
+        by = right.const
+        whole = Dim(0)
+        if by is not None and by > 0:
+            # floor((by*q + r) / by) = q + floor(r / by) whatever the signs.
+            whole, left = _split(left, by)
+            value = left.const
+            if value is not None:
+                return whole + value // by
+        return whole + _opaque("floor", left, right, 0 if _sign(left) and _sign(right) else None)
+
+    @staticmethod
+    def ceildiv(a: Dim | int, b: Dim | int) -> Dim:
+        """ceil(a / b), for runs where b is not 0."""
+        return -Dim.floordiv(-_need(a), b)
+
+    @staticmethod
+    def truncdiv(a: Dim | int, b: Dim | int) -> Dim:
+        """a / b rounded toward zero, as ONNX's integer Div does, for runs where b is not 0."""
+        left, right = _need(a), _need(b)
+        exact = left.exact_div(right)
+        if exact is not None:
+            return exact
+        if _sign(left) and _sign(right):
+            return Dim.floordiv(left, right)
+        x, y = left.const, right.const
+        if x is not None and y:
+            return Dim(abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1))
+        return _opaque("trunc", left, right, None)
+
+    @staticmethod
+    def mod(a: Dim | int, b: Dim | int) -> Dim:
+        """a modulo b with the sign of b, as ONNX's Mod (fmod=0), for runs where b is not 0."""
+        left, right = _need(a), _need(b)
+        if left.exact_div(right) is not None:
+            return Dim(0)
+        by = right.const
+        if by is not None and by > 0:
+            left = _split(left, by)[1]
+            value = left.const
+            if value is not None:
+                return Dim(value % by)
+        return _opaque("mod", left, right, 0 if _sign(right) else None)
+
+    @staticmethod
+    def fmod(a: Dim | int, b: Dim | int) -> Dim:
+        """a modulo b with the sign of a, as C's % and ONNX's Mod with fmod=1."""
+        left, right = _need(a), _need(b)
+        if _sign(left) and _sign(right):
+            return Dim.mod(left, right)
+        if left.exact_div(right) is not None:
+            return Dim(0)
+        x, y = left.const, right.const
+        if x is not None and y:
+            return Dim(int(math.fmod(x, y)))
+        return _opaque("fmod", left, right, None)
+
+    @staticmethod
+    def min(a: Dim | int, b: Dim | int) -> Dim:
+        """The smaller of two dims, written b + min(a - b, 0) so that equal ones compare equal."""
+        left, right = _need(a), _need(b)
+        return right + _min0(left - right)
+
+    @staticmethod
+    def max(a: Dim | int, b: Dim | int) -> Dim:
+        """The larger of two dims, written a - min(a - b, 0)."""
+        left, right = _need(a), _need(b)
+        return left - _min0(left - right)
+
+    @staticmethod
+    def broadcast(a: Dim | int, b: Dim | int) -> Dim:
+        """The size of an axis on which sizes a and b are broadcast together.
+
+        Holds for every run in which they can be: equal, or one of them 1. So a constant other than 1,
+        or any dim proven never to be 1, is the result whatever the other one is.
+        """
+        return _broadcast(_need(a), _need(b))
+
+    # -- comparison, printing -----------------------------------------------------------------
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Dim):
+            return self is other or self._terms == other._terms
+        if isinstance(other, int):
+            return self.const == other
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            value = self.const
+            self._hash = hash(frozenset(self._terms.items())) if value is None else hash(value)
+        return self._hash
+
+    def __str__(self) -> str:
+        def place(monomial: Monomial) -> tuple[int, list[str]]:
+            return -len(monomial), [atom.name for atom in monomial]
+
+        text = ""
+        for monomial in sorted(self._terms, key=place):
+            factor = self._terms[monomial]
+            names = sorted(atom.name for atom in monomial)
+            if abs(factor) != 1 or not names:
+                names.insert(0, str(abs(factor)))
+            sign = "-" if factor < 0 else "+"
+            text += f" {sign} " if text else ("-" if factor < 0 else "")
+            text += "*".join(names)
+        return text or "0"
+
+    def __repr__(self) -> str:
+        return f"Dim({self})"
+
+    def __copy__(self) -> Dim:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Dim:
+        return self
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dims: the element count of a shape."""
+    total = Dim(1)
+    for dim in dims:
+        total = total * dim
+    return total
+
+
+def _coerce(value: object) -> Dim | None:
+    if isinstance(value, Dim):
+        return value
+    return Dim(value) if isinstance(value, int) else None
+
+
+def _need(value: Dim | int) -> Dim:
+    return value if isinstance(value, Dim) else Dim(value)
+
+
+def _sign(dim: Dim) -> bool:
+    return dim.is_at_least(0)
+
+
+def _at_least(dim: Dim, bound: int, depth: int) -> bool:
+    lower = dim.lower
+    if lower is not None and lower >= bound:
+        return True
+    if depth == 0:
+        return False
+    for monomial, factor in dim._terms.items():
+        if len(monomial) != 1 or monomial[0].op != "min0":
+            continue
+        atom = monomial[0]
+        # min(x, 0) is x or 0: both cases prove the bound; with a minus sign it is at least -x and
+        # at least 0, so one case does.
+        cases = (
+            _at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0])
+        )
+        if any(cases) if factor < 0 else all(cases):
+            return True
+    return False
+
+
+def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
+    rest = list(top)
+    for atom in by:
+        if atom not in rest:
+            return None
+        rest.remove(atom)
+    return tuple(rest)
+
+
+def _split(dim: Dim, by: int) -> tuple[Dim, Dim]:
+    """(q, r) with dim = by*q + r and the coefficients of r in 0..by-1."""
+    whole = {m: f // by for m, f in dim._terms.items() if f // by}
+    rest = {m: f % by for m, f in dim._terms.items() if f % by}
+    return Dim._of(whole), Dim._of(rest)
+
+
+_TEXT = {"floor": "({})//({})", "trunc": "trunc(({})/({}))", "mod": "({}) % ({})", "fmod": "fmod({}, {})"}
+
+
+def _opaque(op: str, left: Dim, right: Dim, lower: int | None) -> Dim:
+    def make() -> Atom:
+        return Atom(op, "(" + _TEXT[op].format(left, right) + ")", (left, right), lower)
+
+    return Dim._from_atom(_intern(op, (left, right), make))
+
+
+def _min0(x: Dim) -> Dim:
+    """min(x, 0). One of x and -x is the canonical operand: min(-x, 0) = min(x, 0) - x."""
+    if x.is_at_least(0):
+        return Dim(0)
+    if (-x).is_at_least(0):
+        return x
+    if x._terms[max(x._terms, key=_order)] < 0:
+        return _min0_atom(-x) + x
+    return _min0_atom(x)
+
+
+def _min0_atom(x: Dim) -> Dim:
+    lower = x.lower
+    atom = _intern("min0", x, lambda: Atom("min0", f"min({x}, 0)", (x,), lower))
+    return Dim._from_atom(atom)
+
+
+def _broadcast(a: Dim, b: Dim) -> Dim:
+    if a == b or b == 1:
+        return a
+    if a == 1 or b.never_one:
+        # Constants first: they say more than an expression that must equal them.
+        return a if a.is_const and a != 1 else b
+    if a.never_one or is_capped(b, a) is not None:
+        return a
+    if is_capped(a, b) is not None:
+        return b
+    parts = _broadcast_parts(a) | _broadcast_parts(b)
+    if len(parts) == 1:
+        return next(iter(parts))
+
+    def make() -> Atom:
+        ordered = tuple(sorted(parts, key=str))
+        bounds = [0 if part.is_at_least(0) else None for part in ordered]
+        return Atom(
+            "broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, None if None in bounds else 0
+        )
+
+    return Dim._from_atom(_intern("broadcast", parts, make))
+
+
+def _broadcast_parts(dim: Dim) -> frozenset[Dim]:
+    atom = dim.single_atom
+    return frozenset(atom.args) if atom is not None and atom.op == "broadcast" else frozenset([dim])
+
+
+def is_capped(capped: Dim, dim: Dim) -> int | None:
+    """The constant c >= 2 when `capped` is min(dim, c).
+
+    min(dim, c) broadcasts with dim only in runs where dim <= c: otherwise c meets a larger size,
+    neither of them 1. A window sliced from a constant triangle is such a size.
+    """
+    for atom in capped.atoms:
+        if atom.op == "min0":
+            cap = (dim - atom.args[0]).const
+            if cap is not None and cap >= 2 and capped == Dim.min(dim, cap):
+                return cap
+    return None
+
+
+def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
+    if atom.name in bindings:
+        return bindings[atom.name]
+    if atom.op in ("symbol", "fresh"):
+        return None
+    values = [arg.evaluate(bindings) for arg in atom.args]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return None
+    if atom.op == "min0":
+        return min(known[0], 0)
+    if atom.op == "broadcast":
+        return next((value for value in known if value != 1), 1)
+    left, right = known
+    if right == 0:
+        return None
+    if atom.op == "floor":
+        return left // right
+    if atom.op == "mod":
+        return left % right
+    truncated = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+    return truncated if atom.op == "trunc" else left - right * truncated
