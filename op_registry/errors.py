@@ -1,0 +1,48 @@
+"""What goes wrong in the registry: each error is one clear line, ready to be shown to the user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegistryError(ValueError):
+    """Base of every error of `fa_compiler.op_registry`."""
+
+
+class UnknownOp(RegistryError):
+    """An operator name the registry does not hold."""
+
+    def __init__(self, op_type: str, known: Iterable[str] = ()) -> None:
+        self.op_type = op_type
+        super().__init__(f"unknown operator {op_type!r}{suggestion(op_type, known)}")
+
+
+class UnknownVariant(RegistryError):
+    """A CANN version or variant name for which the registry knows no prototype of the operator."""
+
+
+class UnknownProduct(RegistryError):
+    """A name that is neither "ort" nor an Ascend product or SoC version."""
+
+
+class NodeError(RegistryError):
+    """Inputs, outputs or attributes that do not fit the operator's prototype at all."""
+
+
+class RegOpSyntaxError(RegistryError):
+    """REG_OP text that cannot be read. The message begins with "file:line: "."""
+
+    def __init__(self, path: str, line: int, message: str) -> None:
+        self.path = path
+        self.line = line
+        super().__init__(f"{path}:{line}: {message}")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What a message about an unknown `name` ends with: the closest known name, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f", did you mean {close[0]!r}?"
+    return f"; known are {', '.join(names)}" if names else ""

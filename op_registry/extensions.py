@@ -1,0 +1,65 @@
+"""What the CPU kernel takes and Ascend does not: a closed table.
+
+A model made for ONNX Runtime may use these; a model for an Ascend product may not, and `verify` says which it uses.
+An extension is either a relaxed shape, size or type of the same operator, or an attribute whose name begins with
+`cpu_`. Nothing else is one: what is not in this table is an error everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
+"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own rule (0);
+"zero" gives 0 also for rows whose softmax is undefined; "mean" the mean of value over all keys; "unmasked" the
+softmax without the mask; "nan" NaN."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One entry. `ops` are the operators it belongs to. An extension that is an attribute has `attr` and the
+    `values` it may take."""
+
+    id: str
+    ops: tuple[str, ...]
+    sentence: str
+    attr: str | None = None
+    values: tuple[str, ...] = ()
+
+
+_FORWARD = ("FlashAttentionScore",)
+
+EXTENSIONS = (
+    Extension(
+        "EXT-MASK-BROADCAST",
+        _FORWARD,
+        "atten_mask may have 1 in place of B, N1, S1 or S2 in any of its dimensions, in rank 2 ([S1,S2]) or 4",
+    ),
+    Extension(
+        "EXT-SHIFT-BROADCAST",
+        _FORWARD,
+        "real_shift of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",
+    ),
+    Extension(
+        "EXT-SHIFT-FLOAT",
+        _FORWARD,
+        "real_shift of pse_type 0 and 1 may be float32 beside a float16 or bfloat16 query",
+    ),
+    Extension(
+        "EXT-EMPTY-ROWS",
+        _FORWARD,
+        "the attribute cpu_empty_rows says what a query row gives whose every key is masked",
+        attr="cpu_empty_rows",
+        values=EMPTY_ROWS,
+    ),
+    Extension(
+        "EXT-RANGE",
+        _FORWARD,
+        "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M)",
+    ),
+)
+
+
+def attributes(op_type: str) -> dict[str, Extension]:
+    """The extension attributes of an operator, by name."""
+    return {entry.attr: entry for entry in EXTENSIONS if entry.attr is not None and op_type in entry.ops}

@@ -1,0 +1,199 @@
+"""The macros of REG_OP as Python, so that the facts of an operator read like its header.
+
+How to add an operator: write one file under `ops/`. It names its variants, oldest first, as `VARIANTS`; each is
+a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one starts from an earlier one with `then`:
+
+    V1 = (
+        REG_OP("MyOp", "first_public", source="where the facts come from", cann="8.0")
+        .INPUT("x", "DT_FLOAT16, DT_FLOAT")
+        .OPTIONAL_INPUT("mask", "DT_BOOL")
+        .OUTPUT("y", "DT_FLOAT16, DT_FLOAT")
+        .REQUIRED_ATTR("head_num", "Int")
+        .ATTR("scale_value", "Float", 1.0)
+    )
+    V2 = V1.then("opdef_2025_12", source="...", cann="8.5").OPTIONAL_INPUT("sink", "DT_FLOAT")
+    VARIANTS = (V1.OP_END_FACTORY_REG(), V2.OP_END_FACTORY_REG())
+
+Nothing else is needed: the file is found by itself, and the parser, the printer, the diff, the ONNX schema and the
+generic checks follow from it. Inference and numbered constraints are one module each, see `infer.py`, `verify.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from fa_compiler.op_registry.dtypes import lookup
+from fa_compiler.op_registry.reg_op import format_default
+from fa_compiler.op_registry.spec import (
+    AttrSpec,
+    AttrValue,
+    InputSpec,
+    Kind,
+    OpSpec,
+    OutputSpec,
+    ProductSpec,
+    TensorSpec,
+    types_in,
+)
+
+_Tensor = TypeVar("_Tensor", bound=TensorSpec)
+
+
+@dataclass(frozen=True)
+class REG_OP:
+    """One variant under construction; every macro gives a new object. `types` are GE names, comma separated.
+
+    New inputs and attributes go to the end, as headers grow; a macro that names an existing one replaces it in
+    place, and then keeps its history.
+    """
+
+    spec: OpSpec
+
+    def __init__(
+        self, name: str, variant: str, *, source: str, cann: str | None = None, note: str | None = None
+    ) -> None:
+        spec = OpSpec(name, variant=variant, cann=cann, sources=tuple(source.split("; ")), note=note)
+        object.__setattr__(self, "spec", spec)
+
+    def then(self, variant: str, *, source: str, cann: str | None = None, note: str | None = None) -> REG_OP:
+        """The next variant: all facts of this one, under another name. Products are not carried over."""
+        started = REG_OP(self.spec.name, variant, source=source, cann=cann, note=note).spec
+        return self._with(
+            replace(
+                self.spec,
+                variant=variant,
+                cann=cann,
+                sources=started.sources,
+                note=note,
+                products=(),
+            )
+        )
+
+    def INPUT(self, name: str, types: str) -> REG_OP:
+        """A required input."""
+        return self._input(name, Kind.REQUIRED, types, None)
+
+    def OPTIONAL_INPUT(self, name: str, types: str, *, value_depend: str | None = None) -> REG_OP:
+        """An input that may be absent. `value_depend="optional"`: its values are read while compiling."""
+        return self._input(name, Kind.OPTIONAL, types, value_depend)
+
+    def DYNAMIC_INPUT(self, name: str, types: str) -> REG_OP:
+        """An input of any number of tensors."""
+        return self._input(name, Kind.DYNAMIC, types, None)
+
+    def OUTPUT(self, name: str, types: str) -> REG_OP:
+        """A required output."""
+        return self._output(name, Kind.REQUIRED, types)
+
+    def OPTIONAL_OUTPUT(self, name: str, types: str) -> REG_OP:
+        """An output that may be absent."""
+        return self._output(name, Kind.OPTIONAL, types)
+
+    def REQUIRED_ATTR(self, name: str, type: str, *, note: str | None = None) -> REG_OP:
+        """An attribute without default."""
+        return self._attr(AttrSpec(name, type, required=True, since=self.spec.variant, note=note))
+
+    def ATTR(
+        self,
+        name: str,
+        type: str,
+        default: AttrValue,
+        *,
+        meaning: AttrValue | None = None,
+        note: str | None = None,
+    ) -> REG_OP:
+        """An attribute with its default. `meaning`: see AttrSpec."""
+        written = format_default(type, default)
+        return self._attr(AttrSpec(name, type, False, default, written, meaning, self.spec.variant, note))
+
+    def DROP(self, *names: str) -> REG_OP:
+        """Without the inputs, outputs and attributes of these names (which must exist)."""
+        spec = self.spec
+        known = {*spec.input_names, *spec.output_names, *spec.attr_names}
+        if not known.issuperset(names):
+            raise ValueError(f"{spec.name}: nothing to drop under {sorted(set(names) - known)}")
+        return self._with(
+            replace(
+                spec,
+                inputs=tuple(entry for entry in spec.inputs if entry.name not in names),
+                outputs=tuple(entry for entry in spec.outputs if entry.name not in names),
+                attrs=tuple(entry for entry in spec.attrs if entry.name not in names),
+            )
+        )
+
+    def INPUT_ORDER(self, names: str) -> REG_OP:
+        """The same inputs in another order, names separated by blanks."""
+        order = names.split()
+        if sorted(order) != sorted(self.spec.input_names):
+            raise ValueError(f"{self.spec.name}: {names!r} does not name each input once")
+        return self._with(replace(self.spec, inputs=tuple(self.spec.input(name) for name in order)))
+
+    def PRODUCT(
+        self,
+        socs: str,
+        table: str | None = None,
+        *,
+        types: Mapping[str, str] | None = None,
+        note: str | None = None,
+    ) -> REG_OP:
+        """What the operator definition registers for products (`socs`, separated by blanks).
+
+        `table` holds the legal combinations of dtypes: a line of columns, each one tensor or several of equal type
+        joined by "=", then one line for each combination, types without "DT_". `types` restates the types of
+        single tensors where the combinations are not known.
+        """
+        columns: tuple[tuple[str, ...], ...] = ()
+        rows: tuple[tuple[str, ...], ...] = ()
+        if table is not None:
+            head, *body = (line.split() for line in table.strip().splitlines())
+            columns = tuple(tuple(column.split("=")) for column in head)
+            rows = tuple(tuple(lookup(f"DT_{word}").ge for word in line) for line in body)
+            if any(len(row) != len(columns) for row in rows):
+                raise ValueError(f"{self.spec.name}: a row of the table for {socs} has the wrong length")
+        restated = tuple((name, types_in(listed)) for name, listed in (types or {}).items())
+        product = ProductSpec(tuple(socs.split()), columns, rows, restated, note)
+        for name in (*(name for column in columns for name in column), *(types or {})):
+            if name not in self.spec.input_names:
+                self.spec.output(name)
+        return self._with(replace(self.spec, products=(*self.spec.products, product)))
+
+    def OP_END_FACTORY_REG(self) -> OpSpec:
+        """The finished variant."""
+        return self.spec
+
+    def _input(self, name: str, kind: Kind, types: str, value_depend: str | None) -> REG_OP:
+        entry = InputSpec(name, kind, _written(types), types_in(types), value_depend, self.spec.variant)
+        return self._with(replace(self.spec, inputs=_put(self.spec.inputs, entry)))
+
+    def _output(self, name: str, kind: Kind, types: str) -> REG_OP:
+        entry = OutputSpec(name, kind, _written(types), types_in(types), None, self.spec.variant)
+        return self._with(replace(self.spec, outputs=_put(self.spec.outputs, entry)))
+
+    def _attr(self, entry: AttrSpec) -> REG_OP:
+        old = next((attr for attr in self.spec.attrs if attr.name == entry.name), None)
+        if old is None:
+            return self._with(replace(self.spec, attrs=(*self.spec.attrs, entry)))
+        entry = replace(entry, since=old.since)
+        attrs = tuple(entry if attr is old else attr for attr in self.spec.attrs)
+        return self._with(replace(self.spec, attrs=attrs))
+
+    def _with(self, spec: OpSpec) -> REG_OP:
+        draft = object.__new__(REG_OP)
+        object.__setattr__(draft, "spec", spec)
+        return draft
+
+
+def _written(types: str) -> str:
+    for name in types.split(","):
+        lookup(name.strip())
+    return f"TensorType({{{types}}})"
+
+
+def _put(entries: tuple[_Tensor, ...], entry: _Tensor) -> tuple[_Tensor, ...]:
+    old = next((each for each in entries if each.name == entry.name), None)
+    if old is None:
+        return (*entries, entry)
+    entry = replace(entry, since=old.since, value_depend=entry.value_depend or old.value_depend)
+    return tuple(entry if each is old else each for each in entries)

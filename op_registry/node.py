@@ -1,0 +1,201 @@
+"""The node form: one operator of the domain "ascend", its tensors in REG_OP order, its attributes all written out.
+
+Absent optional inputs in the middle are empty, absent ones at the end are left off. A dynamic input stands in its
+place as all its tensors one after the other; the integer attribute `<name>_count` tells how many and is left out
+when there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from fa_compiler.op_registry import extensions
+from fa_compiler.op_registry.errors import NodeError, suggestion
+from fa_compiler.op_registry.spec import AttrSpec, AttrValue, InputSpec, Kind, OpSpec, OutputSpec
+
+T = TypeVar("T")
+
+Dim = int | str | None
+"""A dimension: its size, the name of a symbol, or None where nothing is known."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is known of a tensor before the model runs.
+
+    `dtype` is a GE name ("DT_FLOAT16"), or "" where unknown; `shape` None where not even the rank is known; `value`
+    the content of a constant.
+    """
+
+    dtype: str
+    shape: tuple[Dim, ...] | None = None
+    value: np.ndarray[Any, Any] | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as `verify` reads it: its tensors by REG_OP name, absent ones missing; a dynamic input is a list."""
+
+    op_type: str
+    name: str
+    inputs: Mapping[str, TensorInfo | list[TensorInfo]]
+    outputs: Mapping[str, TensorInfo]
+    attrs: Mapping[str, Any]
+
+
+def place_inputs(spec: OpSpec, inputs: Mapping[str, Any]) -> list[Any]:
+    """Inputs by name as the positional list of a node, None where one is absent, trailing None trimmed.
+
+    A dynamic input takes a sequence (or its only tensor); the node then needs `count_attrs` among its attributes.
+    Raises NodeError for an unknown name or a missing required input.
+    """
+    return _place(spec, spec.inputs, inputs, "input", keep_required=True)
+
+
+def place_outputs(spec: OpSpec, outputs: Mapping[str, Any]) -> list[Any]:
+    """Outputs by name as the positional list of a node, None where nobody reads one, trailing None trimmed."""
+    return _place(spec, spec.outputs, outputs, "output", keep_required=False)
+
+
+def bind_inputs(
+    spec: OpSpec, positional: Sequence[T | None], attrs: Mapping[str, Any] | None = None
+) -> dict[str, T | list[T] | None]:
+    """The inverse of `place_inputs`: a value, a list (dynamic inputs) or None for every input of `spec`, by name.
+
+    An empty string counts as absent, as in ONNX. `attrs` are the node's attributes, for `<name>_count`. Raises
+    NodeError if there are more tensors than the prototype has, or a required one is missing.
+    """
+    return _bind(spec, spec.inputs, positional, attrs or {}, "input")
+
+
+def bind_outputs(spec: OpSpec, positional: Sequence[T | None]) -> dict[str, T | None]:
+    """A value or None for every output of `spec`, by name. Raises NodeError if there are too many."""
+    bound = _bind(spec, spec.outputs, positional, {}, "output")
+    return cast(dict[str, T | None], bound)
+
+
+def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The `<name>_count` attributes a node with these inputs needs: one for each dynamic input of not one tensor."""
+    counts = {
+        f"{entry.name}_count": len(inputs[entry.name])
+        for entry in spec.inputs
+        if entry.kind is Kind.DYNAMIC and isinstance(inputs.get(entry.name), (list, tuple))
+    }
+    return {name: count for name, count in counts.items() if count != 1}
+
+
+def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every attribute of `spec` in REG_OP order: those given, and the default of the others.
+
+    Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
+    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown attribute,
+    a missing required one or a wrong type.
+    """
+    extra = _extra_attrs(spec)
+    for name in attrs:
+        if name not in spec.attr_names and name not in extra:
+            hint = suggestion(name, (*spec.attr_names, *extra))
+            raise NodeError(f"{spec.name} has no attribute {name!r}{hint}")
+    full: dict[str, Any] = {}
+    for entry in spec.attrs:
+        if attrs.get(entry.name) is not None:
+            full[entry.name] = convert_attr(spec.name, entry, attrs[entry.name])
+        elif entry.required:
+            raise NodeError(f"{spec.name} needs the attribute {entry.name}")
+        else:
+            full[entry.name] = entry.value_if_absent
+    for name, entry in extra.items():
+        if attrs.get(name) is not None:
+            full[name] = convert_attr(spec.name, entry, attrs[name])
+    return full
+
+
+def _extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
+    counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
+    return {
+        **{name: AttrSpec(name, "Int", False, 1) for name in counts},
+        **{name: AttrSpec(name, "String", False, "") for name in extensions.attributes(spec.name)},
+    }
+
+
+def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:
+    """A Python, NumPy or ONNX (bytes) value as a value of the attribute's type. Raises NodeError if it is none."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, bytes):
+        value = value.decode()
+    kind = entry.type
+    if kind == "Bool" and isinstance(value, int) and value in (0, 1):
+        return bool(value)
+    if kind == "Int" and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind == "Float" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind == "String" and isinstance(value, str):
+        return value
+    if kind.startswith("List") and isinstance(value, (list, tuple)):
+        element = AttrSpec(entry.name, kind.removeprefix("List"), required=True)
+        return tuple(convert_attr(op, element, item) for item in value)
+    raise NodeError(f"attribute {entry.name} of {op} is {value!r}, expected a value of type {kind}")
+
+
+def _place(
+    spec: OpSpec,
+    entries: Sequence[InputSpec] | Sequence[OutputSpec],
+    given: Mapping[str, Any],
+    what: str,
+    keep_required: bool,
+) -> list[Any]:
+    known = [entry.name for entry in entries]
+    for name in given:
+        if name not in known:
+            raise NodeError(f"{spec.name} has no {what} {name!r}{suggestion(name, known)}")
+    placed: list[Any] = []
+    for entry in entries:
+        value = given.get(entry.name)
+        if entry.kind is Kind.DYNAMIC:
+            tensors = list(value) if isinstance(value, (list, tuple)) else [value]
+        else:
+            tensors = [value]
+        if (
+            keep_required
+            and entry.kind is not Kind.OPTIONAL
+            and (not tensors or any(t is None for t in tensors))
+        ):
+            raise NodeError(f"{spec.name} needs the {what} {entry.name}")
+        placed += tensors
+    while placed and placed[-1] is None:
+        placed.pop()
+    return placed
+
+
+def _bind(
+    spec: OpSpec,
+    entries: Sequence[InputSpec] | Sequence[OutputSpec],
+    positional: Sequence[T | None],
+    attrs: Mapping[str, Any],
+    what: str,
+) -> dict[str, T | list[T] | None]:
+    rest = [None if isinstance(value, str) and value == "" else value for value in positional]
+    bound: dict[str, T | list[T] | None] = {}
+    for entry in entries:
+        if entry.kind is Kind.DYNAMIC:
+            count = attrs.get(f"{entry.name}_count", 1)
+            tensors, rest = rest[:count], rest[count:]
+            present = [tensor for tensor in tensors if tensor is not None]
+            if what == "input" and (count < 1 or len(present) < count):
+                raise NodeError(
+                    f"{spec.name} needs {max(count, 1)} tensor(s) as {entry.name}, found {len(present)}"
+                )
+            bound[entry.name] = present
+            continue
+        bound[entry.name] = rest.pop(0) if rest else None
+        if what == "input" and entry.kind is Kind.REQUIRED and bound[entry.name] is None:
+            raise NodeError(f"{spec.name} needs the input {entry.name}")
+    if any(value is not None for value in rest):
+        raise NodeError(f"{spec.name} takes {len(entries)} {what}s, found {len(positional)}")
+    return bound

@@ -1,0 +1,88 @@
+"""Finds the operators' files and picks a variant by CANN version."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Mapping
+from functools import cache
+
+from fa_compiler.op_registry import ops
+from fa_compiler.op_registry.errors import RegistryError, UnknownOp, UnknownVariant
+from fa_compiler.op_registry.spec import OpSpec
+
+DOMAIN = "ascend"
+"""The ONNX operator domain of the fused nodes."""
+
+VERSION = 1
+"""The opset version of the domain."""
+
+_RELEASE = re.compile(
+    r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE
+)
+
+
+@cache
+def _registry() -> Mapping[str, tuple[OpSpec, ...]]:
+    found: dict[str, tuple[OpSpec, ...]] = {}
+    for module in pkgutil.iter_modules(ops.__path__):
+        variants = importlib.import_module(f"{ops.__name__}.{module.name}").VARIANTS
+        name = variants[-1].name
+        if name in found or {variant.name for variant in variants} != {name}:
+            raise RegistryError(f"op_registry/ops/{module.name}.py does not hold exactly one new operator")
+        found[name] = variants
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """The operators the registry holds, in alphabetical order."""
+    return tuple(sorted(_registry()))
+
+
+def variants(op_type: str) -> tuple[OpSpec, ...]:
+    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises UnknownOp."""
+    try:
+        return _registry()[op_type]
+    except KeyError:
+        raise UnknownOp(op_type, _registry()) from None
+
+
+def get(op_type: str, cann: str | None = None) -> OpSpec:
+    """The prototype of an operator: the newest variant, or the one that fits `cann`.
+
+    `cann` is a release as CANN numbers them ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") and gives the newest
+    variant whose first known release is not later; or it is the name of a variant ("opdef_2025_11"), which is the
+    only way to those whose release no source states. RC and beta builds count as their release, alpha builds as
+    older. Raises UnknownOp, and UnknownVariant if `cann` is neither or is older than all that is known.
+    """
+    known = variants(op_type)
+    if cann is None:
+        return known[-1]
+    for variant in known:
+        if variant.variant == cann:
+            return variant
+    asked = release(cann)
+    if asked is None:
+        raise UnknownVariant(
+            f"{cann!r} is neither a CANN version such as 8.0 or 8.5.0 nor a variant of {op_type}; "
+            f"its variants are {_listed(known)}"
+        )
+    fitting = [v for v in known if v.cann is not None and (release(v.cann) or asked) <= asked]
+    if not fitting:
+        raise UnknownVariant(f"no variant of {op_type} is known for CANN {cann}; known are {_listed(known)}")
+    return fitting[-1]
+
+
+def release(text: str) -> tuple[int, int, int, int] | None:
+    """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if it is none."""
+    match = _RELEASE.fullmatch(text)
+    if match is None:
+        return None
+    major, minor, patch, stage = match.groups()
+    before = stage.lower().lstrip(".-").startswith("alpha")
+    return int(major), int(minor), int(patch or 0), 0 if before else 1
+
+
+def _listed(known: tuple[OpSpec, ...]) -> str:
+    return ", ".join(v.variant + (f" (from CANN {v.cann})" if v.cann else "") for v in known)
