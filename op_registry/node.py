@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -72,10 +72,11 @@ def bind_inputs(
     return _bind(spec, spec.inputs, positional, attrs or {}, "input")
 
 
-def bind_outputs(spec: OpSpec, positional: Sequence[T | None]) -> dict[str, T | None]:
-    """A value or None for every output of `spec`, by name. Raises NodeError if there are too many."""
-    bound = _bind(spec, spec.outputs, positional, {}, "output")
-    return cast(dict[str, T | None], bound)
+def bind_outputs(
+    spec: OpSpec, positional: Sequence[T | None], attrs: Mapping[str, Any] | None = None
+) -> dict[str, T | list[T] | None]:
+    """`bind_inputs` for the outputs; none of them need be there. Raises NodeError if there are too many."""
+    return _bind(spec, spec.outputs, positional, attrs or {}, "output")
 
 
 def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:

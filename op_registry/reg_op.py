@@ -74,23 +74,46 @@ class Parsed:
     line: int
 
 
+@dataclass(frozen=True)
+class Unreadable:
+    """A prototype that was not read: `error` says why it could not be, None that nobody asked for it."""
+
+    op: str
+    error: RegOpSyntaxError | None
+
+
 def parse(text: str, path: str = "<text>") -> list[OpSpec]:
     """Every prototype in a piece of C++ text, in order. Raises RegOpSyntaxError with `path` and the line."""
     return [found.spec for found in parse_located(text, path)]
 
 
-def parse_located(text: str, path: str = "<text>", only: Collection[str] | None = None) -> list[Parsed]:
-    """Like `parse`, with the place of each. With `only`, prototypes of other names are skipped unread."""
-    return list(_Reader(text, path).prototypes(only))
+def parse_located(text: str, path: str = "<text>") -> list[Parsed]:
+    """Like `parse`, with the place of each."""
+    reader = _Reader(text, path)
+    return [reader.prototype(place) for place in reader.places()]
 
 
-def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Parsed]:
-    """The prototypes of a header file. Raises RegistryError if it cannot be read, RegOpSyntaxError if it is bad."""
+def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Parsed | Unreadable]:
+    """The prototypes of a header file, each read by itself: one that is bad does not hide the others.
+
+    With `only`, prototypes of other names are not read and stand as Unreadable without an error. Raises
+    RegistryError if the file cannot be read.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RegistryError(f"cannot read {path}: {error.strerror or error}") from error
-    return parse_located(text, str(path), only)
+    reader = _Reader(text, str(path))
+    found: list[Parsed | Unreadable] = []
+    for place in reader.places():
+        if only is not None and place.name not in only:
+            found.append(Unreadable(place.name, None))
+            continue
+        try:
+            found.append(reader.prototype(place))
+        except RegOpSyntaxError as error:
+            found.append(Unreadable(place.name, error))
+    return found
 
 
 def print_op(spec: OpSpec) -> str:
@@ -121,12 +144,18 @@ def format_default(type: str, value: AttrValue) -> str:
     return repr(float(value)) if type == "Float" else str(value)
 
 
+@dataclass(frozen=True)
+class _Place:
+    name: str
+    line: int
+    behind: int
+
+
 @dataclass
 class _Draft:
     """A prototype while its macros are being read."""
 
     name: str
-    line: int
     inputs: list[InputSpec] = field(default_factory=list)
     outputs: list[OutputSpec] = field(default_factory=list)
     attrs: list[AttrSpec] = field(default_factory=list)
@@ -152,16 +181,18 @@ class _Reader:
         self.path = path
         self.text = _blank(text)
 
-    def prototypes(self, only: Collection[str] | None) -> Iterator[Parsed]:
+    def places(self) -> Iterator[_Place]:
+        """Where each REG_OP(name) stands, and where its first macro begins."""
         for match in re.finditer(r"\bREG_OP\s*\(", self.text):
-            (name,), position = self._arguments(match.end() - 1, "REG_OP", 1)
-            if only is not None and name not in only:
-                continue
-            line = self._line(match.start())
-            yield Parsed(self._prototype(name, position, line), self.path, line)
+            (name,), behind = self._arguments(match.end() - 1, "REG_OP", 1)
+            yield _Place(name, self._line(match.start()), behind)
 
-    def _prototype(self, name: str, position: int, line: int) -> OpSpec:
-        draft = _Draft(name, line)
+    def prototype(self, place: _Place) -> Parsed:
+        """The prototype that begins at a place."""
+        return Parsed(self._prototype(place.name, place.behind), self.path, place.line)
+
+    def _prototype(self, name: str, position: int) -> OpSpec:
+        draft = _Draft(name)
         macro = re.compile(r"\s*\.\s*(\w+)\s*(?=\()")
         while match := macro.match(self.text, position):
             kind, where = match.group(1), match.start(1)

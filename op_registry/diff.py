@@ -1,0 +1,262 @@
+"""What differs between the prototypes of an installed CANN and those we emit.
+
+The headers of an installation (REG_OP text) are compared operator by operator with a variant of the registry. A
+difference is *serious* if a node we write could be refused or read wrongly by that CANN; the others are for the
+record: what the installation has and we do not use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from fa_compiler.op_registry.errors import RegistryError, RegOpSyntaxError, UnknownVariant
+from fa_compiler.op_registry.reg_op import Parsed, Unreadable, parse_file
+from fa_compiler.op_registry.registry import get, names, release, variants
+from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, TensorSpec
+
+HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".inc")
+
+
+class Change(StrEnum):
+    """The kinds of difference. "missing" is what we emit and the header lacks, "extra" the other way round."""
+
+    MISSING_OP = "missing op"
+    UNREADABLE = "unreadable"
+    NOT_COMPARED = "not compared"
+    OTHER_VARIANT = "other variant"
+    MISSING_INPUT = "missing input"
+    EXTRA_INPUT = "extra input"
+    INPUT_ORDER = "input order"
+    INPUT_KIND = "input kind"
+    INPUT_TYPES = "input types"
+    MISSING_OUTPUT = "missing output"
+    EXTRA_OUTPUT = "extra output"
+    OUTPUT_ORDER = "output order"
+    OUTPUT_KIND = "output kind"
+    OUTPUT_TYPES = "output types"
+    MISSING_ATTR = "missing attribute"
+    EXTRA_ATTR = "extra attribute"
+    ATTR_TYPE = "attribute type"
+    ATTR_REQUIRED = "attribute required"
+    ATTR_DEFAULT = "attribute default"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference. `ours` and `theirs` are the two states as text, `where` the header as "file:line" ("" if the
+    operator was not found), `name` the input, output or attribute ("" where it is about the whole operator)."""
+
+    op: str
+    change: Change
+    name: str
+    ours: str
+    theirs: str
+    sentence: str
+    where: str
+    serious: bool
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.op}: {self.sentence}"
+
+
+_Make = Callable[[Change, str, str, str, str, bool], Difference]
+"""Makes a Difference of one operator from change, name, ours, theirs, sentence, serious."""
+
+
+def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Difference]:
+    """Compare the headers in `paths` (files, or folders searched through) with what we emit.
+
+    `cann` chooses the variants compared with, as in `get`; operators the registry does not know at that version are
+    left out. Raises RegistryError if a path cannot be read or holds no prototype at all, and UnknownVariant if
+    `cann` fits no operator. A prototype that cannot be read is a difference, not an error.
+    """
+    expected = _expected(cann)
+    entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
+    if not entries:
+        raise RegistryError(f"no REG_OP prototype in {', '.join(str(path) for path in paths)}")
+    differences: list[Difference] = []
+    for name in names():
+        bad = [
+            entry.error
+            for entry in entries
+            if isinstance(entry, Unreadable) and entry.op == name and entry.error
+        ]
+        differences += [_unreadable(name, error) for error in bad]
+        headers = _distinct(
+            entry for entry in entries if isinstance(entry, Parsed) and entry.spec.name == name
+        )
+        if name not in expected:
+            differences += [_not_compared(entry, cann) for entry in headers]
+            continue
+        for entry in headers:
+            differences += diff_op(expected[name], entry.spec, f"{entry.path}:{entry.line}")
+        if not headers and not bad:
+            differences.append(
+                Difference(name, Change.MISSING_OP, "", name, "", "no header declares it", "", serious=True)
+            )
+    return differences
+
+
+def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
+    """The differences of one operator, inputs first, then outputs and attributes."""
+
+    def difference(
+        change: Change, name: str, own: str, other: str, sentence: str, serious: bool
+    ) -> Difference:
+        return Difference(ours.name, change, name, own, other, sentence, where, serious)
+
+    found = [
+        *_diff_tensors(difference, "input", ours.inputs, theirs.inputs),
+        *_diff_tensors(difference, "output", ours.outputs, theirs.outputs),
+        *_diff_attrs(difference, ours.attrs, theirs.attrs),
+    ]
+    other = next((v for v in variants(ours.name) if _same(v, theirs)), None) if found else None
+    if other is not None:
+        release_text = f" (from CANN {other.cann})" if other.cann else ""
+        sentence = (
+            f"the header is our variant {other.variant}{release_text}: compare with --cann {other.variant}"
+        )
+        found.insert(0, difference(Change.OTHER_VARIANT, "", ours.variant, other.variant, sentence, False))
+    return found
+
+
+def _diff_tensors(
+    make: _Make, what: str, ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec]
+) -> Iterator[Difference]:
+    own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
+    change = {kind: Change(f"{kind} {what}") for kind in ("missing", "extra")}
+    for name, entry in own.items():
+        if name not in other:
+            sentence = f"{what} {name} is missing in the header"
+            yield make(change["missing"], name, entry.kind, "", sentence, True)
+    for name, entry in other.items():
+        if name not in own:
+            sentence = f"{what} {name} ({entry.kind}) is not in our prototype"
+            required = what == "input" and entry.kind is not Kind.OPTIONAL
+            yield make(change["extra"], name, "", entry.kind, sentence, required)
+    here, there = [name for name in own if name in other], [name for name in other if name in own]
+    if here != there:
+        first = next(name for name, same in zip(here, there, strict=True) if name != same)
+        sentence = f"the {what}s are in another order, from {first} on: {', '.join(there)}"
+        yield make(Change(f"{what} order"), first, ", ".join(here), ", ".join(there), sentence, True)
+    for name in here:
+        yield from _diff_tensor(make, what, own[name], other[name])
+
+
+def _diff_tensor(make: _Make, what: str, ours: TensorSpec, theirs: TensorSpec) -> Iterator[Difference]:
+    name = ours.name
+    if ours.kind is not theirs.kind:
+        sentence = f"{what} {name} is {theirs.kind} in the header, {ours.kind} in our prototype"
+        # A required tensor where ours is optional is one we may leave out; a dynamic one is written otherwise.
+        serious = Kind.DYNAMIC in (ours.kind, theirs.kind) or theirs.kind is Kind.REQUIRED
+        yield make(Change(f"{what} kind"), name, ours.kind, theirs.kind, sentence, serious)
+    change = Change(f"{what} types")
+    if re.search(r"\bALL\(\)", theirs.written):
+        return
+    if not theirs.dtypes or re.search(r"\w\(\)", theirs.written):
+        sentence = f"{what} {name} has the types {theirs.written} in the header, which is not compared"
+        yield make(change, name, ours.written, theirs.written, sentence, False)
+        return
+    missing = [dtype for dtype in ours.dtypes if dtype not in theirs.dtypes]
+    extra = [dtype for dtype in theirs.dtypes if dtype not in ours.dtypes]
+    if missing or extra:
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"also takes {', '.join(extra)}"] if extra else []
+        sentence = f"{what} {name} {' and '.join(parts)} in the header"
+        yield make(change, name, ", ".join(ours.dtypes), ", ".join(theirs.dtypes), sentence, bool(missing))
+
+
+def _diff_attrs(make: _Make, ours: Sequence[AttrSpec], theirs: Sequence[AttrSpec]) -> Iterator[Difference]:
+    own, other = {entry.name: entry for entry in ours}, {entry.name: entry for entry in theirs}
+    for name, entry in own.items():
+        if name not in other:
+            sentence = f"attribute {name} is missing in the header; we always write it"
+            yield make(Change.MISSING_ATTR, name, _attr_text(entry), "", sentence, True)
+    for name, entry in other.items():
+        if name not in own:
+            sentence = f"attribute {name} ({_attr_text(entry)}) is not in our prototype"
+            yield make(Change.EXTRA_ATTR, name, "", _attr_text(entry), sentence, entry.required)
+    for name in (name for name in own if name in other):
+        a, b = own[name], other[name]
+        if a.type != b.type:
+            sentence = f"attribute {name} is of type {b.type} in the header, {a.type} in our prototype"
+            yield make(Change.ATTR_TYPE, name, a.type, b.type, sentence, True)
+        elif a.required != b.required:
+            sentence = f"attribute {name} is {_attr_text(b)} in the header, {_attr_text(a)} in our prototype"
+            yield make(Change.ATTR_REQUIRED, name, _attr_text(a), _attr_text(b), sentence, False)
+        elif a.default != b.default:
+            sentence = (
+                f"attribute {name} has the default {b.written} in the header, {a.written} in our prototype"
+            )
+            yield make(Change.ATTR_DEFAULT, name, str(a.written), str(b.written), sentence, False)
+
+
+def _attr_text(entry: AttrSpec) -> str:
+    return f"{entry.type}, required" if entry.required else f"{entry.type}, default {entry.written}"
+
+
+def _same(ours: OpSpec, theirs: OpSpec) -> bool:
+    """Whether two prototypes agree in all but the spelling of types and defaults."""
+
+    def facts(spec: OpSpec) -> object:
+        tensors = [
+            (entry.name, entry.kind, frozenset(entry.dtypes)) for entry in (*spec.inputs, *spec.outputs)
+        ]
+        return tensors, [(attr.name, attr.type, attr.required, attr.default) for attr in spec.attrs]
+
+    return facts(ours) == facts(theirs)
+
+
+def _expected(cann: str | None) -> dict[str, OpSpec]:
+    expected: dict[str, OpSpec] = {}
+    problem: UnknownVariant | None = None
+    for name in names():
+        try:
+            expected[name] = get(name, cann)
+        except UnknownVariant as error:
+            problem = problem or error
+    if not expected and problem is not None:
+        if cann is not None and release(cann) is None:
+            raise UnknownVariant(
+                f"{cann!r} is neither a CANN version such as 8.0 nor a variant of any operator"
+            )
+        raise problem
+    return expected
+
+
+def _unreadable(op: str, error: RegOpSyntaxError) -> Difference:
+    where = f"{error.path}:{error.line}"
+    sentence = f"cannot be read: {str(error).removeprefix(f'{where}: ')}"
+    return Difference(op, Change.UNREADABLE, "", "", "", sentence, where, serious=True)
+
+
+def _not_compared(entry: Parsed, cann: str | None) -> Difference:
+    sentence = f"in the header, but no variant of it is known for {cann}"
+    where = f"{entry.path}:{entry.line}"
+    return Difference(entry.spec.name, Change.NOT_COMPARED, "", "", "", sentence, where, serious=False)
+
+
+def _distinct(entries: Iterable[Parsed]) -> list[Parsed]:
+    """Headers are often installed several times: of equal prototypes only the first is kept."""
+    kept: list[Parsed] = []
+    for entry in entries:
+        if all(entry.spec != other.spec for other in kept):
+            kept.append(entry)
+    return kept
+
+
+def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from (
+                file for file in sorted(path.rglob("*")) if file.suffix in HEADER_SUFFIXES and file.is_file()
+            )
+        elif path.exists():
+            yield path
+        else:
+            raise RegistryError(f"{path}: no such file or folder")
