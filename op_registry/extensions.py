@@ -10,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
-"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own rule (0);
-"zero" gives 0 also for rows whose softmax is undefined; "mean" the mean of value over all keys; "unmasked" the
-softmax without the mask; "nan" NaN."""
+"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own rule (0), and
+"zero" says the same; "mean" gives the mean of value over all keys; "unmasked" the softmax without the mask; "nan"
+NaN."""
+
+NAN_ROWS = ("", "zero")
+"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every attended score
+-inf). "" is NaN, as arithmetic has it; "zero" is 0."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,14 @@ EXTENSIONS = (
         "the attribute cpu_empty_rows says what a query row gives whose every key is masked",
         attr="cpu_empty_rows",
         values=EMPTY_ROWS,
+    ),
+    Extension(
+        "EXT-NAN-ROWS",
+        _FORWARD,
+        "the attribute cpu_nan_rows = zero gives 0 for a row whose softmax is undefined, as the guard "
+        "where(isnan(p), 0, p) does",
+        attr="cpu_nan_rows",
+        values=NAN_ROWS,
     ),
     Extension(
         "EXT-RANGE",
