@@ -57,13 +57,13 @@ def by_reference(job: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {value.name for value in original.graph.input}
     feeds = {name: value for name, value in feeds.items() if name in wanted}
     try:
-        expected = ReferenceEvaluator(original).run(None, feeds)
+        expected: Any = ReferenceEvaluator(original).run(None, feeds)
     except Exception as error:  # noqa: BLE001 - any failure is a finding
         return {
             "error": None,
             "original_error": f"{type(error).__name__}: {str(error)[:200]}",
         }
-    actual = evaluator(onnx.load(job["optimised"])).run(None, feeds)
+    actual: Any = evaluator(onnx.load(job["optimised"])).run(None, feeds)
     found = compare(names, expected, actual, job["coarsest"])
     problems = [
         f"[reference] output {each.name}: {each.problem}"

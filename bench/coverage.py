@@ -18,7 +18,7 @@ import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -61,6 +61,8 @@ class Outcome:
     expected: int
     ready_made: bool
     fused: int = 0
+    fused_as: dict[str, int] = field(default_factory=dict)
+    """layout, mask and extensions of the fused blocks, and how many are so."""
     declined: list[dict[str, Any]] = field(default_factory=list)
     not_attention: int = 0
     compared: str = "no"
@@ -165,6 +167,8 @@ class Bench:
         for block in report["blocks"]:
             if block["status"] == "fused":
                 outcome.fused += block["kind"] == "forward"
+                words = " ".join(map(str, (block["layout"], block["mask"], *block["extensions"])))
+                outcome.fused_as[words] = outcome.fused_as.get(words, 0) + 1
             elif block["status"] == "declined":
                 outcome.declined.append(block)
             else:
@@ -275,7 +279,7 @@ def print_totals(
 ) -> None:
     """One row a group, and the sum."""
     table = Table(title=title, title_justify="left", show_footer=len(groups) > 1)
-    columns = {
+    columns: dict[str, Callable[[list[Outcome]], int]] = {
         "models": lambda rows: len(rows),
         "blocks": lambda rows: sum(row.expected for row in rows),
         "fused": lambda rows: sum(row.fused for row in rows),
@@ -327,6 +331,19 @@ def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
         distinct = list(dict.fromkeys(ids))
         more = f" and {len(distinct) - 6} more" if len(distinct) > 6 else ""
         table.add_row(code, str(len(ids)), ", ".join(distinct[:6]) + more)
+    console.print(table)
+
+
+def print_fused(console: Console, outcomes: Iterable[Outcome]) -> None:
+    """The fused blocks by layout, mask and extensions."""
+    table = Table(title="Fused blocks", title_justify="left")
+    table.add_column("layout, mask, extensions")
+    table.add_column("blocks", justify="right")
+    words: Counter[str] = Counter()
+    for outcome in outcomes:
+        words.update(outcome.fused_as)
+    for name, count in words.most_common():
+        table.add_row(name, str(count))
     console.print(table)
 
 
@@ -423,6 +440,7 @@ def main() -> int:
         groups,
     )
     print_runs(console, outcomes)
+    print_fused(console, outcomes)
     print_declined(console, outcomes)
     if arguments.kinds == "issue2":
         print_missing(console, groups)

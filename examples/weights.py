@@ -18,6 +18,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -129,8 +130,8 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield message
 
 
-def _walk(message: object) -> Iterator[object]:
-    """`message` and every message below it, without looking into tensor contents."""
+def _walk(message: Any) -> Iterator[Any]:
+    """`message`, a protobuf message, and every message below it, without looking into tensors."""
     yield message
     if isinstance(message, onnx.TensorProto):
         return
