@@ -1,0 +1,366 @@
+"""The attention matcher: from a softmax to a frozen record, without touching the graph.
+
+    attention := product(probabilities, value)             probabilities.py says what may lie between
+    probabilities := softmax over the keys' axis           softmax.py
+    softmax's input := terms(product(query, key))          scores.py, mask.py
+
+What is emitted from the record is in emit.py. Query, key and value are the operands of the two products,
+whatever made them, so the record is right by construction: which operand is the key follows from the axis the
+softmax runs over, which is the value from the axis the second product sums over. Head and batch
+dimensions are the ones both products walk together.
+
+Refused, because it could change the result: an inner value that something else reads or that is a model output; an
+axis that cannot be proven to be the one it must be; scores that are rounded on the way; operands of several types.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.bounds import Bounds
+from fa_compiler.passes.contraction import Contraction
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, SelectTerm, Term
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.probabilities import FLOATS, ProbabilityPath, distinct_consumers, find_values, reaches_product
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.scores import Addend, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View, Viewer
+
+MAX_HEAD_SIZE = 768
+BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order."""
+
+    batch: Axes
+    heads: Axes
+    kv_heads: Axes
+    rows: Axes
+    columns: Axes
+    depth: Axes
+    value_depth: Axes
+
+
+@dataclass(frozen=True)
+class AttentionMatch:
+    """All that is needed to replace one attention; nothing in the graph has been changed.
+
+    The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
+    `output_dims`; `dtype` is the type to compute in.
+    """
+
+    anchor: SoftmaxAnchor
+    space: AxisSpace
+    query: View
+    key: View
+    value: View
+    roles: Roles
+    scale: float
+    mask: MaskPlan
+    dtype: ir.DataType
+    output: ir.Value
+    output_dims: Arrangement
+    interior: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """Matches anchors of one model."""
+
+    info: ShapeInfo
+    sets: ValueSets
+    bounds: Bounds
+    options: Options
+
+    def match(self, anchor: SoftmaxAnchor) -> AttentionMatch:
+        """The record of the attention around an anchor; raises Decline."""
+        viewer = Viewer(self.info, AxisSpace())
+        after = self._after(anchor, viewer)
+        before = find_scores(anchor.scores, viewer)
+        interior = self._interior(anchor, before, after)
+        narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
+        qk = _Operands.of(before.product, viewer, widening=narrow)
+        dims, scale, terms = self._simulate(before, qk, viewer)
+        key_side, columns = self._key_side(anchor, qk, dims, viewer)
+        planner = MaskPlanner(viewer, self.sets, self.bounds, self.options)
+        plan = planner.plan(terms, after.guarded)
+        dims = self._simulate_after(after, dims, viewer)
+        pv = _Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
+        self._check_sums_columns(after, pv, columns, viewer)
+        return self._record(anchor, before, after, interior, qk, key_side, columns, pv, plan, scale, viewer)
+
+    def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
+        try:
+            return find_values(anchor.output, viewer)
+        except Decline as decline:
+            if not reaches_product(anchor.output, viewer):
+                raise Decline(
+                    Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
+                ) from decline
+            if decline.code == Code.PROBABILITIES_ARE_OUTPUT and _feeds_backward(anchor.output):
+                raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
+            raise
+
+    def _interior(self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath) -> frozenset[int]:
+        """The ids of the matched nodes, after proving that nothing else reads what they make."""
+        scoring = (*before.nodes, *anchor.nodes)
+        nodes = (*scoring, *after.nodes, after.product.node)
+        matched = frozenset(id(node) for node in nodes)
+        for node in nodes[:-1]:
+            for output in node.outputs:
+                outside = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
+                if not outside and not output.is_graph_output():
+                    continue
+                late = output is anchor.output or any(node is other for other in after.nodes)
+                code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
+                what = "probabilities" if late else "scores"
+                who = f"{label(outside[0])} reads them" if outside else "they are a model output"
+                raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
+        return matched
+
+    def _simulate(self, before: ScorePath, qk: _Operands, viewer: Viewer) -> tuple[Arrangement, float, tuple[Term, ...]]:
+        """Walk the scores down to the softmax: their arrangement, the scale and the terms."""
+        dims, scale = qk.out, before.product.factor * qk.scale
+        terms: list[Term] = []
+        for step in before.steps:
+            match step:
+                case Rearrange(node):
+                    moved = viewer.rearranged(node, dims)
+                    if moved is None:
+                        raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
+                    dims = moved
+                case Scale(node, factor):
+                    scale *= factor
+                    terms = [_scaled(term, factor) for term in terms]
+                case Addend(node, value, sign):
+                    terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
+                case Select(node, condition, keep, fill):
+                    terms.append(SelectTerm(node, condition, keep, fill, self._alignment(condition, dims, node)))
+        if not math.isfinite(scale):
+            raise Decline(Code.SCALE, f"the scale is {scale}", before.product.node)
+        return dims, scale, tuple(terms)
+
+    def _alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
+        """The score axes each dimension of a broadcast operand runs along."""
+        shape = self.info.shape(value)
+        if shape is None:
+            raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
+        if len(shape) > len(dims):
+            raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
+        aligned = dims[len(dims) - len(shape) :]
+        for size, dim in zip(shape, aligned, strict=True):
+            if size.const != 1 and not dim:
+                raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
+        return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
+
+    def _key_side(
+        self, anchor: SoftmaxAnchor, qk: _Operands, dims: Arrangement, viewer: Viewer
+    ) -> tuple[int, Axes]:
+        """Which operand of the first product is the key, and its sequence axes."""
+        if anchor.axis is None or anchor.axis >= len(dims):
+            raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
+        columns = viewer.space.resolve(dims[anchor.axis])
+        for side in (1, 0):
+            free = qk.free(side)
+            if len(free) == 1 and viewer.space.resolve(qk.dims[side][free[0]]) == columns:
+                return side, columns
+        raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
+
+    def _simulate_after(self, after: ProbabilityPath, dims: Arrangement, viewer: Viewer) -> Arrangement:
+        for node in after.nodes:
+            if node.op_type in ("IsNaN", "Where", "Cast", "CastLike", "Dropout"):
+                continue
+            moved = viewer.rearranged(node, dims)
+            if moved is None:
+                raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+            dims = moved
+        return dims
+
+    def _check_sums_columns(self, after: ProbabilityPath, pv: _Operands, columns: Axes, viewer: Viewer) -> None:
+        label = after.product.summed[0]
+        if viewer.space.resolve(pv.dims[after.side][label]) != viewer.space.resolve(columns):
+            raise Decline(
+                Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", after.product.node
+            )
+
+    def _record(
+        self,
+        anchor: SoftmaxAnchor,
+        before: ScorePath,
+        after: ProbabilityPath,
+        interior: frozenset[int],
+        qk: _Operands,
+        key_side: int,
+        columns: Axes,
+        pv: _Operands,
+        plan: MaskPlan,
+        scale: float,
+        viewer: Viewer,
+    ) -> AttentionMatch:
+        resolve = viewer.space.resolve
+        product, node = before.product, before.product.node
+        query_free = qk.free(1 - key_side)
+        value_free = pv.free(1 - after.side)
+        if len(value_free) != 1:
+            raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
+        rows = resolve(qk.dims[1 - key_side][query_free[-1]])
+        shared = [label for label in product.out if label not in qk.free(key_side) and label != query_free[-1]]
+        batch, heads = _batch_and_heads([resolve(qk.out_dim(label)) for label in shared])
+        depth = resolve(qk.dims[0][product.summed[0]])
+        value_depth = resolve(pv.dims[1 - after.side][value_free[0]])
+        expected = {*batch, *heads, *rows, *value_depth}
+        output_dims = viewer.space.resolve_all(pv.out)
+        if {axis for dim in output_dims for axis in dim} != expected:
+            raise Decline(Code.SHAPE, "the output's axes are not those of query and value", after.product.node)
+        groups = (batch, heads, rows, resolve(columns), depth, value_depth)
+        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+            raise Decline(Code.SHAPE, "one axis would have to play two roles", node)
+        dtype, query, key, value = self._operands(qk, key_side, pv, after)
+        kv_heads = _kv_heads(key, value, heads, viewer.space)
+        size = viewer.space.size(depth).const
+        if size is not None and size > MAX_HEAD_SIZE:
+            raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
+        if viewer.space.size(heads).const is None or viewer.space.size(kv_heads).const is None:
+            raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)
+        roles = Roles(batch, heads, kv_heads, rows, resolve(columns), depth, value_depth)
+        return AttentionMatch(
+            anchor,
+            viewer.space,
+            query,
+            key,
+            value,
+            roles,
+            scale,
+            plan,
+            dtype,
+            after.product.output,
+            output_dims,
+            interior,
+        )
+
+    def _operands(
+        self, qk: _Operands, key_side: int, pv: _Operands, after: ProbabilityPath
+    ) -> tuple[ir.DataType, View, View, View]:
+        """Query, key and value, and the type to compute in: that of the result, or float32 when they differ.
+
+        Computing 16-bit operands in float32 only leaves roundings out.
+        """
+        node = after.product.node
+        query, key, value = qk.views[1 - key_side], qk.views[key_side], pv.views[1 - after.side]
+        assert query is not None and key is not None and value is not None
+        wanted = self.info.dtype(after.product.output)
+        types = {self.info.dtype(view.base) for view in (query, key, value)}
+        if wanted not in FLOATS or not types <= set(FLOATS):
+            raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
+        assert wanted is not None
+        return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """A contraction with the axes of its operands, each operand's by label."""
+
+    product: Contraction
+    views: tuple[View | None, View | None]
+    dims: tuple[dict[str, Axes], dict[str, Axes]]
+    scale: float
+
+    @staticmethod
+    def of(
+        product: Contraction,
+        viewer: Viewer,
+        given: tuple[int, Arrangement] | None = None,
+        widening: bool = False,
+        factors: bool = True,
+    ) -> _Operands:
+        """View the operands and let the labels they share run along the same axes.
+
+        `given` is the arrangement of an operand that has no view because it is inside the match; `widening` and
+        `factors` say what the views look through.
+        """
+        views: list[View | None] = [None, None]
+        dims: list[dict[str, Axes]] = [{}, {}]
+        for side in (0, 1):
+            labels = product.labels[side]
+            if given is not None and given[0] == side:
+                arrangement = given[1]
+            else:
+                view = viewer.view(product.operands[side], widening, factors)
+                if view is None:
+                    raise Decline(Code.RANK, "the rank of an operand is unknown", product.node)
+                views[side] = view
+                arrangement = view.dims
+            if len(arrangement) != len(labels):
+                raise Decline(Code.RANK, "the rank of an operand is not what its product needs", product.node)
+            dims[side] = dict(zip(labels, arrangement, strict=True))
+        for label in product.labels[0]:
+            if label in dims[1]:
+                one, other = viewer.space.resolve(dims[0][label]), viewer.space.resolve(dims[1][label])
+                free_to_broadcast = label in product.out and not (one and other)
+                if not free_to_broadcast and not viewer.space.unify(one, other):
+                    raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
+        scale = math.prod(view.scale for view in views if view is not None)
+        return _Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
+
+    def free(self, side: int) -> list[str]:
+        """The labels only this operand has, in the order of the output."""
+        return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
+
+    def out_dim(self, label: str) -> Axes:
+        """The axes of an output dimension: those of the operand that is not broadcast along it."""
+        return self.dims[0].get(label) or self.dims[1].get(label) or ()
+
+    @property
+    def out(self) -> Arrangement:
+        """The arrangement of the product."""
+        return tuple(self.out_dim(label) for label in self.product.out)
+
+
+def _scaled(term: Term, factor: float) -> Term:
+    if isinstance(term, AddTerm):
+        return replace(term, factor=term.factor * factor)
+    return replace(term, fill=term.fill * factor)
+
+
+def _batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:
+    """Batch and head axes of the dimensions before rows and columns.
+
+    With two or more dimensions the last one counts heads. A single dimension holds both when it was merged
+    from a batch and a constant number of heads; else it is the batch.
+    """
+    if len(dims) >= 2:
+        return tuple(axis for dim in dims[:-1] for axis in dim), dims[-1]
+    merged = dims[0] if dims else ()
+    if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
+        return merged[:1], merged[1:]
+    return merged, ()
+
+
+def _kv_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
+    """The head axes that key and value do not merely repeat.
+
+    Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;
+    when they are not, key and value are expanded.
+    """
+    owned = {axis for view in (key, value) for dim in view.base_dims for axis in space.resolve(dim)}
+    kept = tuple(axis for axis in heads if axis in owned)
+    return kept if heads[: len(kept)] == kept else heads
+
+
+def _feeds_backward(probabilities: ir.Value) -> bool:
+    """Are the probabilities read by what looks like their own gradient?"""
+    readers = distinct_consumers(probabilities)
+    products = sum(reader.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum", "Transpose", "Reshape") for reader in readers)
+    return any(reader.op_type in BACKWARD_OPS for reader in readers) or (
+        products >= 1 and any(reader.op_type in ("Mul", "Neg") for reader in readers)
+    )

@@ -1,0 +1,99 @@
+"""How large a tensor's elements can be: a proof that a bias cannot compete with a mask's very negative number.
+
+`Bounds.of(value)` is an interval (low, high) that holds every element in every run, or None. Integers cast to floats
+are bounded by their type, which is enough for biases computed from positions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.value_sets import MOVES
+
+Interval = tuple[float, float]
+
+UNIT_RANGE = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Sin": (-1.0, 1.0), "Cos": (-1.0, 1.0)}
+INTEGERS = {
+    ir.DataType.BOOL: 1.0,
+    ir.DataType.UINT8: 255.0,
+    ir.DataType.INT8: 128.0,
+    ir.DataType.INT32: float(2**31),
+    ir.DataType.INT64: float(2**63),
+}
+
+
+@dataclass
+class Bounds:
+    """The analysis over one model, with its memory."""
+
+    info: ShapeInfo
+    _known: dict[int, Interval | None] = field(default_factory=dict)
+    _alive: list[ir.Value] = field(default_factory=list)
+
+    def of(self, value: ir.Value | None) -> Interval | None:
+        """The interval of a value; None when unknown."""
+        if value is None:
+            return None
+        if id(value) not in self._known:
+            self._known[id(value)] = None
+            self._alive.append(value)
+            self._known[id(value)] = self._compute(value)
+        return self._known[id(value)]
+
+    def _compute(self, value: ir.Value) -> Interval | None:
+        array = constant(value)
+        if array is not None:
+            return _of_array(array)
+        dtype = self.info.dtype(value)
+        if dtype in INTEGERS:
+            return -INTEGERS[dtype], INTEGERS[dtype]
+        node = value.producer()
+        if not is_op(node, *UNIT_RANGE, *MOVES, "Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat"):
+            return None
+        assert node is not None
+        return self._of_node(node)
+
+    def _of_node(self, node: ir.Node) -> Interval | None:
+        op = node.op_type
+        if op in UNIT_RANGE:
+            return UNIT_RANGE[op]
+        if op == "Where":
+            return _hull(self.of(node.inputs[1]), self.of(node.inputs[2]))
+        if op == "Concat":
+            result = self.of(node.inputs[0])
+            for operand in node.inputs[1:]:
+                result = _hull(result, self.of(operand))
+            return result
+        first = self.of(node.inputs[0])
+        if first is None:
+            return None
+        if op == "Neg":
+            return -first[1], -first[0]
+        if op not in ("Add", "Sub", "Mul"):
+            return first
+        second = self.of(node.inputs[1])
+        if second is None:
+            return None
+        if op == "Mul":
+            corners = [a * b for a in first for b in second]
+            return None if any(math.isnan(x) for x in corners) else (min(corners), max(corners))
+        low, high = second if op == "Add" else (-second[1], -second[0])
+        return first[0] + low, first[1] + high
+
+
+def _of_array(array: np.ndarray) -> Interval | None:
+    if array.size == 0:
+        return 0.0, 0.0
+    wide = array.astype(np.float64)
+    low, high = float(wide.min()), float(wide.max())
+    return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _hull(one: Interval | None, other: Interval | None) -> Interval | None:
+    return None if one is None or other is None else (min(one[0], other[0]), max(one[1], other[1]))

@@ -1,0 +1,184 @@
+"""Making new nodes: unique names, equal nodes made once, shapes of symbolic sizes computed from what is at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout import Move, Reshape, Transpose
+from fa_compiler.passes.nodes import opset
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.shapes import ShapeInfo
+
+AttrValue = int | float | str | Sequence[int]
+PREFIX = "fa"
+
+
+@dataclass
+class Names:
+    """Names that no value or node of the model has."""
+
+    taken: set[str]
+
+    @staticmethod
+    def of(model: ir.Model) -> Names:
+        """All names in use anywhere in the model."""
+        taken: set[str] = set()
+        for graph in model.graphs():
+            taken.update(name for value in graph.inputs if (name := value.name))
+            taken.update(graph.initializers)
+            for node in graph:
+                taken.update(name for output in node.outputs if (name := output.name))
+                if node.name:
+                    taken.add(node.name)
+        return Names(taken)
+
+    def new(self, stem: str) -> str:
+        """A fresh name that begins with the stem."""
+        name, count = stem, 1
+        while name in self.taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self.taken.add(name)
+        return name
+
+
+@dataclass
+class Builder:
+    """Adds nodes to one graph. The graph is left unsorted: its owner sorts it once at the end."""
+
+    graph: ir.Graph
+    names: Names
+    info: ShapeInfo
+    _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> list[ir.Node]:
+        """The nodes made so far."""
+        makers = (value.producer() for value in self._made.values())
+        return [maker for maker in makers if maker is not None]
+
+    @property
+    def untouched(self) -> bool:
+        """Has nothing been asked for yet?"""
+        return not self._made
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        dtype: ir.DataType | None,
+        attrs: Mapping[str, AttrValue] | None = None,
+    ) -> ir.Value:
+        """The single output of a standard operator; the same value for the same request."""
+        attributes = dict(attrs or {})
+        key = (op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
+        if key not in self._made:
+            node = ir.node(op_type, list(inputs), attributes, name=self.names.new(f"{PREFIX}_{op_type}"))
+            output = node.outputs[0]
+            output.name = self.names.new(f"{PREFIX}_{op_type}_output")
+            self.graph.append(node)
+            output.dtype = dtype
+            shape = self.info.shape(output)
+            if shape is not None:
+                output.shape = ir.Shape([size.const for size in shape])
+            self._made[key] = output
+        return self._made[key]
+
+    def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
+        """An initializer with this content; the same value for the same content."""
+        key = ("constant", array.dtype.str, array.shape, array.tobytes())
+        if key not in self._made:
+            value = ir.Value(name=self.names.new(f"{PREFIX}_{stem}"))
+            value.const_value = ir.tensor(array, name=value.name)
+            value.dtype = value.const_value.dtype
+            value.shape = ir.Shape(array.shape)
+            self.graph.register_initializer(value)
+            self._made[key] = value
+        return self._made[key]
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """A vector of int64."""
+        return self.constant(np.array(numbers, dtype=np.int64), "shape")
+
+    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """The value in this type."""
+        if self.info.dtype(value) == dtype:
+            return value
+        return self.op("Cast", [value], dtype, {"to": int(dtype)})
+
+    def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Insert dimensions of 1."""
+        if self._opset() >= 13:
+            return self.op("Unsqueeze", [value, self.ints(axes)], self.info.dtype(value))
+        return self.op("Unsqueeze", [value], self.info.dtype(value), {"axes": tuple(axes)})
+
+    def _opset(self) -> int:
+        probe = next(iter(self.graph), None)
+        return opset(probe) if probe is not None else 13
+
+
+@dataclass(frozen=True)
+class Mover:
+    """Carries out layout plans. `witnesses` are values whose dimensions tell the sizes of axes at run time."""
+
+    builder: Builder
+    space: AxisSpace
+    witnesses: list[tuple[ir.Value, Arrangement]]
+
+    def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
+        """The value after the plan's moves."""
+        dtype = self.builder.info.dtype(value)
+        for move in plan:
+            if isinstance(move, Transpose):
+                value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
+            elif isinstance(move, Reshape):
+                value = self.builder.op("Reshape", [value, self._reshape_target(value, dims, move.dims)], dtype)
+            else:
+                value = self.builder.op("Expand", [value, self._full_target(move.dims)], dtype)
+            dims = move.dims
+        return value
+
+    def _reshape_target(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
+        """A shape for Reshape: constants, copied dimensions (0) and at most one inferred one (-1)."""
+        sizes: list[int | None] = []
+        for index, dim in enumerate(target):
+            size = self.space.size(dim).const
+            if size is None and index < len(dims) and dims[index] == dim:
+                size = 0
+            sizes.append(size)
+        if sizes.count(None) <= 1:
+            return self.builder.ints([-1 if size is None else size for size in sizes])
+        return self._full_target(target, [*self.witnesses, (value, dims)])
+
+    def _full_target(
+        self, target: Arrangement, witnesses: list[tuple[ir.Value, Arrangement]] | None = None
+    ) -> ir.Value:
+        """The target's sizes as a vector computed at run time, constants where they are known."""
+        witnesses = self.witnesses if witnesses is None else witnesses
+        consts = [self.space.size(dim).const for dim in target]
+        if None not in consts:
+            return self.builder.ints([size for size in consts if size is not None])
+        parts = [self._size(dim, witnesses) for dim in target]
+        return self.builder.op("Concat", parts, ir.DataType.INT64, {"axis": 0})
+
+    def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
+        """The product of the axes' sizes as a vector of one element."""
+        const = self.space.size(dim).const
+        if const is not None:
+            return self.builder.ints([const])
+        for value, dims in witnesses:
+            if dim in dims:
+                shape = self.builder.op("Shape", [value], ir.DataType.INT64)
+                index = self.builder.ints([dims.index(dim)])
+                return self.builder.op("Gather", [shape, index], ir.DataType.INT64, {"axis": 0})
+        if len(dim) > 1:
+            total = self._size(dim[:1], witnesses)
+            return self.builder.op("Mul", [total, self._size(dim[1:], witnesses)], ir.DataType.INT64)
+        raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
+

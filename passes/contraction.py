@@ -1,0 +1,110 @@
+"""Matrix products in any spelling as one thing: two operands, labelled dimensions, a factor.
+
+    product := MatMul(x, y)                       any rank >= 2, batch dimensions broadcast from the right
+             | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
+             | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA/B = 0, alpha
+             | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
+                                                  operand, no ellipsis
+
+A label that is in both operands and in the output is a batch dimension, one that is in both operands
+and not in the output is summed over. Everything else is refused: the caller then has no product here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import input_of, int_attr, is_op
+from fa_compiler.passes.shapes import ShapeInfo
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """`output[out] = factor * sum operands[0][labels[0]] * operands[1][labels[1]]`."""
+
+    node: ir.Node
+    operands: tuple[ir.Value, ir.Value]
+    labels: tuple[tuple[str, ...], tuple[str, ...]]
+    out: tuple[str, ...]
+    factor: float = 1.0
+
+    @property
+    def output(self) -> ir.Value:
+        """The product."""
+        return self.node.outputs[0]
+
+    @property
+    def summed(self) -> tuple[str, ...]:
+        """The labels summed over."""
+        return tuple(label for label in self.labels[0] if label not in self.out)
+
+
+def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
+    """Read a node as a contraction over exactly one label; None when it is none."""
+    if node is None or len(node.inputs) < 2:
+        return None
+    left, right = node.inputs[0], node.inputs[1]
+    if left is None or right is None:
+        return None
+    found: Contraction | None = None
+    if is_op(node, "MatMul"):
+        found = _matmul(node, left, right, info, False, False, 1.0)
+    elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
+        if int_attr(node, "transBatchA", 0) or int_attr(node, "transBatchB", 0):
+            return None
+        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    elif is_op(node, "Gemm"):
+        beta = node.attributes.get("beta")
+        if input_of(node, 2) is not None and (beta is None or beta.as_float() != 0.0):
+            return None
+        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    elif is_op(node, "Einsum") and len(node.inputs) == 2:
+        found = _einsum(node, left, right, info)
+    return found if found is not None and len(found.summed) == 1 else None
+
+
+def _flags(node: ir.Node) -> tuple[bool, bool]:
+    return bool(int_attr(node, "transA", 0)), bool(int_attr(node, "transB", 0))
+
+
+def _alpha(node: ir.Node) -> float:
+    attr = node.attributes.get("alpha")
+    return 1.0 if attr is None else attr.as_float()
+
+
+def _matmul(
+    node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo, trans_a: bool, trans_b: bool, factor: float
+) -> Contraction | None:
+    shapes = info.shape(left), info.shape(right)
+    if shapes[0] is None or shapes[1] is None or min(len(shapes[0]), len(shapes[1])) < 2:
+        return None
+    ranks = len(shapes[0]), len(shapes[1])
+    batch = tuple(f"b{index}" for index in range(max(ranks) - 2))
+    a = ("k", "m") if trans_a else ("m", "k")
+    b = ("n", "k") if trans_b else ("k", "n")
+    labels = batch[len(batch) - (ranks[0] - 2) :] + a, batch[len(batch) - (ranks[1] - 2) :] + b
+    return Contraction(node, (left, right), labels, (*batch, "m", "n"), factor)
+
+
+def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
+    equation = node.attributes["equation"].as_string().replace(" ", "")
+    if "." in equation:
+        return None
+    sides = equation.split("->")
+    terms = sides[0].split(",")
+    if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
+        return None
+    if len(sides) == 2:
+        out = sides[1]
+    else:
+        out = "".join(sorted(label for label in set(terms[0] + terms[1]) if (terms[0] + terms[1]).count(label) == 1))
+    for term, value in zip(terms, (left, right), strict=True):
+        shape = info.shape(value)
+        if shape is None or len(shape) != len(term):
+            return None
+    dropped = (set(terms[0]) ^ set(terms[1])) - set(out)
+    if dropped:
+        return None
+    return Contraction(node, (left, right), (tuple(terms[0]), tuple(terms[1])), tuple(out))

@@ -1,0 +1,356 @@
+"""From an AttentionMatch to a FlashAttentionScore node.
+
+The layout is chosen last and only by cost: every layout is right, because the arrangements of the operands are
+known, and the one that needs the fewest copies of query, key, value and result is taken. The result may take the place
+of a value further down than the second product's: Transposes and Reshapes behind it are absorbed as long as nothing
+else reads what lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs
+from fa_compiler.passes.attention import AttentionMatch
+from fa_compiler.passes.axes import Arrangement, Axes, product
+from fa_compiler.passes.build import PREFIX, Builder, Mover
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
+from fa_compiler.passes.mask import Masked, Shift
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.scores import LAYOUT_OPS
+from fa_compiler.passes.surgery import check_acyclic, replace_value, sweep
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.views import View, Viewer
+
+OP = "FlashAttentionScore"
+
+
+@dataclass(frozen=True)
+class Landing:
+    """A value the fused result can replace, and the moves from the operator's output to it."""
+
+    value: ir.Value
+    dims: Arrangement
+    plan: tuple[Move, ...]
+    saved: int
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """One layout with everything it costs."""
+
+    name: str
+    operands: tuple[tuple[View, Arrangement, tuple[Move, ...]], ...]
+    landing: Landing
+
+    @property
+    def cost(self) -> int:
+        """Copies needed minus copies saved."""
+        return sum(cost(plan) for _, _, plan in self.operands) + cost(self.landing.plan) - self.landing.saved
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What was built, for the report."""
+
+    node: ir.Node
+    layout: str
+    heads: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """Builds fused nodes in one graph."""
+
+    builder: Builder
+    options: Options
+    replaced: list[ir.Node] = field(default_factory=list)
+
+    def emit(self, match: AttentionMatch) -> Fused:
+        """Add the node and let it take the place of the matched result. Raises Decline before any use is changed."""
+        plan = self._best_layout(match)
+        space, builder = match.space, self.builder
+        witnesses = [(view.base, space.resolve_all(view.base_dims)) for view, _, _ in plan.operands]
+        mover = Mover(builder, space, witnesses)
+        inputs: dict[str, ir.Value | None] = {}
+        for name, (view, _, move_plan) in zip(("query", "key", "value"), plan.operands, strict=True):
+            base = builder.cast(view.base, match.dtype)
+            inputs[name] = mover.apply(base, space.resolve_all(view.base_dims), move_plan)
+        notes: list[str] = []
+        masks = _Masks(match, builder, mover, self.options, notes)
+        inputs["real_shift"] = masks.real_shift()
+        inputs["atten_mask"] = masks.atten_mask()
+        node = self._node(match, plan, inputs)
+        self._land(match, plan, node, mover)
+        heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
+        return Fused(node, plan.name, heads, tuple(notes))
+
+    def finish(self) -> None:
+        """Remove what the fused nodes made superfluous and restore a topological order."""
+        if self.builder.untouched:
+            return
+        sweep(self.builder.graph, [*self.replaced, *self.builder.nodes])
+        check_acyclic(self.builder.graph)
+        self.builder.graph.sort()
+
+    def _size(self, match: AttentionMatch, axes: Axes) -> int:
+        size = match.space.size(axes).const
+        assert size is not None
+        return size
+
+    def _best_layout(self, match: AttentionMatch) -> LayoutPlan:
+        landings = self._landing_places(match)
+        plans = [plan for name in LAYOUTS if (plan := self._layout(match, name, landings)) is not None]
+        if not plans:
+            raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.anchor.node)
+        return min(plans, key=lambda plan: plan.cost)
+
+    def _layout(
+        self, match: AttentionMatch, name: str, landings: list[tuple[ir.Value, Arrangement, int]]
+    ) -> LayoutPlan | None:
+        roles, arrange, space = match.roles, LAYOUTS[name], match.space
+        targets = (
+            (match.query, arrange(roles.batch, roles.heads, roles.rows, roles.depth)),
+            (match.key, arrange(roles.batch, roles.kv_heads, roles.columns, roles.depth)),
+            (match.value, arrange(roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
+        )
+        operands = []
+        for view, target in targets:
+            plan = moves(space.resolve_all(view.base_dims), target)
+            if plan is None:
+                return None
+            operands.append((view, target, plan))
+        output = arrange(roles.batch, roles.heads, roles.rows, roles.value_depth)
+        best: Landing | None = None
+        for value, dims, saved in landings:
+            plan = moves(output, dims)
+            if plan is None:
+                continue
+            landing = Landing(value, dims, plan, saved)
+            if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
+                best = landing
+        return None if best is None else LayoutPlan(name, tuple(operands), best)
+
+    def _landing_places(self, match: AttentionMatch) -> list[tuple[ir.Value, Arrangement, int]]:
+        """The product's value and those behind it that only rearrange it, with the work each makes superfluous."""
+        viewer = Viewer(self.builder.info, match.space)
+        value, dims, saved = match.output, match.output_dims, 0
+        places = [(value, dims, saved)]
+        while not value.is_graph_output():
+            readers = distinct_consumers(value)
+            if len(readers) != 1 or not is_op(readers[0], *LAYOUT_OPS) or readers[0].inputs[0] is not value:
+                break
+            if sum(1 for _ in value.uses()) != 1:
+                break
+            moved = viewer.rearranged(readers[0], dims)
+            if moved is None:
+                break
+            saved += COPY_COST if readers[0].op_type == "Transpose" else 1
+            value, dims = readers[0].outputs[0], match.space.resolve_all(moved)
+            places.append((value, dims, saved))
+        return places
+
+    def _node(self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None]) -> ir.Node:
+        spec = get(OP)
+        attrs: dict[str, int | float | str] = {
+            "scale_value": float(np.float32(match.scale)),
+            "head_num": self._size(match, match.roles.heads),
+            "input_layout": plan.name,
+            "pse_type": 1 if inputs.get("real_shift") is None else 0,
+        }
+        attrs.update(self._row_attrs(match))
+        present = {name: value for name, value in inputs.items() if value is not None}
+        name = self.builder.names.new(f"{PREFIX}_{OP}")
+        node = ir.Node(
+            DOMAIN,
+            OP,
+            place_inputs(spec, present),
+            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
+            num_outputs=len(spec.outputs),
+            name=name,
+        )
+        for declared, output in zip(spec.outputs, node.outputs, strict=True):
+            output.name = self._output_name(name, declared.name)
+            output.dtype = ir.DataType.FLOAT
+        node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
+        self._declare_shapes(match, plan, node)
+        self.builder.graph.append(node)
+        return node
+
+    def _output_name(self, node: str, output: str) -> str:
+        """Unused outputs have no name where nobody has to compute them."""
+        if output == "attention_out" or self.options.target == "ascend":
+            return self.builder.names.new(f"{node}_{output}")
+        return ""
+
+    def _row_attrs(self, match: AttentionMatch) -> dict[str, int | float | str]:
+        mask = match.mask
+        if self.options.target == "ascend":
+            # inner_precise 2 asks the device to give 0 for a fully masked row.
+            return {"inner_precise": 2} if mask.empty_rows == "zero" else {}
+        attrs: dict[str, int | float | str] = {}
+        if mask.empty_rows:
+            attrs["cpu_empty_rows"] = mask.empty_rows
+        if mask.nan_rows:
+            attrs["cpu_nan_rows"] = mask.nan_rows
+        return attrs
+
+    def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
+        """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
+        roles, space = match.roles, match.space
+        stats = [*(space.size(axes) for axes in (roles.batch, roles.heads, roles.rows)), Dim(8)]
+        out = LAYOUTS[plan.name](roles.batch, roles.heads, roles.rows, roles.value_depth)
+        shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in out])
+        for output, shape in zip(node.outputs, shapes, strict=True):
+            if output.name:
+                self.builder.info.set(output, shape, output.dtype)
+                output.shape = ir.Shape([size.const for size in shape])
+
+    def _land(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node, mover: Mover) -> None:
+        roles = match.roles
+        result = node.outputs[3]
+        dims = LAYOUTS[plan.name](roles.batch, roles.heads, roles.rows, roles.value_depth)
+        old = plan.landing.value
+        wanted = self.builder.info.dtype(old)
+        maker = old.producer()
+        assert maker is not None
+        self.replaced.append(maker)
+        result = mover.apply(result, dims, plan.landing.plan)
+        if wanted is not None:
+            result = self.builder.cast(result, wanted)
+        replace_value(old, result)
+
+
+@dataclass(frozen=True)
+class _Masks:
+    """Builds atten_mask and real_shift of one match."""
+
+    match: AttentionMatch
+    builder: Builder
+    mover: Mover
+    options: Options
+    notes: list[str]
+
+    @property
+    def _groups(self) -> tuple[Axes, ...]:
+        roles = self.match.roles
+        return roles.batch, roles.heads, roles.rows, roles.columns
+
+    def atten_mask(self) -> ir.Value | None:
+        """True where a position is excluded."""
+        parts = self.match.mask.masked
+        if not parts:
+            return None
+        full = [self._full_groups([part.view for part in parts], rows=True, heads=False)] * len(parts)
+        values = [self._excluded(part, wanted) for part, wanted in zip(parts, full, strict=True)]
+        mask = values[0]
+        for value in values[1:]:
+            mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
+        return mask
+
+    def real_shift(self) -> ir.Value | None:
+        """The sum of all shifts."""
+        parts = self.match.mask.shifts
+        if not parts:
+            return None
+        wanted = self._full_groups([part.view for part in parts], rows=False, heads=True)
+        dtype = self._shift_type(parts)
+        total: ir.Value | None = None
+        for part in parts:
+            value = self._addend(part, wanted, dtype)
+            total = value if total is None else self.builder.op("Add", [total, value], dtype)
+        return total
+
+    def _shift_type(self, parts: tuple[Shift, ...]) -> ir.DataType:
+        """The query's type for a single bias of that type, else float32, in which no sum overflows."""
+        query = self.match.dtype
+        types = {self.builder.info.dtype(part.view.base) for part in parts}
+        plain = len(parts) == 1 and parts[0].fill is None and types == {query} and parts[0].factor == 1.0
+        if self.options.target == "ascend":
+            if not plain and query != ir.DataType.FLOAT:
+                raise Decline(
+                    Code.ILLEGAL, "a bias of another type than the query's is not taken by the product", self._culprit
+                )
+            return query
+        return query if plain else ir.DataType.FLOAT
+
+    @property
+    def _culprit(self) -> ir.Node:
+        return self.match.anchor.node
+
+    def _full_groups(self, views: list[View], rows: bool, heads: bool) -> frozenset[int]:
+        """Which of the groups batch, heads, rows, columns Ascend wants written out in full."""
+        if self.options.target != "ascend":
+            return frozenset()
+        wanted = {3}
+        if heads:
+            wanted.add(1)
+        if rows:
+            wanted.add(2)
+            if any(self._owns(view, self._groups[1]) for view in views):
+                wanted.update((0, 1))
+        return frozenset(wanted)
+
+    def _owns(self, view: View, group: Axes) -> bool:
+        own = {axis for dim in view.base_dims for axis in self.match.space.resolve(dim)}
+        return any(axis in own for axis in group)
+
+    def _excluded(self, part: Masked, full: frozenset[int]) -> ir.Value:
+        builder, base = self.builder, part.view.base
+        value = builder.cast(base, ir.DataType.BOOL)
+        if not part.when:
+            value = builder.op("Not", [value], ir.DataType.BOOL)
+        return self._arranged(value, part.view, full)
+
+    def _addend(self, part: Shift, full: frozenset[int], dtype: ir.DataType) -> ir.Value:
+        builder = self.builder
+        if part.fill is None:
+            value = builder.cast(part.view.base, dtype)
+            if part.factor != 1.0:
+                number = builder.constant(_number(part.factor, dtype), "factor")
+                value = builder.op("Mul", [value, number], dtype)
+        else:
+            condition = builder.cast(part.view.base, ir.DataType.BOOL)
+            pair = [builder.constant(_number(x, dtype), "fill") for x in (part.fill, 0.0)]
+            value = builder.op("Where", [condition, *(pair if part.when else reversed(pair))], dtype)
+        return self._arranged(value, part.view, full)
+
+    def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
+        """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and along any it has a part of."""
+        space = self.match.space
+        own_dims = space.resolve_all(view.base_dims)
+        own = {axis for dim in own_dims for axis in dim}
+        target = tuple(
+            group if index in full or any(axis in own for axis in group) else ()
+            for index, group in enumerate(self._groups)
+        )
+        if not own <= {axis for group in target for axis in group}:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} runs along an axis the scores do not have", self._culprit)
+        plan = moves(own_dims, target)
+        if plan is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
+        result = self.mover.apply(value, own_dims, plan)
+        added = [self._groups[index] for index in sorted(full) if self._groups[index] != () and not own.issuperset(self._groups[index])]
+        if added:
+            self._note_expanded(value, result, own_dims, target)
+        return result
+
+    def _note_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
+        space = self.match.space
+        dtype = self.builder.info.dtype(result)
+        size = 1 if dtype is None else dtype.itemsize
+        added = product(map(space.size, target)) - product(map(space.size, source))
+        self.notes.append(f"{value.name}: expanded for the product, {added * size} bytes added")
+
+
+def _number(value: float, dtype: ir.DataType) -> np.ndarray:
+    return np.array(value, dtype=dtype.numpy())

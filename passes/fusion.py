@@ -1,0 +1,149 @@
+"""The attention fusion over a whole model: every softmax gets exactly one block in the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.passes.attention import Matcher
+from fa_compiler.passes.bounds import Bounds
+from fa_compiler.passes.build import Builder, Names
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.emit import OP, Emitter
+from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.report import Block, Code, Report
+from fa_compiler.passes.shapes import ShapeInfo, analyse
+from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.value_sets import ValueSets
+
+Progress = Callable[[str, int, int], None]
+
+READY_MADE = {
+    ("", "Attention"),
+    ("ai.onnx", "Attention"),
+    ("com.microsoft", "Attention"),
+    ("com.microsoft", "MultiHeadAttention"),
+    ("com.microsoft", "GroupQueryAttention"),
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"),
+    ("com.microsoft", "PackedMultiHeadAttention"),
+    ("com.microsoft", "PackedAttention"),
+    ("com.microsoft", "PagedAttention"),
+    ("com.microsoft", "SparseAttention"),
+    ("com.microsoft", "QAttention"),
+    ("npu", "NPUFlashAttention"),
+    ("npu", "NPUPromptFlashAttention"),
+    ("npu", "NPUIncreFlashAttention"),
+}
+
+
+def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
+    """Fuse the attention of a model in place and tell what became of each softmax and attention op.
+
+    A model without attention is left as it is.
+    """
+    started = time.perf_counter()
+    options = options or Options()
+    inline_attention_functions(model)
+    info = analyse(model)
+    run = _Run(
+        info,
+        Matcher(info, ValueSets(info), Bounds(info), options),
+        options,
+        Names.of(model),
+        progress or (lambda stage, done, total: None),
+        [],
+    )
+    blocks = [block for graph in list(model.graphs()) for block in run.fuse_graph(graph)]
+    if any(block.status == "fused" for block in blocks):
+        model.graph.opset_imports[DOMAIN] = VERSION
+    return Report(
+        [replace(block, id=index) for index, block in enumerate(blocks)],
+        target=options.target,
+        seconds=time.perf_counter() - started,
+        notes=run.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the graphs of one model share."""
+
+    info: ShapeInfo
+    matcher: Matcher
+    options: Options
+    names: Names
+    progress: Progress
+    notes: list[str]
+
+    def fuse_graph(self, graph: ir.Graph) -> list[Block]:
+        """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
+        found = {id(anchor.node): anchor for anchor in anchors(graph, self.info)}
+        order = [node for node in graph if id(node) in found or (node.domain, node.op_type) in READY_MADE]
+        emitter = Emitter(Builder(graph, self.names, self.info), self.options)
+        blocks: list[Block] = []
+        for index, node in enumerate(order):
+            self.progress("attention", index + 1, len(order))
+            anchor = found.get(id(node))
+            blocks.append(_ready_made(node) if anchor is None else self._fuse_anchor(anchor, emitter))
+        emitter.finish()
+        return blocks
+
+    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter) -> Block:
+        name = label(anchor.node) or ""
+        try:
+            match = self.matcher.match(anchor)
+            fused = emitter.emit(match)
+        except Decline as decline:
+            return _declined(name, decline)
+        self.notes.extend(fused.notes)
+        return Block(
+            id=0,
+            kind="forward",
+            anchor=name,
+            status="fused",
+            op=OP,
+            node=fused.node.name,
+            layout=fused.layout,
+            mask=match.mask.word,
+            heads=fused.heads,
+            extensions=extensions_used(node_view(fused.node, self.info)),
+            assumed=match.mask.assumed,
+        )
+
+
+def _declined(anchor: str, decline: Decline) -> Block:
+    attention = decline.code != Code.NOT_ATTENTION
+    return Block(
+        id=0,
+        kind="forward" if attention else "softmax_only",
+        anchor=anchor,
+        status="declined" if attention else "not_attention",
+        code=decline.code,
+        reason=decline.reason,
+        culprit=label(decline.culprit) or anchor,
+        hint=decline.hint,
+    )
+
+
+def _ready_made(node: ir.Node) -> Block:
+    name = label(node) or ""
+    return _declined(
+        name, Decline(Code.READY_MADE, f"{node.op_type} of domain {node.domain or 'ai.onnx'!r} is left as it is", node)
+    )
+
+
+def inline_attention_functions(model: ir.Model) -> None:
+    """Inline the model-local functions in which a softmax or a matrix product lies, so that each call is a block.
+
+    Attention may be spread over functions (one computes the scores, another the softmax), so a model in which a
+    function holds a softmax has all its functions inlined; any other model keeps them.
+    """
+    if any(is_op(node, "Softmax", "Exp") for function in model.functions.values() for node in function):
+        InlinePass()(model)

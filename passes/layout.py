@@ -1,0 +1,110 @@
+"""From one arrangement of axes to another: the fewest Reshapes, Transposes and Expands, and what they cost.
+
+A plan first puts the axes the value has in the target's order, then broadcasts those it lacks. Axes that stay
+neighbours are moved together, so "b (n d)" to "b n d" is one Reshape and "b s n d" to "b n s d" one Transpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fa_compiler.passes.axes import Arrangement, Axes, Axis
+
+COPY_COST = 10
+"""A Transpose or Expand moves every element; a Reshape only changes a shape."""
+
+LAYOUTS: dict[str, Callable[[Axes, Axes, Axes, Axes], Arrangement]] = {
+    "BNSD": lambda b, n, s, d: (b, n, s, d),
+    "BSND": lambda b, n, s, d: (b, s, n, d),
+    "BSH": lambda b, n, s, d: (b, s, n + d),
+    "SBH": lambda b, n, s, d: (s, b, n + d),
+}
+"""The operator's layouts by batch, head, sequence and depth axes."""
+
+
+@dataclass(frozen=True)
+class Reshape:
+    """Give the value these dimensions, in the order its elements have."""
+
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Permute the dimensions; `dims` are the resulting ones."""
+
+    perm: tuple[int, ...]
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class Expand:
+    """Repeat along dimensions of size 1; `dims` are the resulting ones."""
+
+    dims: Arrangement
+
+
+Move = Reshape | Transpose | Expand
+
+
+def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
+    """How to get from one arrangement (of finest axes) to another; None when axes would have to be dropped."""
+    own = {axis for dim in source for axis in dim}
+    if not own <= {axis for dim in target for axis in dim}:
+        return None
+    present = tuple(tuple(axis for axis in dim if axis in own) for dim in target)
+    plan = list(_permute(source, present))
+    if present != target:
+        plan.extend(_broadcast(present, target, own))
+    return tuple(plan)
+
+
+def cost(plan: Sequence[Move]) -> int:
+    """The work of a plan in arbitrary units."""
+    return sum(1 if isinstance(move, Reshape) else COPY_COST for move in plan)
+
+
+def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
+    if source == target:
+        return []
+    flat = [axis for dim in target for axis in dim]
+    if [axis for dim in source for axis in dim] == flat:
+        return [Reshape(target)]
+    pieces = _pieces(source, target)
+    plan: list[Move] = [] if pieces == source else [Reshape(pieces)]
+    place = {piece[0]: index for index, piece in enumerate(pieces)}
+    perm = tuple(place[axis] for axis in flat if axis in place)
+    ordered = tuple(pieces[index] for index in perm)
+    plan.append(Transpose(perm, ordered))
+    if ordered != target:
+        plan.append(Reshape(target))
+    return plan
+
+
+def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:
+    """The source's dimensions cut wherever the target does not keep two axes together."""
+    follows: dict[Axis, Axis] = {}
+    for dim in target:
+        follows.update(zip(dim, dim[1:], strict=False))
+    pieces: list[Axes] = []
+    for dim in source:
+        run: list[Axis] = []
+        for axis in dim:
+            if run and follows.get(run[-1]) is not axis:
+                pieces.append(tuple(run))
+                run = []
+            run.append(axis)
+        if run:
+            pieces.append(tuple(run))
+    return tuple(pieces)
+
+
+def _broadcast(present: Arrangement, target: Arrangement, own: set[Axis]) -> list[Move]:
+    """Insert the missing axes: apart, repeated, and merged into the target's dimensions."""
+    whole = all(not have or have == want for have, want in zip(present, target, strict=True))
+    if whole:
+        return [Expand(target)]
+    apart = tuple((axis,) for dim in target for axis in dim)
+    ones = tuple(dim if dim[0] in own else () for dim in apart)
+    return [Reshape(ones), Expand(apart), Reshape(target)]

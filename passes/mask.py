@@ -1,0 +1,270 @@
+"""What was added to the scores or selected from them, as the operator's atten_mask and real_shift.
+
+The terms arrive in order of computation. The plan keeps the exact result, fully masked rows included:
+
+    terms                                    plan
+    ---------------------------------------  ------------------------------------------------------------------
+    none                                     no mask
+    one addend, proven to hold {0, v}        atten_mask where it is not 0
+    selections with one fill v, in any       atten_mask where any of them deselects
+      number, no addend
+    addends, then selections with one v,     atten_mask and real_shift
+      addends proven far above v
+    anything else with dominating fills      real_shift: the sum of the addends and of Where(selected, 0, v)
+    a selection with a fill that may not     declined, unless the user vouches for it (masks-dominate)
+      outweigh the scores
+
+v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
+7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
+one, exactly as it was.
+
+What a fully masked row gave (`empty_rows`) follows from v and the spelling:
+
+    v = -inf                       nan, or zero behind a NaN guard
+    v finite and dominating        mean: every score of the row is v, so the softmax is uniform
+    v moderate, selected           mean, for the same reason
+    v moderate, added              unmasked: adding one number to a whole row does not change its softmax
+
+Addends before a selection are kept apart from it only when proven above -1e29: else a row whose unselected scores are
+-inf would be decided by the fill in the original and by the -inf here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.bounds import Bounds
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View, Viewer
+
+DOMINATING = -1e30
+MODERATE = -1e3
+"""With `--assume masks-dominate`, a constant of at most this is a mask."""
+HARMLESS = -1e29
+
+
+@dataclass(frozen=True)
+class AddTerm:
+    """`factor * value` added; `dims` are the score axes each dimension of `value` runs along, () where it is 1."""
+
+    node: ir.Node
+    value: ir.Value
+    factor: float
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class SelectTerm:
+    """Scores kept where `condition == keep`, else `fill`."""
+
+    node: ir.Node
+    condition: ir.Value
+    keep: bool
+    fill: float
+    dims: Arrangement
+
+
+Term = AddTerm | SelectTerm
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Positions excluded: where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
+
+    view: View
+    when: bool = True
+
+
+@dataclass(frozen=True)
+class Shift:
+    """`factor * view` added, or, with `fill`, `fill` where the boolean view equals `when` and 0 elsewhere."""
+
+    view: View
+    factor: float = 1.0
+    fill: float | None = None
+    when: bool = True
+
+
+@dataclass(frozen=True)
+class MaskPlan:
+    """What becomes of all terms together. `empty_rows` and `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows."""
+
+    masked: tuple[Masked, ...] = ()
+    shifts: tuple[Shift, ...] = ()
+    empty_rows: str = ""
+    nan_rows: str = ""
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        """The report's short word."""
+        words = [word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part]
+        return "+".join(words) or "none"
+
+
+@dataclass(frozen=True)
+class MaskPlanner:
+    """Turns terms into plans."""
+
+    viewer: Viewer
+    sets: ValueSets
+    bounds: Bounds
+    options: Options
+
+    def plan(self, terms: tuple[Term, ...], guarded: bool) -> MaskPlan:
+        """The plan for the terms of one attention; `guarded` when a NaN guard follows the softmax."""
+        nan_rows = "zero" if guarded else ""
+        live = tuple(term for term in terms if not self._is_zero(term))
+        if not live:
+            return MaskPlan(nan_rows=nan_rows)
+        adds = [term for term in live if isinstance(term, AddTerm)]
+        selects = [term for term in live if isinstance(term, SelectTerm)]
+        if len(live) == 1 and adds:
+            value = self._mask_value(adds[0])
+            if value is not None and not self._must_stay_additive(value, guarded):
+                return self._masked((self._masked_by_addend(adds[0]),), (), value, True, guarded)
+            return MaskPlan(shifts=(self._shift(adds[0]),), nan_rows=nan_rows)
+        if not selects:
+            return MaskPlan(shifts=tuple(self._shift(term) for term in adds), nan_rows=nan_rows)
+        for term in selects:
+            self._check_dominates(term)
+        fills = {term.fill for term in selects}
+        order = [isinstance(term, SelectTerm) for term in live]
+        if len(fills) == 1 and order == sorted(order) and not self._must_stay_additive(selects[0].fill, guarded):
+            if all(self._harmless(term) for term in adds):
+                masked = tuple(
+                    Masked(self._aligned(term.condition, term.dims, term.node), not term.keep) for term in selects
+                )
+                return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guarded)
+        return self._additive(live, nan_rows)
+
+    def _additive(self, live: tuple[Term, ...], nan_rows: str) -> MaskPlan:
+        """All terms as one sum."""
+        last_select = max(index for index, term in enumerate(live) if isinstance(term, SelectTerm))
+        for index, term in enumerate(live):
+            if isinstance(term, AddTerm) and index < last_select and not self._harmless(term):
+                if "no-empty-rows" not in self.options.assume:
+                    raise Decline(
+                        Code.EMPTY_ROWS,
+                        "a bias that could be -inf is added before a selection: fully masked rows would differ",
+                        term.node,
+                        "--assume no-empty-rows if no query row is masked everywhere",
+                    )
+            if isinstance(term, SelectTerm) and term.fill > DOMINATING:
+                raise self._too_small(term)
+        return MaskPlan(shifts=tuple(self._shift(term) for term in live), nan_rows=nan_rows)
+
+    def _masked(
+        self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guarded: bool
+    ) -> MaskPlan:
+        assumed: list[str] = []
+        if value == -math.inf:
+            empty = "zero" if guarded else "nan"
+        elif value <= DOMINATING or not added:
+            empty = "mean"
+        else:
+            empty = "unmasked"
+        if value != -math.inf and not self._dominates_by_type(value):
+            assumed.append("masks-dominate")
+        if "no-empty-rows" in self.options.assume:
+            empty = ""
+            assumed.append("no-empty-rows")
+        return MaskPlan(masked, shifts, empty, "zero" if guarded else "", tuple(assumed))
+
+    def _must_stay_additive(self, value: float, guarded: bool) -> bool:
+        """On Ascend a fully masked row gives 0, so only what gave 0 may become a boolean mask."""
+        if self.options.target == "ort" or "no-empty-rows" in self.options.assume:
+            return False
+        return not (value == -math.inf and guarded)
+
+    def _is_zero(self, term: Term) -> bool:
+        return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
+
+    def _mask_value(self, term: AddTerm) -> float | None:
+        """The v of an addend that holds only 0 and one number v that outweighs the scores."""
+        values = self.sets.of(term.value)
+        if values is None:
+            return None
+        scaled = {x * term.factor for x in values if x != 0.0}
+        if len(scaled) != 1:
+            return None
+        value = scaled.pop()
+        return value if self._dominates(value, self.viewer.info.dtype(term.value)) else None
+
+    def _dominates(self, value: float, dtype: ir.DataType | None) -> bool:
+        if value == -math.inf:
+            return True
+        if "masks-dominate" in self.options.assume and value <= MODERATE:
+            return True
+        return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and self._dominates_by_type(value)
+
+    @staticmethod
+    def _dominates_by_type(value: float) -> bool:
+        return value <= DOMINATING
+
+    def _check_dominates(self, term: SelectTerm) -> None:
+        if not self._dominates(term.fill, self.viewer.info.dtype(term.node.outputs[0])):
+            raise self._too_small(term)
+
+    @staticmethod
+    def _too_small(term: SelectTerm) -> Decline:
+        return Decline(
+            Code.MASK_VALUE,
+            f"masked scores become {term.fill:g}, which other scores could undercut",
+            term.node,
+            "--assume masks-dominate if no score of the model comes near it",
+        )
+
+    def _harmless(self, term: AddTerm) -> bool:
+        interval = self.bounds.of(term.value)
+        return interval is not None and min(interval[0] * term.factor, interval[1] * term.factor) > HARMLESS
+
+    def _masked_by_addend(self, term: AddTerm) -> Masked:
+        """The boolean behind a float mask where there is one, else the float mask itself."""
+        view = self._aligned(term.value, term.dims, term.node)
+        node = view.base.producer()
+        if is_op(node, "Where"):
+            assert node is not None
+            scalars = [self.viewer.info.scalar(node.inputs[i]) for i in (1, 2) if node.inputs[i] is not None]
+            condition = node.inputs[0]
+            if condition is not None and len(scalars) == 2 and None not in scalars and scalars.count(0.0) == 1:
+                inner = self._aligned(condition, _trailing(view.base_dims, condition, self.viewer), node)
+                return Masked(_composed(view, inner), when=scalars[0] != 0.0)
+        return Masked(view)
+
+    def _shift(self, term: Term) -> Shift:
+        if isinstance(term, AddTerm):
+            return Shift(self._aligned(term.value, term.dims, term.node), term.factor)
+        return Shift(self._aligned(term.condition, term.dims, term.node), fill=term.fill, when=not term.keep)
+
+    def _aligned(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
+        """The furthest view of a term whose dimensions run along the given score axes."""
+        view = self.viewer.view(value, factors=False)
+        if view is None:
+            raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
+        for own, wanted in zip(view.dims, dims, strict=True):
+            if own and not self.viewer.space.unify(own, wanted):
+                raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
+        return view
+
+
+def _trailing(dims: Arrangement, value: ir.Value, viewer: Viewer) -> Arrangement:
+    """The dimensions a broadcast operand of lower rank is aligned with; () where the operand is 1."""
+    shape = viewer.info.shape(value)
+    if shape is None or len(shape) > len(dims):
+        raise Decline(Code.SHAPE, f"the shape of {value.name!r} is unknown", value.producer())
+    aligned = dims[len(dims) - len(shape) :]
+    return tuple(() if size.const == 1 else dim for dim, size in zip(aligned, shape, strict=True))
+
+
+def _composed(outer: View, inner: View) -> View:
+    """A view of the inner base with the outer view's dimensions."""
+    return View(inner.base, inner.base_dims, outer.dims)

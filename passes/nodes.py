@@ -1,0 +1,69 @@
+"""Small questions about nodes and values that every matcher asks."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+STANDARD = ("", "ai.onnx")
+FOLD_LIMIT = 1 << 22
+"""Constants of more elements than this are not read: no mask or scale is that large in a sane model."""
+
+
+def is_op(node: ir.Node | None, *op_types: str) -> bool:
+    """Is this a node of the standard domain with one of these types?"""
+    return node is not None and node.domain in STANDARD and node.op_type in op_types
+
+
+def producer(value: ir.Value | None) -> ir.Node | None:
+    """The node that makes the value; None for graph inputs, initializers and absent inputs."""
+    return None if value is None else value.producer()
+
+
+def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:
+    """The content of a constant or initializer of at most `limit` elements, else None.
+
+    An initializer that is also a graph input can be overridden by the caller and is no constant.
+    """
+    if value is None or value.is_graph_input():
+        return None
+    tensor = value.const_value
+    if tensor is None:
+        node = value.producer()
+        if not is_op(node, "Constant"):
+            return None
+        assert node is not None
+        if (attr := node.attributes.get("value")) is not None:
+            tensor = attr.as_tensor()
+        else:
+            for name in ("value_float", "value_int", "value_floats", "value_ints"):
+                if (attr := node.attributes.get(name)) is not None:
+                    kind = np.float32 if "float" in name else np.int64
+                    return np.asarray(attr.value, dtype=kind)
+            return None
+    if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
+        return None
+    return tensor.numpy()
+
+
+def opset(node: ir.Node) -> int:
+    """The standard opset version that governs a node."""
+    graph = node.graph
+    while graph is not None:
+        imports = graph.opset_imports
+        if "" in imports or "ai.onnx" in imports:
+            return imports.get("", imports.get("ai.onnx", 1))
+        parent = getattr(graph, "parent_node", None)
+        graph = parent.graph if parent is not None else None
+    return 1
+
+
+def int_attr(node: ir.Node, name: str, default: int) -> int:
+    """An integer attribute or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else attr.as_int()
+
+
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """The input at `index`, None when it is absent or beyond the end."""
+    return node.inputs[index] if index < len(node.inputs) else None

@@ -1,0 +1,141 @@
+"""From a softmax down to the product with the values.
+
+Grammar, from the softmax's output downwards, every value read by nothing else:
+
+    probabilities := softmax
+                   | layout(probabilities)                    what views.py looks through
+                   | Cast(probabilities)                      to the type of the values
+                   | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard, at most once
+    output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
+
+The cast is sound because the operator rounds its result to the type of the values in any case, and rounding the
+probabilities first only adds an error of that type's precision. The guard turns a row without a
+defined softmax into zeros: it is recorded, and the mask's plan has to honour it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.contraction import Contraction, contraction
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.scores import LAYOUT_OPS
+from fa_compiler.passes.views import Viewer, is_inference_dropout
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class ProbabilityPath:
+    """The nodes between the softmax and the product, in order; `side` is the operand they feed."""
+
+    product: Contraction
+    side: int
+    nodes: tuple[ir.Node, ...]
+    guarded: bool
+
+    @property
+    def value(self) -> ir.Value:
+        """The other operand of the product."""
+        return self.product.operands[1 - self.side]
+
+
+def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
+    """Follow the grammar above; declines name the node that broke it."""
+    current = softmax_output
+    nodes: list[ir.Node] = []
+    guarded = False
+    while True:
+        consumers = distinct_consumers(current)
+        if current.is_graph_output():
+            raise Decline(
+                Code.PROBABILITIES_ARE_OUTPUT, f"the probabilities are the model output {current.name!r}", current.producer()
+            )
+        guard = _guard(current, consumers, viewer)
+        if guard is not None:
+            if guarded:
+                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", guard[1])
+            guarded = True
+            nodes.extend(guard)
+            current = guard[1].outputs[0]
+            continue
+        if len(consumers) != 1:
+            raise _read_elsewhere(current, consumers)
+        node = consumers[0]
+        product = contraction(node, viewer.info)
+        if product is not None:
+            if product.operands[0] is product.operands[1]:
+                raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
+            side = 0 if product.operands[0] is current else 1
+            return ProbabilityPath(product, side, tuple(nodes), guarded)
+        if not _passes_on(node, current, viewer):
+            raise Decline(
+                Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
+            )
+        nodes.append(node)
+        current = node.outputs[0]
+
+
+def distinct_consumers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, each once."""
+    seen: dict[int, ir.Node] = {}
+    for node, _ in value.uses():
+        seen.setdefault(id(node), node)
+    return list(seen.values())
+
+
+def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
+    if node.inputs[0] is not current:
+        return False
+    if is_op(node, "Cast", "CastLike"):
+        return viewer.info.dtype(node.outputs[0]) in FLOATS
+    return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+
+
+def _guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ir.Node] | None:
+    """(IsNaN, Where) when exactly these two read the value and make up the NaN guard."""
+    if len(consumers) != 2:
+        return None
+    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
+    where = next((node for node in consumers if is_op(node, "Where")), None)
+    if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
+        return None
+    zero = where.inputs[1]
+    if zero is None or viewer.info.scalar(zero) != 0.0:
+        return None
+    flag = test.outputs[0]
+    return (test, where) if len(distinct_consumers(flag)) == 1 and not flag.is_graph_output() else None
+
+
+def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
+    if not consumers:
+        return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
+    others = ", ".join(str(label(node)) for node in consumers[:4])
+    return Decline(
+        Code.PROBABILITIES_ARE_OUTPUT,
+        f"the probabilities are read by {len(consumers)} nodes ({others})",
+        consumers[-1],
+    )
+
+
+def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
+    """Is there any product behind this softmax, through whatever touches the probabilities element by element?
+
+    Used only to tell attention that is declined from a softmax that is none (a router, a classifier).
+    """
+    pending, seen = [softmax_output], set[int]()
+    while pending and len(seen) < limit:
+        value = pending.pop()
+        for node in distinct_consumers(value):
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            if contraction(node, viewer.info) is not None:
+                return True
+            if is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Where", "Mul", "Slice", "Div", "Expand"):
+                pending.extend(node.outputs)
+    return False

@@ -1,0 +1,190 @@
+"""From a softmax up to the product of query and key.
+
+Grammar, from the softmax's input upwards:
+
+    scores := product                                      see contraction.py
+            | layout(scores)                               what views.py looks through, casts included
+            | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
+            | Add(scores, t) | Sub(scores, t)              t any tensor that does not enlarge the scores: a term
+            | Where(b, scores, f) | Where(b, f, scores)    f one number: a selection
+
+Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
+Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
+other is a term like any tensor, so either choice is right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.contraction import Contraction, contraction
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
+
+LAYOUT_OPS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """A layout operator or an exact cast on the scores."""
+
+    node: ir.Node
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A factor on everything so far."""
+
+    node: ir.Node
+    factor: float
+
+
+@dataclass(frozen=True)
+class Addend:
+    """`sign * value` added to everything so far."""
+
+    node: ir.Node
+    value: ir.Value
+    sign: float
+
+
+@dataclass(frozen=True)
+class Select:
+    """Everything so far where `condition` equals `keep`, else `fill`."""
+
+    node: ir.Node
+    condition: ir.Value
+    keep: bool
+    fill: float
+
+
+Step = Rearrange | Scale | Addend | Select
+
+
+@dataclass(frozen=True)
+class ScorePath:
+    """The product and the steps from it to the softmax, in order of computation."""
+
+    product: Contraction
+    steps: tuple[Step, ...]
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The product's node and every step's."""
+        return (self.product.node, *(step.node for step in self.steps))
+
+
+def find_scores(value: ir.Value, viewer: Viewer) -> ScorePath:
+    """Follow the grammar above from a softmax's input; declines name the node that broke it."""
+    steps: list[Step] = []
+    current = value
+    while True:
+        node = current.producer()
+        if node is None:
+            raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
+        found = contraction(node, viewer.info)
+        if found is not None:
+            return ScorePath(found, tuple(reversed(steps)))
+        step, current = _peel(node, viewer)
+        steps.append(step)
+
+
+def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
+    try:
+        find_scores(value, viewer)
+    except Decline as decline:
+        return decline.code == Code.SOFTCAP
+    return True
+
+
+def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
+    """One step of the grammar: what was done, and the scores it was done to."""
+    first = node.inputs[0] if node.inputs else None
+    if first is None:
+        raise Decline(Code.NO_SCORES_MATMUL, f"{node.op_type} has no input to follow", node)
+    if is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
+        return Rearrange(node), first
+    if is_op(node, "Cast", "CastLike"):
+        return _peel_cast(node, first, viewer.info)
+    if (factor := viewer.factor(node)) is not None:
+        return Scale(node, factor[1]), factor[0]
+    if is_op(node, "Add", "Sub"):
+        return _peel_add(node, viewer)
+    if is_op(node, "Where"):
+        return _peel_where(node, viewer)
+    if is_op(node, "Tanh") and _leads_to_product(first, viewer):
+        raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
+    if is_op(node, "Mul", "Div"):
+        other = node.inputs[1]
+        if _leads_to_product(first, viewer) or (other is not None and _leads_to_product(other, viewer)):
+            raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
+    if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
+        raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
+    raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+
+
+def _peel_cast(node: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[Step, ir.Value]:
+    pair = info.dtype(source), info.dtype(node.outputs[0])
+    if None in pair:
+        raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
+    if pair[0] != pair[1] and pair not in WIDENING:
+        raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
+    return Rearrange(node), source
+
+
+def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
+    left, right = node.inputs[0], node.inputs[1]
+    assert left is not None and right is not None
+    subtract = node.op_type == "Sub"
+    options = [(left, right, -1.0 if subtract else 1.0)]
+    if not subtract:
+        options.append((right, left, 1.0))
+    fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
+    fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
+    for scores, term, sign in fitting:
+        if _leads_to_product(scores, viewer):
+            return Addend(node, term, sign), scores
+    raise _no_path(node, [option[0] for option in fitting], viewer)
+
+
+def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
+    """The most telling of the reasons met behind an operator with several candidates."""
+    reasons: list[Decline] = []
+    for value in tried:
+        try:
+            find_scores(value, viewer)
+        except Decline as decline:
+            reasons.append(decline)
+    reasons.sort(key=lambda decline: decline.code == Code.NO_SCORES_MATMUL)
+    if reasons:
+        return reasons[0]
+    return Decline(Code.SHAPE, f"{node.op_type} may enlarge the scores", node)
+
+
+def _keeps_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
+    return info.shape(value) == info.shape(node.outputs[0])
+
+
+def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
+    """Could this operand have the shape of the result? A dimension of 1 that becomes another number cannot."""
+    shape, result = info.shape(value), info.shape(node.outputs[0])
+    if shape is None or result is None or len(shape) != len(result):
+        return False
+    return not any(a.const == 1 and b.const != 1 for a, b in zip(shape, result, strict=True))
+
+
+def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
+    condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
+    assert condition is not None and chosen is not None and other is not None
+    for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
+        fill = viewer.info.scalar(filler)
+        if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
+            return Select(node, condition, keep, fill), scores
+    if _leads_to_product(chosen, viewer) or _leads_to_product(other, viewer):
+        raise Decline(Code.SCORE_TERM, "Where puts something other than one known number into the scores", node)
+    raise _no_path(node, [chosen, other], viewer)

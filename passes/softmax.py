@@ -1,0 +1,97 @@
+"""The anchors: every softmax of a graph, in any spelling.
+
+    softmax := Softmax(x), axis a                          opset >= 13: over axis a
+                                                           opset < 13: over axes a.. flattened; taken when a is the last
+             | Div(e, ReduceSum(e, axis a, keepdims=1))    e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
+
+The decomposed form is the operator's own definition. Without the subtraction of the maximum the value
+overflows where Softmax does not, so that form is no anchor here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
+from fa_compiler.passes.shapes import ShapeInfo
+
+
+@dataclass(frozen=True)
+class SoftmaxAnchor:
+    """A softmax over one axis. `nodes` are all nodes that compute it, the last of them gives `output`.
+
+    `axis` is not negative, or None when it could not be told or is no single axis.
+    """
+
+    scores: ir.Value
+    output: ir.Value
+    axis: int | None
+    nodes: tuple[ir.Node, ...]
+
+    @property
+    def node(self) -> ir.Node:
+        """The node the report names."""
+        return self.nodes[-1]
+
+
+def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
+    """All anchors of one graph in its order, those of subgraphs not included."""
+    for node in list(graph):
+        if is_op(node, "Softmax") and node.inputs[0] is not None:
+            yield SoftmaxAnchor(node.inputs[0], node.outputs[0], _axis(node, node.inputs[0], info), (node,))
+        elif is_op(node, "Div") and (found := _decomposed(node, info)) is not None:
+            yield found
+
+
+def _axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
+    shape = info.shape(scores)
+    if shape is None:
+        return None
+    rank = len(shape)
+    modern = opset(node) >= 13
+    axis = int_attr(node, "axis", -1 if modern else 1)
+    axis += rank if axis < 0 else 0
+    return axis if 0 <= axis < rank and (modern or axis == rank - 1) else None
+
+
+def _decomposed(div: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    exponential, total = div.inputs[0], div.inputs[1]
+    if exponential is None or total is None:
+        return None
+    summing, exp = total.producer(), exponential.producer()
+    if not is_op(exp, "Exp") or not is_op(summing, "ReduceSum"):
+        return None
+    assert exp is not None and summing is not None
+    shifted = exp.inputs[0]
+    sub = shifted.producer() if shifted is not None else None
+    if summing.inputs[0] is not exponential or not is_op(sub, "Sub"):
+        return None
+    assert sub is not None
+    scores, peak = sub.inputs[0], sub.inputs[1]
+    maximum = peak.producer() if peak is not None else None
+    if scores is None or not is_op(maximum, "ReduceMax"):
+        return None
+    assert maximum is not None
+    if maximum.inputs[0] is not scores:
+        return None
+    axis = _reduced_axis(summing, scores, info)
+    if axis is None or axis != _reduced_axis(maximum, scores, info):
+        return None
+    return SoftmaxAnchor(scores, div.outputs[0], axis, (maximum, sub, exp, summing, div))
+
+
+def _reduced_axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
+    """The one axis a reduction with kept dimensions runs over."""
+    shape = info.shape(scores)
+    if shape is None or int_attr(node, "keepdims", 1) != 1:
+        return None
+    attr = node.attributes.get("axes")
+    if attr is not None:
+        axes = list(attr.as_ints())
+    else:
+        array = constant(input_of(node, 1), limit=8)
+        axes = [] if array is None else [int(axis) for axis in array.reshape(-1)]
+    return axes[0] % len(shape) if len(axes) == 1 else None

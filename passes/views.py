@@ -1,0 +1,195 @@
+"""A value seen through the operators that only move elements, and through factors on the way.
+
+Grammar of what `Viewer.view` looks through, from a value towards its source:
+
+    layout   := Transpose | Reshape | Flatten | Squeeze | Unsqueeze | Identity | Expand | Tile (of a dimension of 1)
+    factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
+    widening := Cast(float16 | bfloat16 -> float32)             only when asked for
+    same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type
+
+A layout operator is looked through only while the arrangement stays provable (see axes.py); otherwise the view's
+base is that operator's output. A factor is multiplied into `scale`: the contraction that reads the view is
+linear in it, so it may be applied to the product instead; only rounding changes. A widening cast is exact. The base
+value itself is read as it is, so other readers of anything in between do not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.shapes import ShapeInfo
+
+WIDENING = {
+    (ir.DataType.FLOAT16, ir.DataType.FLOAT),
+    (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """`value == scale * rearranged(base)`.
+
+    `base_dims` arranges the axes over the base's own dimensions, `dims` over those of the value. Axes in `dims`
+    that are missing in `base_dims` are broadcast.
+    """
+
+    base: ir.Value
+    base_dims: Arrangement
+    dims: Arrangement
+    scale: float = 1.0
+
+
+@dataclass
+class Viewer:
+    """Makes views of values in one axis space."""
+
+    info: ShapeInfo
+    space: AxisSpace
+
+    def base_view(self, value: ir.Value) -> View | None:
+        """The value as its own base; None when its rank is unknown."""
+        shape = self.info.shape(value)
+        if shape is None:
+            return None
+        dims = tuple(self.space.new(size) for size in shape)
+        return View(value, dims, dims)
+
+    def view(self, value: ir.Value, widening: bool = False, factors: bool = True) -> View | None:
+        """The furthest view of a value; None when its rank is unknown."""
+        chain: list[ir.Value] = [value]
+        while (source := self._source(chain[-1], widening, factors)) is not None:
+            chain.append(source)
+        for start in range(len(chain) - 1, -1, -1):
+            view = self.base_view(chain[start])
+            position = start
+            while view is not None and position > 0:
+                position -= 1
+                view = self.step(view, chain[position])
+            if view is not None:
+                return view
+        return None
+
+    def _source(self, value: ir.Value, widening: bool, factors: bool) -> ir.Value | None:
+        """The input that a look-through operator passes on, None where the view must end."""
+        node = value.producer()
+        if node is None:
+            return None
+        if is_op(node, "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Tile"):
+            return node.inputs[0]
+        if is_op(node, "Dropout") and is_inference_dropout(node):
+            return node.inputs[0] if value is node.outputs[0] else None
+        if is_op(node, "Cast", "CastLike"):
+            source = node.inputs[0]
+            if source is None:
+                return None
+            pair = (self.info.dtype(source), self.info.dtype(value))
+            return source if pair[0] == pair[1] is not None or (widening and pair in WIDENING) else None
+        if factors and (peeled := self.factor(node)) is not None:
+            return peeled[0]
+        return None
+
+    def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
+        """For x*c, c*x, x/c and -x: the tensor x and the factor."""
+        if is_op(node, "Neg") and node.inputs[0] is not None:
+            return node.inputs[0], -1.0
+        if not is_op(node, "Mul", "Div"):
+            return None
+        left, right = node.inputs[0], node.inputs[1]
+        if left is None or right is None:
+            return None
+        candidates = [(left, right)] if node.op_type == "Div" else [(left, right), (right, left)]
+        for tensor, number in candidates:
+            scalar = self.info.scalar(number)
+            if scalar is None or not math.isfinite(scalar) or self._rank(number) > self._rank(tensor):
+                continue
+            if node.op_type == "Mul":
+                return tensor, scalar
+            if scalar != 0.0:
+                return tensor, 1.0 / scalar
+        return None
+
+    def _rank(self, value: ir.Value) -> int:
+        shape = self.info.shape(value)
+        return 99 if shape is None else len(shape)
+
+    def step(self, view: View, value: ir.Value) -> View | None:
+        """The view of `value`, given the view of the look-through operator's input; None when unproven."""
+        node = value.producer()
+        assert node is not None
+        if (peeled := self.factor(node)) is not None:
+            return replace(view, scale=view.scale * peeled[1])
+        dims = self.rearranged(node, view.dims)
+        return None if dims is None else replace(view, dims=dims)
+
+    def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
+        """What a layout operator makes of an arrangement."""
+        match node.op_type:
+            case "Identity" | "Cast" | "CastLike" | "Dropout":
+                return dims
+            case "Transpose":
+                attr = node.attributes.get("perm")
+                perm = list(range(len(dims)))[::-1] if attr is None else list(attr.as_ints())
+                return tuple(dims[axis] for axis in perm) if len(perm) == len(dims) else None
+            case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze":
+                return self._reshaped(node, dims)
+            case "Expand" | "Tile":
+                return self._broadcast(node, dims)
+        return None
+
+    def _reshaped(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
+        target = self.info.shape(node.outputs[0])
+        if target is None:
+            return None
+        if node.op_type == "Unsqueeze" and (axes := self._axes(node, len(target))) is not None:
+            rest = iter(dims)
+            return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
+        if node.op_type == "Squeeze" and (axes := self._axes(node, len(dims))) is not None:
+            # A squeezed dimension is 1 in every run that succeeds, whatever its symbol.
+            if any(self.space.resolve(dims[axis]) for axis in axes):
+                return None
+            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+        if len(target) == len(dims) and all(self.space.size(d) == t for d, t in zip(dims, target, strict=True)):
+            return dims
+        return self.space.reshape(dims, target)
+
+    def _axes(self, node: ir.Node, rank: int) -> set[int] | None:
+        attr = node.attributes.get("axes")
+        if attr is not None:
+            axes = list(attr.as_ints())
+        else:
+            array = constant(input_of(node, 1), limit=64)
+            if array is None:
+                return None
+            axes = [int(axis) for axis in array.reshape(-1)]
+        return {axis % rank for axis in axes}
+
+    def _broadcast(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
+        target = self.info.shape(node.outputs[0])
+        source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
+        if target is None or source is None:
+            return None
+        padded: tuple[Axes, ...] = ((),) * (len(target) - len(dims)) + dims
+        sizes = [None] * (len(target) - len(source)) + list(source)
+        result: list[Axes] = []
+        for dim, size, wanted in zip(padded, sizes, target, strict=True):
+            if size is not None and size == wanted:
+                result.append(dim)
+            elif size is None or size.const == 1:
+                result.append(self.space.new(wanted))
+            else:
+                return None
+        return tuple(result)
+
+
+def is_inference_dropout(node: ir.Node) -> bool:
+    """A Dropout that passes its input on: training_mode absent or constant false."""
+    mode = input_of(node, 2)
+    if mode is None:
+        return int_attr(node, "is_test", 1) == 1
+    flag = constant(mode, limit=1)
+    return flag is not None and not flag.any()
