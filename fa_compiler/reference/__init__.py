@@ -1,0 +1,14 @@
+"""The float64 NumPy reference of the Ascend attention operators: the oracle of the project.
+
+Plain and slow on purpose; every kernel and every fusion is compared with it. `run` executes one operator by
+its REG_OP names, `onnx_ops` and `evaluator` execute ONNX models that hold nodes of the domain `ascend`.
+
+How to add an operator: one file in `reference/ops/` with one function marked `@operator("OpType")`; nothing
+else.
+"""
+
+from fa_compiler.reference.call import InvalidInput
+from fa_compiler.reference.op_runs import evaluator, onnx_ops
+from fa_compiler.reference.runner import run
+
+__all__ = ["InvalidInput", "evaluator", "onnx_ops", "run"]

@@ -1,0 +1,124 @@
+"""What FlashAttentionScore and its gradient share: the inputs as per-batch [N,S,D], S, the allowed set,
+dropout, sink.
+
+    A = Q K^T (+ Q_rope K_rope^T);  S = scale*(A + pse) for pse_type 1, scale*A + pse otherwise
+
+Query head n uses key and value head n // (N1/N2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fa_compiler.reference.call import Bools, Call, Floats
+from fa_compiler.reference.dropout import Dropout
+from fa_compiler.reference.layouts import sides
+from fa_compiler.reference.masks import AllowedSet
+from fa_compiler.reference.pse import Pse
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+_QUANTISED = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
+
+# A bias this large acts as a mask: the float32 sum loses digits of the score that the result shows (2^-13 at
+# 1024), down to all of them at -3.4e38, so that rounding is part of the meaning.
+_MASK_LIKE_BIAS = 1024.0
+
+
+class Attention:
+    """One attention problem, computed one (batch, query head) at a time."""
+
+    def __init__(self, call: Call, pse_name: str) -> None:
+        self.call = call
+        self._check_dtypes()
+        self.query_side, self.key_side = sides(call)
+        self.allowed_set = AllowedSet(call, self.query_side, self.key_side)
+        self.pse = Pse(call, pse_name, self.query_side, self.key_side, self.allowed_set)
+        self.dropout = Dropout(call, self.query_side, self.key_side)
+        self.scale = float(call.attrs["scale_value"])
+        self.width = self.query_side.width(call, "query")
+        self.rope_width = self._rope_width()
+        self.value_width = self.key_side.width(call, "value") if self.key_side.heads else self.width
+        # Rope only widens Q and K: the sum of two products is the product of the concatenations.
+        self.query = self._with_rope("query")
+        self.key = self._with_rope("key")
+        self.value = self.key_side.split(call.tensor("value"), self.value_width)
+        self.sink = self._sink()
+
+    def heads(self) -> Iterator[tuple[int, int, int]]:
+        """(batch, query head, key head) of everything with a query and a key; the rest gives zeros."""
+        if self.width == 0 or self.key_side.heads == 0:
+            return
+        group = self.query_side.heads // self.key_side.heads
+        for batch, (s1, s2) in enumerate(zip(self.query_side.lengths, self.key_side.lengths, strict=True)):
+            if s1 and s2:
+                for head in range(self.query_side.heads):
+                    yield batch, head, head // group
+
+    def scores(self, batch: int, head: int, kv_head: int) -> Floats:
+        """S [S1,S2] before masking, in natural units.
+
+        Unless the call is exact, a sum with a mask-like bias is rounded to float32 as every target rounds it.
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
+            bias = self.pse.bias(batch, head)
+            if bias is None:
+                return self.scale * product
+            if self.pse.before_scale:
+                return self.scale * self._biased(product, bias)
+            return self._biased(self.scale * product, bias)
+
+    def _biased(self, product: Floats, bias: Floats) -> Floats:
+        total: Floats = product + bias
+        if self.call.exact:
+            return total
+        return np.where(np.abs(bias) >= _MASK_LIKE_BIAS, total.astype(np.float32).astype(np.float64), total)
+
+    def allowed(self, batch: int, head: int) -> Bools:
+        """The allowed set [S1,S2]."""
+        return self.allowed_set.allowed(batch, head)
+
+    def _check_dtypes(self) -> None:
+        call = self.call
+        dtype = call.tensor("query").dtype
+        if dtype.name not in FLOATS:
+            raise call.error(
+                "query", f"dtype {dtype.name} is not part of this reference; it takes {', '.join(FLOATS)}"
+            )
+        for name in ("key", "value", "query_rope", "key_rope", "dy", "attention_in"):
+            other = call.optional(name)
+            if other is not None and other.dtype != dtype:
+                raise call.error(name, f"dtype {other.dtype.name} differs from the query's {dtype.name}")
+        for name in _QUANTISED:
+            if call.optional(name) is not None:
+                raise call.error(name, "quantised (FP8) attention is not part of this reference")
+
+    def _rope_width(self) -> int:
+        given = [name for name in ("query_rope", "key_rope") if self.call.optional(name) is not None]
+        if not given:
+            return 0
+        if len(given) == 1:
+            raise self.call.error(given[0], "query_rope and key_rope come together or not at all")
+        return self.query_side.width(self.call, "query_rope")
+
+    def _with_rope(self, name: str) -> list[Floats]:
+        side = self.query_side if name == "query" else self.key_side
+        parts = []
+        for part, width in ((name, self.width), (f"{name}_rope", self.rope_width)):
+            if part == f"{name}_rope" and self.call.optional(part) is None:
+                continue
+            have = side.width(self.call, part)
+            if have != width and side.heads:
+                raise self.call.error(part, f"head size {have} differs from the query's {width}")
+            parts.append(side.split(self.call.tensor(part), have))
+        return [np.concatenate(batch, axis=-1) for batch in zip(*parts, strict=True)]
+
+    def _sink(self) -> Floats | None:
+        sink = self.call.optional("sink")
+        if sink is None:
+            return None
+        if sink.shape != (self.query_side.heads,):
+            raise self.call.error("sink", f"shape {list(sink.shape)} is not [{self.query_side.heads}]")
+        return sink.astype(np.float64)

@@ -1,0 +1,77 @@
+"""One call of one operator: its inputs and attributes by name, and the errors that name them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class InvalidInput(ValueError):
+    """An input or attribute the reference cannot compute with; the text names the operator and the input."""
+
+    def __init__(self, op_type: str, name: str, problem: str, node: str = "") -> None:
+        super().__init__(f"{f'node {node!r}: ' if node else ''}{op_type}: {name}: {problem}")
+        self.op_type = op_type
+        self.name = name
+        self.problem = problem
+
+
+class Output(NamedTuple):
+    """A result in float64 and the dtype the operator gives it."""
+
+    data: Floats
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """`attrs` holds every attribute of the operator; an absent input is None.
+
+    `exact` asks for pure float64 arithmetic; otherwise the places where float32 rounding is part of the
+    operator's meaning are rounded (see `Attention.scores`).
+    """
+
+    op_type: str
+    inputs: Mapping[str, Array | Sequence[Array] | None]
+    attrs: Mapping[str, Any]
+    exact: bool
+
+    def error(self, name: str, problem: str) -> InvalidInput:
+        """The error to raise about the input or attribute `name`."""
+        return InvalidInput(self.op_type, name, problem)
+
+    def optional(self, name: str) -> Array | None:
+        """The tensor, or None when it is absent."""
+        value = self.inputs.get(name)
+        if value is None or isinstance(value, np.ndarray):
+            return value
+        raise self.error(name, f"expected one tensor, got a {type(value).__name__}")
+
+    def tensor(self, name: str) -> Array:
+        """The tensor; an absent one is an error."""
+        value = self.optional(name)
+        if value is None:
+            raise self.error(name, "this input is needed and absent")
+        return value
+
+
+Operator = Callable[[Call], dict[str, Output]]
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(op_type: str) -> Callable[[Operator], Operator]:
+    """Registers a function as the reference of `op_type`."""
+
+    def register(function: Operator) -> Operator:
+        OPERATORS[op_type] = function
+        return function
+
+    return register

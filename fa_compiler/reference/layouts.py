@@ -1,0 +1,163 @@
+"""The five input layouts, and the one view all computing is done in: per batch [N, S, D].
+
+BSH (B,S,N*D), SBH (S,B,N*D), BSND (B,S,N,D), BNSD (B,N,S,D), and TND (T,N,D) whose batches lie back to back
+with the boundaries in cumulative lengths.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fa_compiler.reference.call import Array, Call, Floats
+
+RANKS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
+
+# Axes that turn the 4-D form of a layout into [B,N,S,D].
+_TO_BNSD = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the batches of the query side, or of the key/value side, lie.
+
+    `lengths` has one entry a batch. `total` is T for TND, which may exceed the sum of the lengths, and S
+    otherwise.
+    """
+
+    layout: str
+    heads: int
+    lengths: tuple[int, ...]
+    total: int
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first token of each batch in a packed (TND) tensor."""
+        return tuple(itertools.accumulate(self.lengths, initial=0))[:-1]
+
+    @property
+    def longest(self) -> int:
+        """The longest batch; 0 when there is none."""
+        return max(self.lengths, default=0)
+
+    def shape(self, width: int) -> tuple[int, ...]:
+        """The shape of a tensor of this side with head size `width`."""
+        batch, seq, heads = len(self.lengths), self.total, self.heads
+        return {
+            "BSH": (batch, seq, heads * width),
+            "SBH": (seq, batch, heads * width),
+            "BSND": (batch, seq, heads, width),
+            "BNSD": (batch, heads, seq, width),
+            "TND": (seq, heads, width),
+        }[self.layout]
+
+    def width(self, call: Call, name: str) -> int:
+        """The head size of a tensor of this side; an error if its shape does not fit the side."""
+        shape = call.tensor(name).shape
+        last = shape[-1] if shape else 0
+        folded = self.layout in ("BSH", "SBH")
+        width = (last // self.heads if self.heads else 0) if folded else last
+        if shape != self.shape(width):
+            raise call.error(
+                name,
+                f"shape {list(shape)} does not fit {self.layout} {list(self.shape(width))} "
+                f"(batches {len(self.lengths)}, heads {self.heads})",
+            )
+        return width
+
+    def split(self, tensor: Array, width: int) -> list[Floats]:
+        """The batches of a tensor, each as float64 [N, S_b, width]."""
+        data = tensor.astype(np.float64)
+        if self.layout == "TND":
+            return [
+                data[start : start + length].transpose(1, 0, 2)
+                for start, length in zip(self.starts, self.lengths, strict=True)
+            ]
+        return list(self._four_d(data, width).transpose(_TO_BNSD[self.layout]))
+
+    def join(self, parts: list[Floats], width: int) -> Floats:
+        """The inverse of `split`; rows of a packed tensor that no batch owns are 0."""
+        out = np.zeros(self.shape(width))
+        if self.layout == "TND":
+            for start, length, part in zip(self.starts, self.lengths, parts, strict=True):
+                out[start : start + length] = part.transpose(1, 0, 2)
+        else:
+            view = self._four_d(out, width).transpose(_TO_BNSD[self.layout])
+            for batch, part in enumerate(parts):
+                view[batch] = part
+        return out
+
+    def _four_d(self, data: Floats, width: int) -> Floats:
+        if self.layout not in ("BSH", "SBH"):
+            return data
+        return data.reshape(*data.shape[:2], self.heads, width)
+
+
+def sides(call: Call) -> tuple[Side, Side]:
+    """The query side and the key/value side of a call, from `input_layout`, `head_num` and the shapes."""
+    layout = call.attrs["input_layout"]
+    if layout not in RANKS:
+        raise call.error("input_layout", f"{layout!r} is not one of {', '.join(RANKS)}")
+    for name in ("query", "key", "value"):
+        rank = call.tensor(name).ndim
+        if rank != RANKS[layout]:
+            raise call.error(name, f"layout {layout} takes rank {RANKS[layout]}, got rank {rank}")
+    query, key = call.tensor("query").shape, call.tensor("key").shape
+    heads = int(call.attrs["head_num"])
+    if heads <= 0:
+        raise call.error("head_num", f"must be positive, got {heads}")
+    if layout in ("BSH", "SBH"):
+        kv_heads = _folded_kv_heads(call, query[2], key[2], heads)
+    else:
+        axis = {"BSND": 2, "BNSD": 1, "TND": 1}[layout]
+        if query[axis] != heads and query[axis] != 0:
+            raise call.error("query", f"has {query[axis]} heads, but head_num is {heads}")
+        heads, kv_heads = query[axis], key[axis]
+    if kv_heads and heads % kv_heads:
+        raise call.error("key", f"{heads} query heads are no multiple of {kv_heads} key heads")
+    if layout == "TND":
+        q_lengths, kv_lengths = (
+            _packed_lengths(call, "actual_seq_qlen", query[0]),
+            _packed_lengths(call, "actual_seq_kvlen", key[0]),
+        )
+        if len(q_lengths) != len(kv_lengths):
+            raise call.error(
+                "actual_seq_kvlen", f"has {len(kv_lengths)} batches, the query has {len(q_lengths)}"
+            )
+        return Side(layout, heads, q_lengths, query[0]), Side(layout, kv_heads, kv_lengths, key[0])
+    for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+        if call.optional(name) is not None:
+            raise call.error(name, f"has a meaning for layout TND only, not for {layout}")
+    batch, seq = {"BSH": (0, 1), "SBH": (1, 0), "BSND": (0, 1), "BNSD": (0, 2)}[layout]
+    return (
+        Side(layout, heads, (query[seq],) * query[batch], query[seq]),
+        Side(layout, kv_heads, (key[seq],) * query[batch], key[seq]),
+    )
+
+
+def _folded_kv_heads(call: Call, query_hidden: int, key_hidden: int, heads: int) -> int:
+    """With heads folded into H nothing states the key head count: it follows from the query's head size."""
+    if query_hidden % heads:
+        raise call.error("query", f"hidden size {query_hidden} is no multiple of head_num {heads}")
+    width = query_hidden // heads
+    if width == 0:
+        return heads
+    if key_hidden % width:
+        raise call.error("key", f"hidden size {key_hidden} is no multiple of the query's head size {width}")
+    return key_hidden // width
+
+
+def _packed_lengths(call: Call, name: str, total: int) -> tuple[int, ...]:
+    """Lengths from cumulative values without leading 0; trailing zeros are batches that are not computed."""
+    ends = [int(end) for end in call.tensor(name).reshape(-1)]
+    while ends and ends[-1] == 0:
+        ends.pop()
+    if any(after < before for before, after in itertools.pairwise([0, *ends])):
+        raise call.error(name, f"cumulative values must not decrease (except to trailing zeros), got {ends}")
+    if ends and ends[-1] > total:
+        raise call.error(name, f"the last cumulative value {ends[-1]} exceeds the {total} packed tokens")
+    lengths = [after - before for before, after in itertools.pairwise([0, *ends])]
+    return tuple(lengths + [0] * (call.tensor(name).size - len(lengths)))

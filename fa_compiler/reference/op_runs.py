@@ -1,0 +1,63 @@
+"""The reference as OpRun classes, so that onnx.reference can run models with nodes of the domain `ascend`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from fa_compiler.op_registry import DOMAIN, bind_inputs, bind_outputs, get
+from fa_compiler.reference.call import OPERATORS, Array, InvalidInput
+from fa_compiler.reference.runner import run
+
+
+class _AscendOp(OpRun):
+    op_domain = DOMAIN
+    op_schema = None  # attributes and their defaults come from op_registry alone
+
+    def run(self, *args: Any, **kwargs: Any) -> tuple[Array | None, ...]:
+        """As OpRun.run, but an output named "" gives None.
+
+        The evaluator stores every output under its name and reads absent inputs under the name "", so
+        anything else would become the absent inputs of all later nodes.
+        """
+        results = super().run(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return tuple(
+            value if name else None for name, value in zip(self.onnx_node.output, results, strict=True)
+        )
+
+    def _run(self, *args: Any, **attrs: Any) -> tuple[Array, ...]:
+        spec = get(self.op_type)
+        given = {name: value for name, value in attrs.items() if value is not None}
+        bound = bind_outputs(spec, self.output)
+        wanted = [name for name, value in bound.items() if value]
+        try:
+            results = run(self.op_type, bind_inputs(spec, args, given), given, wanted)
+        except InvalidInput as error:
+            raise InvalidInput(error.op_type, error.name, error.problem, self.onnx_node.name) from None
+        not_wanted = np.zeros(0)
+        return tuple(results.get(name, not_wanted) for name in list(bound)[: len(self.output)])
+
+
+def onnx_ops() -> list[type[OpRun]]:
+    """One OpRun class per operator with a reference, for `ReferenceEvaluator(model, new_ops=onnx_ops())`.
+
+    ReferenceEvaluator does not hand new_ops on to model-local functions; `evaluator` does.
+    """
+    return [type(op_type, (_AscendOp,), {}) for op_type in sorted(OPERATORS)]
+
+
+class _Evaluator(ReferenceEvaluator):
+    """Knows the reference operators in the graph, its subgraphs and model-local functions."""
+
+    def __init__(self, proto: Any, *, new_ops: list[type[OpRun]] | None = None, **others: Any) -> None:
+        super().__init__(proto, new_ops=[*(new_ops or []), *onnx_ops()], **others)
+
+
+def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> ReferenceEvaluator:
+    """A ReferenceEvaluator for a model (loaded, path or bytes) that may hold `ascend` nodes anywhere."""
+    return _Evaluator(os.fspath(model) if isinstance(model, os.PathLike) else model)

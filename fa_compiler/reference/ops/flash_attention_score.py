@@ -1,0 +1,53 @@
+"""FlashAttentionScore: O = dropout(softmax(mask(S))) V, and the row statistics the gradient needs.
+
+Empty inputs give zeros, also in the statistics; so does a packed batch that has queries and no keys.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa_compiler.op_registry.extensions import EMPTY_ROWS
+from fa_compiler.reference.attention import Attention
+from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.softmax import softmax, weighted_sum
+from fa_compiler.reference.statistics import check_order, pack
+
+
+@operator("FlashAttentionScore")
+def flash_attention_score(call: Call) -> dict[str, Output]:
+    """softmax_max and softmax_sum (float32), softmax_out (never computed: [0,0,0,0]) and attention_out."""
+    attention = Attention(call, pse_name="real_shift")
+    side = attention.query_side
+    order = check_order(call, "softmax_out_layout")
+    empty_rows = _empty_rows(call, attention)
+    row_max = [np.zeros((side.heads, length)) for length in side.lengths]
+    row_sum = [np.zeros((side.heads, length)) for length in side.lengths]
+    out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
+    for batch, head, kv_head in attention.heads():
+        sink = None if attention.sink is None else float(attention.sink[head])
+        rows = softmax(
+            attention.scores(batch, head, kv_head), attention.allowed(batch, head), sink, empty_rows
+        )
+        row_max[batch][head] = rows.max
+        row_sum[batch][head] = rows.sum
+        kept = attention.dropout.factors(batch, head)
+        weights = rows.probabilities if kept is None else rows.probabilities * kept
+        out[batch][head] = weighted_sum(weights, attention.value[batch][kv_head], rows.read)
+    dtype = call.tensor("query").dtype
+    statistic = np.dtype(np.float32)
+    return {
+        "softmax_max": Output(pack(row_max, side, order), statistic),
+        "softmax_sum": Output(pack(row_sum, side, order), statistic),
+        "softmax_out": Output(np.zeros((0, 0, 0, 0)), dtype),
+        "attention_out": Output(side.join(out, attention.value_width), dtype),
+    }
+
+
+def _empty_rows(call: Call, attention: Attention) -> str:
+    value = str(call.attrs.get("cpu_empty_rows", ""))
+    if value not in EMPTY_ROWS:
+        raise call.error("cpu_empty_rows", f"must be one of {', '.join(EMPTY_ROWS[1:])}, got {value!r}")
+    if attention.sink is not None and value not in ("", "zero"):
+        raise call.error("cpu_empty_rows", f"{value!r} has no meaning beside a sink, which no mask excludes")
+    return value

@@ -1,0 +1,89 @@
+"""FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope inputs and
+sink.
+
+P is recomputed from softmax_max and softmax_sum. With dO = dy, O = attention_in and the dropout factors F:
+
+    dV = (P F)^T dO;  dP = (dO V^T) F;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q
+    dsink = -sum over rows of p_sink * rowsum(P dP),  p_sink = exp(sink - max) / sum
+
+dK and dV add up over the query heads of a group. There is no gradient of the bias: dpse is zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa_compiler.reference.attention import Attention
+from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.layouts import Side
+from fa_compiler.reference.softmax import weighted_sum
+from fa_compiler.reference.statistics import check_order, unpack
+
+
+@operator("FlashAttentionScoreGrad")
+def flash_attention_score_grad(call: Call) -> dict[str, Output]:
+    """dq, dk, dv, dpse (zeros), dq_rope, dk_rope, dsink; the gradient of an absent input is empty, [0]."""
+    attention = Attention(call, pse_name="pse_shift")
+    q_side, kv_side = attention.query_side, attention.key_side
+    order = check_order(call, "softmax_in_layout")
+    row_max = unpack(call, "softmax_max", q_side, order)
+    row_sum = unpack(call, "softmax_sum", q_side, order)
+    d_out = _like_output(call, attention, "dy")
+    out = _like_output(call, attention, "attention_in")
+    d_query = [np.zeros_like(part) for part in attention.query]
+    d_key = [np.zeros_like(part) for part in attention.key]
+    d_value = [np.zeros_like(part) for part in attention.value]
+    d_sink = np.zeros(q_side.heads)
+    for batch, head, kv_head in attention.heads():
+        query, key, value = (
+            attention.query[batch][head],
+            attention.key[batch][kv_head],
+            attention.value[batch][kv_head],
+        )
+        d_o = d_out[batch][head]
+        allowed = attention.allowed(batch, head)
+        top, total = row_max[batch][head][:, None], row_sum[batch][head][:, None]
+        with np.errstate(invalid="ignore", over="ignore"):
+            # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
+            p = np.where(allowed, np.exp(attention.scores(batch, head, kv_head) - top) / total, 0.0)
+            kept = attention.dropout.factors(batch, head)
+            factors = 1.0 if kept is None else kept
+            d_p = np.where(allowed, (d_o @ value.T) * factors, 0.0)
+            row_dot = np.sum(d_o * out[batch][head], axis=1, keepdims=True)
+            d_s = np.where(allowed, p * (d_p - row_dot), 0.0)
+        d_value[batch][kv_head] += weighted_sum((p * factors).T, d_o, allowed.T)
+        d_query[batch][head] = attention.scale * weighted_sum(d_s, key, allowed)
+        d_key[batch][kv_head] += attention.scale * weighted_sum(d_s.T, query, allowed.T)
+        if attention.sink is not None:
+            p_sink = np.exp(attention.sink[head] - top) / total
+            d_sink[head] -= np.sum(p_sink * np.sum(p * d_p, axis=1, keepdims=True))
+    dtype = call.tensor("query").dtype
+    d_query_main, d_query_rope = _apart(attention, q_side, d_query)
+    d_key_main, d_key_rope = _apart(attention, kv_side, d_key)
+    pse = call.optional("pse_shift")
+    return {
+        "dq": Output(d_query_main, dtype),
+        "dk": Output(d_key_main, dtype),
+        "dv": Output(kv_side.join(d_value, attention.value_width), dtype),
+        "dpse": Output(np.zeros(0 if pse is None else pse.shape), dtype if pse is None else pse.dtype),
+        "dq_rope": Output(d_query_rope, dtype),
+        "dk_rope": Output(d_key_rope, dtype),
+        "dsink": Output(np.zeros(0) if attention.sink is None else d_sink, np.dtype(np.float32)),
+    }
+
+
+def _like_output(call: Call, attention: Attention, name: str) -> list[Floats]:
+    """dy or attention_in: the query's layout with the value's head size."""
+    width = attention.query_side.width(call, name)
+    if width != attention.value_width:
+        raise call.error(name, f"head size {width} differs from the value's {attention.value_width}")
+    return attention.query_side.split(call.tensor(name), width)
+
+
+def _apart(attention: Attention, side: Side, parts: list[Floats]) -> tuple[Floats, Floats]:
+    """The gradients of the plain and of the rope part; the latter is [0] without rope."""
+    width, rope_width = attention.width, attention.rope_width
+    plain = side.join([part[..., :width] for part in parts], width)
+    if attention.call.optional("query_rope") is None:
+        return plain, np.zeros(0)
+    return plain, side.join([part[..., width:] for part in parts], rope_width)
