@@ -1,1 +1,1 @@
-
+"""From fused nodes to something that runs: kernels for ONNX Runtime (`ort`)."""

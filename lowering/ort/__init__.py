@@ -1,0 +1,10 @@
+"""The custom-op library that runs fused nodes in ONNX Runtime on a CPU."""
+
+from fa_compiler.lowering.ort.library import (
+    LibraryNotBuilt,
+    custom_ops_library,
+    library_path,
+    register_custom_ops,
+)
+
+__all__ = ["LibraryNotBuilt", "custom_ops_library", "library_path", "register_custom_ops"]

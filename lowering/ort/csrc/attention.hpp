@@ -1,0 +1,99 @@
+// FlashAttentionScore as the kernels see it: plain pointers, strides and numbers, already checked.
+//
+// Scores S(i, j) = scale * (q_i . k_j) + pse (or scale * (q_i . k_j + pse)), row softmax, O = P V.
+// All strides are in elements; the innermost dimension (head size) is contiguous.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fa {
+
+enum class Type : uint8_t { float32, float16, bfloat16 };
+
+// What a row gives for which no key is attended; see the operator extension `cpu_empty_rows`.
+// `guard` also gives 0 for a row whose softmax is undefined (a NaN or +inf score, all scores -inf).
+enum class EmptyRows : uint8_t { zero, guard, mean, unmasked, nan };
+
+inline constexpr int64_t kNoLimit = int64_t{1} << 62;
+inline constexpr int64_t kStatisticsWidth = 8;       // equal copies of each softmax_max and softmax_sum
+inline constexpr int64_t kCompressedPseRows = 1024;  // stored rows of a compressed ALiBi bias
+
+// One tensor with heads and rows.
+struct Strided {
+  void* data = nullptr;
+  int64_t head = 0;
+  int64_t row = 0;
+};
+
+// One entry of the batch: offsets (in elements) of its row 0 at head 0 in each tensor.
+struct Sequence {
+  int64_t query_length = 0;
+  int64_t key_length = 0;
+  int64_t query = 0;
+  int64_t key = 0;
+  int64_t value = 0;
+  int64_t out = 0;
+  int64_t mask = 0;
+  int64_t pse = 0;
+  int64_t pse_head = 0;
+  int64_t pse_row = 0;
+  int64_t statistics = 0;
+  int64_t statistics_head = 0;
+  int64_t statistics_row = 0;
+  int64_t first = -kNoLimit;  // key j is attended by row i only if first <= j - i <= last
+  int64_t last = kNoLimit;
+};
+
+struct Problem {
+  Type type = Type::float32;  // of query, key, value and out
+  int64_t heads = 0;
+  int64_t key_heads = 0;  // query head n reads key head n / (heads / key_heads)
+  int64_t head_size = 0;
+  int64_t value_size = 0;
+  Strided query, key, value, out;
+  const Sequence* sequences = nullptr;
+  int64_t sequence_count = 0;
+
+  const uint8_t* mask = nullptr;  // nonzero: not attended
+  int64_t mask_head = 0;
+  int64_t mask_row = 0;
+  int64_t mask_column = 0;  // 0 or 1
+
+  const void* pse = nullptr;
+  Type pse_type = Type::float32;
+  int64_t pse_column = 0;  // 0 or 1
+  bool pse_compressed = false;
+  int64_t pse_first_stored = 0;  // compressed: the query row that the first stored row belongs to
+  bool pse_inside_scale = false;
+
+  float scale = 1.0f;
+  EmptyRows empty_rows = EmptyRows::zero;
+  float* softmax_max = nullptr;  // null when nobody reads them
+  float* softmax_sum = nullptr;
+};
+
+// What a kernel may ask of its surroundings. `parallel` runs task(data, i) for every i below count,
+// in any order and on any thread, and returns when all are done. `allocate` is thread-safe and gives
+// null when there is no memory.
+struct Runtime {
+  void* self;
+  void* (*allocate)(void* self, size_t bytes);
+  void (*release)(void* self, void* memory);
+  void (*parallel)(void* self, void (*task)(void*, size_t), void* data, size_t count);
+};
+
+enum class Outcome { done, out_of_memory };
+
+using Attention = Outcome (*)(const Problem&, const Runtime&);
+
+// The bias row that query row i of a sequence reads, as an offset from the sequence's head. With a
+// compressed bias the rows before the first stored one continue it along its diagonals.
+// (static: each translation unit must keep its own copy, compiled for its own instruction set)
+static inline int64_t pse_row_offset(const Problem& problem, const Sequence& sequence, int64_t i) {
+  if (!problem.pse_compressed) return i * sequence.pse_row;
+  const int64_t above = problem.pse_first_stored - i;
+  return above <= 0 ? -above * sequence.pse_row : above;
+}
+
+}  // namespace fa

@@ -1,0 +1,8 @@
+// The fast kernel, compiled once for each instruction set: FA_ISA is the namespace of this copy.
+#include "driver.hpp"
+
+namespace fa::FA_ISA {
+
+Outcome attention(const Problem& problem, const Runtime& runtime) { return Driver(problem, runtime).run(); }
+
+}  // namespace fa::FA_ISA

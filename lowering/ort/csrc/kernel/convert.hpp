@@ -1,0 +1,80 @@
+// float16 and bfloat16 to float32 and back, rounding to nearest with ties to even.
+#pragma once
+
+#include "simd.hpp"
+
+namespace fa::FA_ISA {
+
+FA_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+FA_INLINE uint32_t to_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+
+FA_INLINE float widen_bfloat16(uint16_t x) { return from_bits(uint32_t{x} << 16); }
+
+// Exponent and mantissa move to their place and one multiplication corrects the exponent's bias, which
+// also makes subnormal numbers right; infinity and NaN get the largest exponent.
+FA_INLINE float widen_float16(uint16_t x) {
+  const uint32_t magnitude = (x & 0x7fffu) << 13;
+  const uint32_t scaled = to_bits(from_bits(magnitude) * 0x1p112f);
+  const uint32_t bits = magnitude >= (0x1fu << 23) ? magnitude | 0x7f800000u : scaled;
+  return from_bits(bits | (x & 0x8000u) << 16);
+}
+
+FA_INLINE uint16_t narrow_bfloat16(float x) {
+  const uint32_t bits = to_bits(x);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return static_cast<uint16_t>(is_nan(x) ? (bits >> 16 | 0x40u) : rounded);
+}
+
+// Adding a power of two whose last place is float16's rounds a small number for us; a normal number is
+// rounded in integers.
+FA_INLINE uint16_t narrow_float16(float x) {
+  const uint32_t sign = to_bits(x) >> 16 & 0x8000u;
+  const uint32_t magnitude = to_bits(x) & 0x7fffffffu;
+  const uint32_t small = to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f);
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  uint32_t bits = magnitude < (113u << 23) ? small : normal;
+  bits = magnitude >= to_bits(65520.0f) ? 0x7c00u : bits;
+  bits = magnitude > 0x7f800000u ? 0x7e00u : bits;
+  return static_cast<uint16_t>(sign | bits);
+}
+
+// `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else
+// converted into `buffer`.
+FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count, Type type, float* buffer) {
+  if (type == Type::float32) return static_cast<const float*>(data) + index;
+  const uint16_t* in = static_cast<const uint16_t*>(data) + index;
+  if (type == Type::bfloat16) {
+    for (int64_t i = 0; i < count; ++i) buffer[i] = widen_bfloat16(in[i]);
+    return buffer;
+  }
+  int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
+  }
+#endif
+  for (; i < count; ++i) buffer[i] = widen_float16(in[i]);
+  return buffer;
+}
+
+FA_INLINE void write_floats(void* data, int64_t index, const float* from, int64_t count, Type type) {
+  if (type == Type::float32) {
+    float* out = static_cast<float*>(data) + index;
+    for (int64_t i = 0; i < count; ++i) out[i] = from[i];
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(data) + index;
+  if (type == Type::bfloat16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = narrow_bfloat16(from[i]);
+    return;
+  }
+  int64_t i = 0;
+#if defined(__F16C__)
+  for (; i + 8 <= count; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
+  }
+#endif
+  for (; i < count; ++i) out[i] = narrow_float16(from[i]);
+}
+
+}  // namespace fa::FA_ISA

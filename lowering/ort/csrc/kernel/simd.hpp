@@ -1,0 +1,87 @@
+// One vector of floats, as wide as the instruction set this file is being compiled for, by GCC's vector
+// extensions: the arithmetic operators, comparisons and ?: work on whole vectors.
+//
+// Every kernel header is included once by each kernel_<isa>.cc, which defines FA_ISA, the namespace that
+// keeps the copies apart. No standard header with inline functions may be included here: the linker
+// could keep the copy compiled for the widest instruction set and run it on any machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "../attention.hpp"
+
+namespace fa::FA_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kLanes = 16;
+inline constexpr int kTileRows = 12;  // 12 x 2 accumulators, 2 of B and 1 broadcast fit 32 registers
+#elif defined(__AVX2__)
+inline constexpr int kLanes = 8;
+inline constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 of B and 1 broadcast fit 16 registers
+#elif defined(__aarch64__)
+inline constexpr int kLanes = 4;
+inline constexpr int kTileRows = 12;
+#else
+inline constexpr int kLanes = 4;
+inline constexpr int kTileRows = 6;
+#endif
+
+inline constexpr int kPanel = 2 * kLanes;  // columns of a packed panel: two vectors
+
+#define FA_INLINE [[gnu::always_inline]] static inline
+
+typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
+typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
+
+FA_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
+FA_INLINE void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
+FA_INLINE Vec splat(float x) { return x - Vec{}; }
+
+// The second operand wins when either is NaN: greater(x, m) ignores a NaN in x, greater(low, x) keeps it.
+FA_INLINE Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+
+FA_INLINE Vec clear_where(IntVec condition, Vec v) { return (Vec)(~condition & (IntVec)v); }
+
+// All ones where the byte is not 0.
+FA_INLINE IntVec nonzero_bytes(const uint8_t* p) {
+  const ByteVec bytes = *reinterpret_cast<const ByteVec*>(p);
+  return __builtin_convertvector(bytes, IntVec) != 0;
+}
+
+FA_INLINE float sum_lanes(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+// No lane may be NaN.
+FA_INLINE float max_lanes(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  }
+  return lanes[0];
+}
+
+inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kLargest = 3.40282347e+38f;
+
+FA_INLINE bool is_nan(float x) { return x != x; }
+
+FA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+FA_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+FA_INLINE int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,55 @@
+// Which keys of one block one query row sees, from the band and the mask.
+#pragma once
+
+#include "simd.hpp"
+
+namespace fa::FA_ISA {
+
+// Columns [begin, end) of the block, less those where `mask` (already moved to the block) is not 0.
+struct View {
+  int64_t begin = 0;
+  int64_t end = 0;
+  const uint8_t* mask = nullptr;
+
+  bool empty() const { return begin >= end; }
+  bool open(int64_t keys) const { return begin == 0 && end == keys && mask == nullptr; }
+};
+
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// Keys that the band lets rows [first_row, last_row] of a sequence see.
+FA_INLINE KeyRange banded(const Sequence& sequence, int64_t first_row, int64_t last_row) {
+  const int64_t begin = larger(0, first_row + sequence.first);
+  const int64_t end = smaller(sequence.key_length, last_row + sequence.last + 1);
+  return {smaller(begin, end), end < 0 ? 0 : end};
+}
+
+FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, int64_t first_key,
+                       int64_t keys) {
+  const KeyRange range = banded(sequence, i, i);
+  View view{larger(0, range.begin - first_key), smaller(keys, range.end - first_key), nullptr};
+  if (problem.mask == nullptr || view.empty()) return view;
+  const uint8_t* mask = problem.mask + sequence.mask + head * problem.mask_head + i * problem.mask_row;
+  if (problem.mask_column == 0) {
+    if (*mask != 0) view.end = view.begin;
+    return view;
+  }
+  mask += first_key;
+  uint8_t any = 0;
+  uint8_t all = 1;
+  for (int64_t j = view.begin; j < view.end; ++j) {
+    any |= mask[j];
+    all &= static_cast<uint8_t>(mask[j] != 0);
+  }
+  if (all != 0) {
+    view.end = view.begin;
+  } else if (any != 0) {
+    view.mask = mask;
+  }
+  return view;
+}
+
+}  // namespace fa::FA_ISA

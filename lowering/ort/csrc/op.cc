@@ -1,0 +1,153 @@
+#include "op.hpp"
+
+#include <stdexcept>
+
+namespace fa {
+
+void check(ort::Api api, ort::Status* status) {
+  if (status == nullptr) return;
+  const std::string text = ort::GetErrorMessage(api, status);
+  ort::ReleaseStatus(api, status);
+  throw std::runtime_error(text);
+}
+
+std::string text_of(const Dims& dims) {
+  std::string text = "[";
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (i > 0) text += ",";
+    text += std::to_string(dims[i]);
+  }
+  return text + "]";
+}
+
+int64_t Tensor::count() const {
+  int64_t product = 1;
+  for (int64_t dim : dims) product *= dim;
+  return product;
+}
+
+Tensor tensor_of(ort::Api api, const ort::Value* value) {
+  Tensor tensor;
+  if (value == nullptr) return tensor;
+  ort::TensorInfo* raw = nullptr;
+  check(api, ort::GetTensorTypeAndShape(api, value, &raw));
+  const auto release = [api](ort::TensorInfo* info) { ort::ReleaseTensorTypeAndShapeInfo(api, info); };
+  const std::unique_ptr<ort::TensorInfo, decltype(release)> info(raw, release);
+  check(api, ort::GetTensorElementType(api, raw, &tensor.type));
+  size_t rank = 0;
+  check(api, ort::GetDimensionsCount(api, raw, &rank));
+  tensor.dims.resize(rank);
+  check(api, ort::GetDimensions(api, raw, tensor.dims.data(), rank));
+  check(api, ort::GetTensorMutableData(api, const_cast<ort::Value*>(value), &tensor.data));
+  return tensor;
+}
+
+namespace {
+
+// Calls a getter that first tells the size it needs, then fills a buffer with a text and its end mark.
+template <class Getter>
+ort::Status* read_text(std::string& text, Getter getter) {
+  size_t size = 0;
+  ort::Status* status = getter(nullptr, &size);
+  if (status != nullptr) return status;
+  text.resize(size);
+  status = getter(text.data(), &size);
+  if (status == nullptr && !text.empty()) text.pop_back();
+  return status;
+}
+
+}  // namespace
+
+std::string NodeInfo::name() const {
+  std::string text;
+  check(api_, read_text(text, [this](char* out, size_t* size) {
+    return ort::KernelInfo_GetNodeName(api_, info_, out, size);
+  }));
+  return text;
+}
+
+bool NodeInfo::has_input(size_t index) const {
+  size_t count = 0;
+  check(api_, ort::KernelInfo_GetInputCount(api_, info_, &count));
+  if (index >= count) return false;
+  std::string text;
+  check(api_, read_text(text, [this, index](char* out, size_t* size) {
+    return ort::KernelInfo_GetInputName(api_, info_, index, out, size);
+  }));
+  return !text.empty();
+}
+
+Tensor NodeInfo::constant_input(size_t index) const {
+  if (!has_input(index)) return {};
+  int is_constant = 0;
+  const ort::Value* value = nullptr;
+  check(api_, ort::KernelInfoGetConstantInput_tensor(api_, info_, index, &is_constant, &value));
+  return tensor_of(api_, is_constant != 0 ? value : nullptr);
+}
+
+// A missing attribute is a failure to ONNX Runtime; one of another type is an error to us.
+bool NodeInfo::found(ort::Status* status) const {
+  if (status == nullptr) return true;
+  const std::string text = ort::GetErrorMessage(api_, status);
+  ort::ReleaseStatus(api_, status);
+  if (text.find("don't match") != std::string::npos) throw std::runtime_error(text);
+  return false;
+}
+
+int64_t NodeInfo::integer(const char* name, int64_t fallback) const {
+  int64_t value = fallback;
+  return found(ort::KernelInfoGetAttribute_int64(api_, info_, name, &value)) ? value : fallback;
+}
+
+float NodeInfo::number(const char* name, float fallback) const {
+  float value = fallback;
+  return found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value)) ? value : fallback;
+}
+
+std::string NodeInfo::string(const char* name, const std::string& fallback) const {
+  std::string text;
+  const bool present = found(read_text(text, [this, name](char* out, size_t* size) {
+    return ort::KernelInfoGetAttribute_string(api_, info_, name, out, size);
+  }));
+  return present ? text : fallback;
+}
+
+AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info) {
+  constexpr int kDefaultMemory = 0;
+  ort::Allocator* allocator = nullptr;
+  check(api, ort::KernelInfoGetAllocator(api, info, kDefaultMemory, &allocator));
+  return AllocatorPtr(allocator, AllocatorDeleter{api});
+}
+
+void* CallRuntime::allocate(void* self, size_t bytes) {
+  auto& call = *static_cast<CallRuntime*>(self);
+  void* memory = nullptr;
+  ort::Status* status = ort::AllocatorAlloc(call.api_, call.allocator_, bytes, &memory);
+  if (status != nullptr) {
+    ort::ReleaseStatus(call.api_, status);
+    return nullptr;
+  }
+  return memory;
+}
+
+void CallRuntime::release(void* self, void* memory) {
+  if (memory == nullptr) return;
+  auto& call = *static_cast<CallRuntime*>(self);
+  ort::Status* status = ort::AllocatorFree(call.api_, call.allocator_, memory);
+  if (status != nullptr) ort::ReleaseStatus(call.api_, status);
+}
+
+void CallRuntime::parallel(void* self, void (*task)(void*, size_t), void* data, size_t count) {
+  auto& call = *static_cast<CallRuntime*>(self);
+  constexpr size_t kOneByOne = 0;  // each thread takes the next task when it is done with one
+  ort::Status* status = ort::KernelContext_ParallelFor(call.api_, call.context_, task, count, kOneByOne, data);
+  if (status == nullptr) return;
+  call.failure_ = ort::GetErrorMessage(call.api_, status);
+  ort::ReleaseStatus(call.api_, status);
+}
+
+void CallRuntime::rethrow() const {
+  if (!failure_.empty()) throw std::runtime_error(failure_);
+}
+
+}  // namespace fa

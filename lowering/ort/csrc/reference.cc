@@ -1,0 +1,167 @@
+// The operator written down plainly: one query row at a time, scalar, sums in double. It is compiled in
+// as the variant "reference", so that every test can put the fast kernels beside it.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#include "attention.hpp"
+
+namespace fa::reference {
+namespace {
+
+float to_float(uint16_t bits, Type type) {
+  if (type == Type::bfloat16) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float result;
+    std::memcpy(&result, &wide, sizeof result);
+    return result;
+  }
+  const int exponent = (bits >> 10) & 31;
+  const int mantissa = bits & 1023;
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  if (exponent == 31) {
+    const float inf = std::numeric_limits<float>::infinity();
+    return mantissa != 0 ? std::numeric_limits<float>::quiet_NaN() : sign * inf;
+  }
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
+  return sign * std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
+}
+
+// Rounds to the nearest, ties to even.
+uint16_t from_float(float value, Type type) {
+  if (type == Type::bfloat16) {
+    if (std::isnan(value)) return 0x7fc0;
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  }
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return sign | 0x7e00;
+  const float magnitude = std::fabs(value);
+  if (magnitude >= 65520.0f) return sign | 0x7c00;
+  if (magnitude < std::ldexp(1.0f, -14)) {
+    return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
+  }
+  int exponent;
+  const float fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
+  const int mantissa = static_cast<int>(std::nearbyint(std::ldexp(fraction, 11)));  // carries into the exponent
+  return sign | static_cast<uint16_t>(((exponent + 13) << 10) + mantissa);
+}
+
+float read(const void* data, int64_t index, Type type) {
+  if (type == Type::float32) return static_cast<const float*>(data)[index];
+  return to_float(static_cast<const uint16_t*>(data)[index], type);
+}
+
+void write(void* data, int64_t index, float value, Type type) {
+  if (type == Type::float32) {
+    static_cast<float*>(data)[index] = value;
+  } else {
+    static_cast<uint16_t*>(data)[index] = from_float(value, type);
+  }
+}
+
+struct Row {
+  const Problem& problem;
+  const Sequence& sequence;
+  int64_t head;
+  int64_t i;
+
+  int64_t key_head() const { return head / (problem.heads / problem.key_heads); }
+
+  bool attended(int64_t j) const {
+    if (j - i < sequence.first || j - i > sequence.last) return false;
+    if (problem.mask == nullptr) return true;
+    return problem.mask[sequence.mask + head * problem.mask_head + i * problem.mask_row + j * problem.mask_column] == 0;
+  }
+
+  // In float32, as the operator says: a bias of -FLT_MAX swallows the product.
+  float score(int64_t j) const {
+    double product = 0;
+    const int64_t q = sequence.query + head * problem.query.head + i * problem.query.row;
+    const int64_t k = sequence.key + key_head() * problem.key.head + j * problem.key.row;
+    for (int64_t d = 0; d < problem.head_size; ++d) {
+      product += double{read(problem.query.data, q + d, problem.type)} * read(problem.key.data, k + d, problem.type);
+    }
+    float score = static_cast<float>(product);
+    float bias = 0;
+    if (problem.pse != nullptr) {
+      const int64_t offset = sequence.pse + head * sequence.pse_head + pse_row_offset(problem, sequence, i);
+      bias = read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
+    }
+    if (problem.pse_inside_scale) return (score + bias) * problem.scale;
+    score *= problem.scale;
+    return score + bias;
+  }
+
+  float value(int64_t j, int64_t d) const {
+    const int64_t v = sequence.value + key_head() * problem.value.head + j * problem.value.row;
+    return read(problem.value.data, v + d, problem.type);
+  }
+};
+
+// IEEE maximum: a NaN stays.
+double maximum(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
+void attend(const Row& row) {
+  const Problem& problem = row.problem;
+  const Sequence& sequence = row.sequence;
+  std::vector<int64_t> keys;
+  for (int64_t j = 0; j < sequence.key_length; ++j) {
+    if (row.attended(j)) keys.push_back(j);
+  }
+  const bool empty = keys.empty();
+  const EmptyRows rule = problem.empty_rows;
+  if (empty && (rule == EmptyRows::mean || rule == EmptyRows::unmasked)) {
+    for (int64_t j = 0; j < sequence.key_length; ++j) keys.push_back(j);
+  }
+  std::vector<double> p(keys.size());
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;
+  for (size_t n = 0; n < keys.size(); ++n) {
+    p[n] = empty && rule == EmptyRows::mean ? 0 : row.score(keys[n]);
+    max = maximum(max, p[n]);
+  }
+  for (double& x : p) {
+    x = std::exp(x - max);
+    sum += x;
+  }
+  const bool undefined = std::isnan(sum);
+  const int64_t out = sequence.out + row.head * problem.out.head + row.i * problem.out.row;
+  for (int64_t d = 0; d < problem.value_size; ++d) {
+    double result = 0;
+    for (size_t n = 0; n < keys.size(); ++n) {
+      if (p[n] != 0) result += p[n] * row.value(keys[n], d);
+    }
+    result /= sum;
+    if (keys.empty() || (undefined && rule == EmptyRows::guard)) result = 0;
+    if (empty && rule == EmptyRows::nan) result = std::numeric_limits<double>::quiet_NaN();
+    write(problem.out.data, out + d, static_cast<float>(result), problem.type);
+  }
+  const float most = std::numeric_limits<float>::max();
+  const int64_t at = sequence.statistics + row.head * sequence.statistics_head + row.i * sequence.statistics_row;
+  for (int64_t c = 0; c < kStatisticsWidth; ++c) {
+    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = empty ? -most : static_cast<float>(max);
+    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = empty ? most : static_cast<float>(sum);
+  }
+}
+
+}  // namespace
+
+Outcome attention(const Problem& problem, const Runtime&) {
+  try {
+    for (int64_t s = 0; s < problem.sequence_count; ++s) {
+      const Sequence& sequence = problem.sequences[s];
+      for (int64_t head = 0; head < problem.heads; ++head) {
+        for (int64_t i = 0; i < sequence.query_length; ++i) attend(Row{problem, sequence, head, i});
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    return Outcome::out_of_memory;
+  }
+  return Outcome::done;
+}
+
+}  // namespace fa::reference

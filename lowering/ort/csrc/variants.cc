@@ -1,0 +1,72 @@
+#include "variants.hpp"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace fa {
+
+namespace baseline {
+Outcome attention(const Problem&, const Runtime&);
+}
+#if defined(__x86_64__)
+namespace avx2 {
+Outcome attention(const Problem&, const Runtime&);
+}
+namespace avx512 {
+Outcome attention(const Problem&, const Runtime&);
+}
+#endif
+namespace reference {
+Outcome attention(const Problem&, const Runtime&);
+}
+
+namespace {
+
+bool always() { return true; }
+
+#if defined(__x86_64__)
+// These look at the processor and at what the operating system saves (xgetbv).
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+#endif
+
+// Best first; the reference is never chosen unasked. To add an instruction set: one line here, one in
+// CMakeLists.txt, and its vector width in kernel/simd.hpp.
+constexpr Variant kVariants[] = {
+#if defined(__x86_64__)
+    {"avx512", has_avx512, avx512::attention},
+    {"avx2", has_avx2, avx2::attention},
+#endif
+    {"baseline", always, baseline::attention},
+    {"reference", always, reference::attention},
+};
+
+const Variant& choose() {
+  const char* forced = std::getenv("FA_COMPILER_ISA");
+  if (forced == nullptr || *forced == '\0') {
+    for (const Variant& variant : kVariants) {
+      if (variant.supported()) return variant;
+    }
+  }
+  std::string known;
+  for (const Variant& variant : kVariants) {
+    if (std::string(variant.name) == forced) {
+      if (variant.supported()) return variant;
+      throw std::runtime_error("FA_COMPILER_ISA=" + std::string(forced) + ": this machine lacks these instructions");
+    }
+    known += (known.empty() ? "" : ", ") + std::string(variant.name);
+  }
+  throw std::runtime_error("FA_COMPILER_ISA=" + std::string(forced) + " is unknown; this library has " + known);
+}
+
+}  // namespace
+
+const Variant& chosen_variant() { return choose(); }
+
+}  // namespace fa

@@ -1,0 +1,18 @@
+// The compiled kernel variants, the choice among them, and the environment variable that forces one.
+#pragma once
+
+#include "attention.hpp"
+
+namespace fa {
+
+struct Variant {
+  const char* name;
+  bool (*supported)();
+  Attention attention;
+};
+
+// The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when
+// the name is unknown or the machine lacks the instructions.
+const Variant& chosen_variant();
+
+}  // namespace fa

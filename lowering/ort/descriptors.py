@@ -1,0 +1,85 @@
+"""Writes csrc/descriptors.inc: the typed operator descriptors that the custom-op library registers.
+
+ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a
+descriptor of its own; the registry knows them. The result is kept in the tree (a build needs no Python package
+but the build tools) and a test tells when it is out of date:
+
+    python -m fa_compiler.lowering.ort.descriptors
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fa_compiler.op_registry import Kind, OpSpec, get
+
+OPERATORS = ("FlashAttentionScore",)
+"""The operators this library has kernels for."""
+
+PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
+
+# GE type -> ort::Element of the types the kernels compute with.
+_ELEMENTS = {
+    "DT_FLOAT": "float32",
+    "DT_FLOAT16": "float16",
+    "DT_BF16": "bfloat16",
+    "DT_BOOL": "boolean",
+    "DT_UINT8": "uint8",
+    "DT_INT64": "int64",
+}
+
+# The product whose registered combinations are the widest; those of FP8 types have no CPU kernel.
+_PRODUCT = "ascend910_95"
+
+
+def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
+    """Legal types of every input and output, by name, as far as the CPU kernels take them."""
+    product = spec.product(_PRODUCT)
+    if product is None:
+        raise ValueError(f"{spec.name}: the registry has no type combinations of {_PRODUCT}")
+    tensors = (*spec.inputs, *spec.outputs)
+    alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
+    rows = [{**alone, **row} for row in product.combinations()]
+    return tuple(row for row in rows if all(dtype in _ELEMENTS for dtype in row.values()))
+
+
+def render() -> str:
+    """The text of csrc/descriptors.inc."""
+    lines = [
+        "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
+        "// clang-format off",
+    ]
+    for op_type in OPERATORS:
+        spec = get(op_type)
+        lines += ["", f"namespace {_snake(op_type)} {{", f'inline constexpr const char* kName = "{op_type}";']
+        for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
+            names = ", ".join(f'"{tensor.name}"' for tensor in tensors)
+            lines += [f"inline constexpr const char* k{what}s[] = {{{names}}};", f"enum {what} : size_t {{"]
+            lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
+        required = sum(tensor.kind is Kind.REQUIRED for tensor in spec.inputs)
+        lines.append(f"inline constexpr size_t kRequiredInputs = {required};")
+        lines.append("inline constexpr Types kTypes[] = {")
+        for row in combinations(spec):
+            inputs, outputs = (
+                ", ".join(f"E::{_ELEMENTS[row[tensor.name]]}" for tensor in tensors)
+                for tensors in (spec.inputs, spec.outputs)
+            )
+            lines.append(f"  {{{{{inputs}}}, {{{outputs}}}}},")
+        lines += ["};", f"}}  // namespace {_snake(op_type)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def main() -> int:
+    """Writes the file in the checkout this module lies in."""
+    PATH.write_text(render())
+    print(PATH)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

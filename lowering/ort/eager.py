@@ -1,0 +1,149 @@
+"""Running one operator eagerly: a model of one node, its session kept for the next call of the same kind."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from fa_compiler.lowering.ort.descriptors import OPERATORS
+from fa_compiler.lowering.ort.library import register_custom_ops
+from fa_compiler.op_registry import (
+    DOMAIN,
+    VERSION,
+    NodeError,
+    OpSpec,
+    count_attrs,
+    dtypes,
+    full_attrs,
+    get,
+    place_inputs,
+)
+
+Array = npt.NDArray[Any]
+
+# Any opset that every supported ONNX Runtime knows: the model holds nothing of it.
+_ONNX_OPSET = 17
+_IR_VERSION = 8
+
+
+class KernelError(ValueError):
+    """The CPU kernel does not take these inputs or attributes; the text names the input and what it expects."""
+
+
+def run(
+    op_type: str,
+    inputs: Mapping[str, Any],
+    attrs: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+) -> dict[str, Array]:
+    """Runs `op_type` on the CPU kernel and returns its outputs by name.
+
+    `inputs` maps REG_OP names to arrays (a list of them for a dynamic input, bfloat16 as `ml_dtypes.bfloat16`);
+    an absent input is None or missing. Missing attributes take the default of the newest variant; `outputs` asks
+    for some outputs only. Raises UnknownOp, NodeError (unknown or missing name) and KernelError.
+    """
+    spec = get(op_type)
+    if op_type not in OPERATORS:
+        raise KernelError(f"{op_type} has no CPU kernel; there is one for {', '.join(OPERATORS)}")
+    wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
+    for name in wanted:
+        spec.output(name)
+    placed = [None if value is None else np.asarray(value) for value in place_inputs(spec, inputs)]
+    types = tuple(None if array is None else _element_type(spec, array) for array in placed)
+    attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
+    try:
+        session = _session(op_type, tuple(attributes.items()), types, frozenset(wanted))
+        feeds = {_input_name(i): _to_ort(array) for i, array in enumerate(placed) if array is not None}
+        results = session.run_with_ort_values(list(wanted), feeds)
+    except (ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException, RuntimeError) as error:
+        raise KernelError(_own_words(str(error))) from None
+    return {name: _from_ort(result) for name, result in zip(wanted, results, strict=True)}
+
+
+def _input_name(position: int) -> str:
+    return f"input_{position}"
+
+
+def _element_type(spec: OpSpec, array: Array) -> int:
+    ge = dtypes.from_numpy(array.dtype)
+    number = None if ge is None else dtypes.to_onnx(ge)
+    if number is None:
+        raise NodeError(f"{spec.name}: arrays of dtype {array.dtype} have no ONNX type")
+    return number
+
+
+@functools.lru_cache(maxsize=64)
+def _session(
+    op_type: str,
+    attributes: tuple[tuple[str, Any], ...],
+    types: tuple[int | None, ...],
+    wanted: frozenset[str],
+) -> ort.InferenceSession:
+    spec = get(op_type)
+    output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]
+    while output_names and not output_names[-1]:
+        output_names.pop()
+    query_type = types[0] or TensorProto.FLOAT
+    node = helper.make_node(
+        op_type,
+        ["" if dtype is None else _input_name(i) for i, dtype in enumerate(types)],
+        output_names,
+        name=op_type,
+        domain=DOMAIN,
+    )
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
+    graph = helper.make_graph(
+        [node],
+        op_type,
+        [
+            helper.make_tensor_value_info(_input_name(i), dtype, None)
+            for i, dtype in enumerate(types)
+            if dtype is not None
+        ],
+        [
+            helper.make_tensor_value_info(
+                entry.name, TensorProto.FLOAT if entry.dtypes == ("DT_FLOAT",) else query_type, None
+            )
+            for entry in spec.outputs
+            if entry.name in wanted
+        ],
+    )
+    model = helper.make_model(
+        graph,
+        ir_version=_IR_VERSION,
+        opset_imports=[helper.make_opsetid("", _ONNX_OPSET), helper.make_opsetid(DOMAIN, VERSION)],
+    )
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    register_custom_ops(options)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _to_ort(array: Array) -> ort.OrtValue:
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        # NumPy itself knows no bfloat16, so neither does the plain conversion.
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _from_ort(value: ort.OrtValue) -> Array:
+    if value.data_type() != "tensor(bfloat16)":
+        array: Array = value.numpy()
+        return array
+    bits = np.empty(value.shape(), np.uint16)
+    ctypes.memmove(bits.ctypes.data, value.data_ptr(), bits.nbytes)
+    return bits.view(dtypes.to_numpy("DT_BF16"))
+
+
+def _own_words(text: str) -> str:
+    """What the kernel said, without what ONNX Runtime wraps around it."""
+    start = text.find("node '")
+    return text if start < 0 else text[start:].strip()
