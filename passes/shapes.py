@@ -4,7 +4,8 @@ What is trusted, and why equality of two `Dim`s may be acted upon:
 
 - Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
   name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
-  sizes under one name is outside what is promised. An unnamed dim is a fresh symbol.
+  sizes under one name is outside what is promised. A name that is a sum or product of names
+  ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
 - The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
@@ -14,6 +15,10 @@ What is trusted, and why equality of two `Dim`s may be acted upon:
   beside operators it does not know. For an operator without a rule only the declared rank and dtype are
   kept, with fresh dims; a rank does not depend on the run that was traced.
 - Everything else is a fresh symbol, equal to nothing but itself.
+
+Sizes may be 0 (a first decoding step has no past). Left out are only runs in which a tensor is empty
+where ONNX Runtime departs from the operators' definitions (its reductions keep the reduced axis of an
+empty tensor) or where a Reshape target computed from sizes holds a 0 (see `reshape.reshaped`).
 """
 
 from __future__ import annotations
@@ -23,10 +28,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.shape_rules import RULES, Context, Fact, Unresolved
+from fa_compiler.passes.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.shape_rules.context import Content, Shape, content_fact, fresh, objects
 from fa_compiler.passes.shape_rules.generate import tensor_fact
-from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.symbolic import Dim, named
 
 __all__ = ["Fact", "ShapeInfo", "analyse"]
 
@@ -144,12 +149,8 @@ class ShapeInfo:
 
     def walk(self, graph: ir.Graph | ir.Function) -> None:
         """Infer every value of a graph or function body, subgraphs included."""
-        opsets = self._opsets
-        if isinstance(graph, ir.Function):
-            self._opsets = graph.opset_imports
         for node in graph:
             self._ensure(node)
-        self._opsets = opsets
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -191,8 +192,7 @@ class ShapeInfo:
         if function is not None:
             return self._call(node, function, facts)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        opset = node.version or self._opsets.get(domain) or (1 if domain else self._opsets.get("ai.onnx", 1))
-        context = Context(node, facts, opset, self._bound)
+        context = Context(node, facts, self._opset(node, domain), self._bound)
         try:
             if domain == "" and node.op_type in ("If", "Loop", "Scan"):
                 return self._control(context)
@@ -200,9 +200,17 @@ class ShapeInfo:
             if found is None:
                 return [_declared_rank(output) for output in node.outputs]
             result = found(context)
-        except Unresolved:
+        except UnresolvedError:
             return []
         return [result] if isinstance(result, Fact) else result
+
+    def _opset(self, node: ir.Node, domain: str) -> int:
+        """The opset version a node is of. A subgraph imports what the graph around it does."""
+        owner = node.graph
+        if owner is not None and owner.opset_imports:
+            self._opsets = owner.opset_imports
+        imported = self._opsets.get(domain) or (self._opsets.get("ai.onnx") if domain == "" else None)
+        return node.version or imported or 1
 
     def _call(self, node: ir.Node, function: ir.Function, facts: list[Fact | None]) -> Sequence[Fact]:
         if node.op_identifier() in self._calls:
@@ -240,9 +248,8 @@ class ShapeInfo:
             self._loop_inputs(context, body)
             self.walk(body)
         # What a body gives may differ from one iteration to the next, so no dim leaves it.
-        return [
-            Fact(None, value.dtype or self.dtype(value)) for body in bodies[:1] for value in _results(node, body)
-        ]
+        results = [value for body in bodies[:1] for value in _results(node, body)]
+        return [Fact(None, value.dtype or self.dtype(value)) for value in results]
 
     def _loop_inputs(self, context: Context, body: ir.Graph) -> None:
         """Inputs of a Loop or Scan body: their values, and those of carried ones the shapes, change."""
@@ -263,7 +270,7 @@ def _declared(dim: int | ir.SymbolicDim) -> Dim:
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
-    return Dim.symbol(name) if name else Dim.fresh()
+    return named(name) if name else Dim.fresh()
 
 
 def _declared_rank(value: ir.Value) -> Fact:

@@ -9,6 +9,7 @@ dims is the same atom, so it cancels and compares like any symbol.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import weakref
@@ -385,6 +386,28 @@ class Dim:
         return self
 
 
+def named(text: str) -> Dim:
+    """The dim that a declared name stands for: a size of that name, or a sum, difference or product of
+    names and integers as torch's exporter writes them ("s15 + 1"). Any other text is a name."""
+    try:
+        return _parsed(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Dim.symbol(text)
+
+
+def _parsed(tree: ast.expr) -> Dim:
+    if isinstance(tree, ast.Name):
+        return Dim.symbol(tree.id)
+    if isinstance(tree, ast.Constant) and type(tree.value) is int:
+        return Dim(tree.value)
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub | ast.Mult):
+        left, right = _parsed(tree.left), _parsed(tree.right)
+        if isinstance(tree.op, ast.Mult):
+            return left * right
+        return left + right if isinstance(tree.op, ast.Add) else left - right
+    raise ValueError("not a polynomial of names")
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of dims: the element count of a shape."""
     total = Dim(1)
@@ -459,9 +482,39 @@ def _min0(x: Dim) -> Dim:
         return Dim(0)
     if (-x).is_at_least(0):
         return x
+    settled = _settle(x)
+    if settled is not None:
+        return settled
     if x._terms[max(x._terms, key=_order)] < 0:
         return _min0_atom(-x) + x
     return _min0_atom(x)
+
+
+def _settle(x: Dim) -> Dim | None:
+    """min(x, 0) where x holds u = min(s - 1, 0) of a size s, which is -1 if s is 0 and else 0.
+
+    When x cannot be negative for s >= 1 and is the constant c < 0 for s = 0, it is -c*u. Slices such as
+    x[:, :1] beside x[:, 1:] make such lengths.
+    """
+    for unit in x.atoms:
+        size = (unit.args[0] + 1).single_atom if unit.op == "min0" else None
+        if size is not None and size.lower is not None and size.lower >= 0:
+            one_or_more = x.substitute({size: Dim._from_atom(size) + 1, unit: Dim(0)})
+            none = x.substitute({size: Dim(0), unit: Dim(-1)}).const
+            if one_or_more.is_at_least(0) and none is not None and size not in _inside(x, unit):
+                return Dim._from_atom(unit) * max(-none, 0)
+    return None
+
+
+def _inside(x: Dim, besides: Atom) -> frozenset[Atom]:
+    """The atoms that occur inside opaque atoms of x other than `besides`."""
+    found: set[Atom] = set()
+    waiting = [atom for atom in x.atoms if atom is not besides]
+    while waiting:
+        for arg in waiting.pop().args:
+            found |= arg.atoms
+            waiting.extend(arg.atoms)
+    return frozenset(found)
 
 
 def _min0_atom(x: Dim) -> Dim:
@@ -476,9 +529,9 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     if a == 1 or b.never_one:
         # Constants first: they say more than an expression that must equal them.
         return a if a.is_const and a != 1 else b
-    if a.never_one or is_capped(b, a) is not None:
+    if a.never_one or _is_least_of(b, a):
         return a
-    if is_capped(a, b) is not None:
+    if _is_least_of(a, b):
         return b
     parts = _broadcast_parts(a) | _broadcast_parts(b)
     if len(parts) == 1:
@@ -497,6 +550,21 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 def _broadcast_parts(dim: Dim) -> frozenset[Dim]:
     atom = dim.single_atom
     return frozenset(atom.args) if atom is not None and atom.op == "broadcast" else frozenset([dim])
+
+
+def _is_least_of(least: Dim, dim: Dim) -> bool:
+    """Whether `least` is min(dim, t) for a t that is 1 or more, or a size.
+
+    Broadcast together they give dim: if t < dim, then t is 1, or dim is 1 and t an empty axis (left out).
+    A mask of declared length t sliced to the key length is such a size.
+    """
+    for atom in least.atoms:
+        if atom.op == "min0":
+            # min0's operand is dim - t or t - dim.
+            for other in (dim - atom.args[0], dim + atom.args[0]):
+                if other.is_at_least(0) and other != 0 and least == Dim.min(dim, other):
+                    return True
+    return False
 
 
 def is_capped(capped: Dim, dim: Dim) -> int | None:

@@ -13,6 +13,6 @@ from fa_compiler.passes.shape_rules import (  # noqa: F401  imported for the rul
     reshape,
     slicing,
 )
-from fa_compiler.passes.shape_rules.context import RULES, Context, Fact, Unresolved
+from fa_compiler.passes.shape_rules.context import RULES, Context, Fact, UnresolvedError
 
-__all__ = ["RULES", "Context", "Fact", "Unresolved"]
+__all__ = ["RULES", "Context", "Fact", "UnresolvedError"]

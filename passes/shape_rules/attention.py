@@ -1,8 +1,6 @@
-"""The ready-made attention operator of opset 23."""
+"""The ready-made attention operators of opset 23 and later."""
 
 from __future__ import annotations
-
-import onnx_ir as ir
 
 from fa_compiler.passes.shape_rules.context import Context, Fact, Shape, rule
 from fa_compiler.passes.symbolic import Dim
@@ -21,9 +19,9 @@ def _heads(shape: Shape | None, count: int) -> Shape | None:
 def _attention(ctx: Context) -> list[Fact]:
     dtype = ctx.dtype(0)
     given = ctx.shape(0)
-    query = _heads(given, ctx.int("q_num_heads", 0))
-    key = _heads(ctx.shape(1), ctx.int("kv_num_heads", 0))
-    value = _heads(ctx.shape(2), ctx.int("kv_num_heads", 0))
+    query = _heads(given, ctx.int_attr("q_num_heads", 0))
+    key = _heads(ctx.shape(1), ctx.int_attr("kv_num_heads", 0))
+    value = _heads(ctx.shape(2), ctx.int_attr("kv_num_heads", 0))
     if given is None or query is None or key is None or value is None:
         return [Fact(None, dtype)]
     present: list[Shape | None] = []
@@ -44,9 +42,13 @@ def _attention(ctx: Context) -> list[Fact]:
         Fact(result, dtype),
         Fact(present[0], ctx.dtype(1)),
         Fact(present[1], ctx.dtype(2)),
-        Fact(scores, _score_dtype(ctx)),
+        Fact(scores, dtype),
     ]
 
 
-def _score_dtype(ctx: Context) -> ir.DataType | None:
-    return ctx.dtype(0)
+@rule("FlexAttention", domain="ai.onnx.preview")
+def _flex_attention(ctx: Context) -> Fact:
+    query, value = ctx.shape(0), ctx.shape(2)
+    if query is None or value is None or not len(query) == len(value) == 4:
+        return Fact(None, ctx.dtype(0))
+    return Fact((*query[:3], value[3]), ctx.dtype(0))

@@ -20,7 +20,7 @@ LIMIT = 64
 """The most elements whose content is followed."""
 
 
-class Unresolved(Exception):
+class UnresolvedError(Exception):
     """A rule met an attribute whose value is not known (a function's attribute without a caller)."""
 
 
@@ -95,15 +95,15 @@ class Context:
         return dims
 
     def attr(self, name: str) -> Any:
-        """The value of attribute `name`, None when absent. Raises Unresolved for an unbound reference."""
+        """The value of attribute `name`, None when absent. UnresolvedError for an unbound reference."""
         found = self.node.attributes.get(name)
         if found is not None and found.is_ref():
             found = self._bound.get(found.ref_attr_name or "")
             if found is None or found.is_ref():
-                raise Unresolved(name)
+                raise UnresolvedError(name)
         return None if found is None else found.value
 
-    def int(self, name: str, default: int) -> int:
+    def int_attr(self, name: str, default: int) -> int:
         """An integer attribute."""
         value = self.attr(name)
         return default if value is None else int(value)
@@ -114,7 +114,7 @@ class Context:
         return None if value is None else [int(item) for item in value]
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
-        """(present, values) of integers that moved from attribute `attr` to input `index` in opset `since`."""
+        """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""
         if self.opset >= since:
             return self.has(index), self.ints(index)
         values = self.ints_attr(attr)

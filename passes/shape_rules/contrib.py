@@ -1,4 +1,4 @@
-"""ONNX Runtime's own operators (domain com.microsoft) that surround attention in optimised and training graphs."""
+"""ONNX Runtime's own operators (com.microsoft) around attention in optimised and training graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DOMAIN = "com.microsoft"
 
 
 @rule(
-    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GeluGrad", "BiasGelu", "SoftmaxGrad", "SoftmaxGrad_13"),
+    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GeluGrad", "SoftmaxGrad", "SoftmaxGrad_13"),
     *("BiasSoftmax", "RotaryEmbedding", "TanhGrad", "SigmoidGrad", "ReluGrad", "Inverse"),
     domain=_DOMAIN,
 )
@@ -31,8 +31,8 @@ def _swapped(shape: Shape | None, matrix: bool, batch: bool) -> Shape | None:
 
 @rule("FusedMatMul", "TransposeMatMul", domain=_DOMAIN)
 def _fused_matmul(ctx: Context) -> Fact:
-    left = _swapped(ctx.shape(0), ctx.int("transA", 0) == 1, ctx.int("transBatchA", 0) == 1)
-    right = _swapped(ctx.shape(1), ctx.int("transB", 0) == 1, ctx.int("transBatchB", 0) == 1)
+    left = _swapped(ctx.shape(0), ctx.int_attr("transA", 0) == 1, ctx.int_attr("transBatchA", 0) == 1)
+    right = _swapped(ctx.shape(1), ctx.int_attr("transB", 0) == 1, ctx.int_attr("transBatchB", 0) == 1)
     return Fact(matmul_shape(left, right), ctx.dtype(0))
 
 
@@ -49,9 +49,10 @@ def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     statistics = None
     if shape is not None:
-        axis = axis_in(ctx.int("axis", -1), len(shape))
+        axis = axis_in(ctx.int_attr("axis", -1), len(shape))
         statistics = None if axis is None else (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
-    return [Fact(shape, ctx.dtype(0)), Fact(statistics, ir.DataType.FLOAT), Fact(statistics, ir.DataType.FLOAT)]
+    found = Fact(statistics, ir.DataType.FLOAT)
+    return [Fact(shape, ctx.dtype(0)), found, found]
 
 
 @rule("EmbedLayerNormalization", domain=_DOMAIN)
@@ -60,6 +61,17 @@ def _embed_layer_norm(ctx: Context) -> list[Fact]:
     if ids is None or words is None or len(ids) != 2 or len(words) != 2:
         return []
     return [Fact((*ids, words[1]), ctx.dtype(2)), Fact((ids[0],), ir.DataType.INT32)]
+
+
+@rule("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad", domain=_DOMAIN)
+def _layer_norm_grad(ctx: Context) -> list[Fact]:
+    scale = Fact(ctx.shape(2), ctx.dtype(2))
+    return [Fact(ctx.shape(1), ctx.dtype(1)), scale, scale]
+
+
+@rule("BiasGeluGrad_dX", domain=_DOMAIN)
+def _bias_gelu_grad(ctx: Context) -> Fact:
+    return Fact(ctx.shape(1), ctx.dtype(1))
 
 
 @rule("BiasAdd", "BiasSplitGelu", domain=_DOMAIN)

@@ -46,7 +46,8 @@ def fits(content: Content, dtype: ir.DataType | None) -> bool:
     for dim in content.reshape(-1):
         value = dim.const
         if value is None:
-            if dtype != ir.DataType.BOOL and (bounds[1] < 2**31 - 1 or (bounds[0] == 0 and not dim.is_at_least(0))):
+            narrow = bounds[1] < 2**31 - 1
+            if dtype != ir.DataType.BOOL and (narrow or (bounds[0] == 0 and not dim.is_at_least(0))):
                 return False
         elif not bounds[0] <= value <= bounds[1]:
             return False
@@ -173,7 +174,7 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
     content = ctx.content(0)
     if count == 1 and op in ("Min", "Max", "Add"):
         return ctx.fact(0)
-    if op == "IsInf" and (ctx.int("detect_negative", 1), ctx.int("detect_positive", 1)) != (1, 1):
+    if op == "IsInf" and (ctx.int_attr("detect_negative", 1), ctx.int_attr("detect_positive", 1)) != (1, 1):
         content = None
     elif op in _UNARY:
         content = fold(op, content)
@@ -186,7 +187,8 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
     return Fact(broadcast(*(ctx.shape(index) for index in range(count))), dtype)
 
 
-@rule("Add", "Sub", "Mul", "Div", *_COMPARE, "And", "Or", "Xor", "PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
+@rule("Add", "Sub", "Mul", "Div", *_COMPARE, "And", "Or", "Xor")
+@rule("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 def _binary(ctx: Context) -> Fact:
     op = ctx.node.op_type
     dtype = ir.DataType.BOOL if op in _COMPARE or op in _LOGIC else ctx.dtype(0) or ctx.dtype(1)
@@ -198,25 +200,22 @@ def _binary(ctx: Context) -> Fact:
 
 @rule("Min", "Max", "Sum", "Mean")
 def _variadic(ctx: Context) -> Fact:
-    return _result(ctx, "Add" if ctx.node.op_type == "Sum" else ctx.node.op_type, len(ctx.facts), ctx.dtype(0))
+    op = "Add" if ctx.node.op_type == "Sum" else ctx.node.op_type
+    return _result(ctx, op, len(ctx.facts), ctx.dtype(0))
 
 
-@rule(
-    *("Abs", "Neg", "Sqrt", "Reciprocal", "Exp", "Log", "Floor", "Ceil", "Round", "Sign", "Not", "IsNaN", "IsInf"),
-    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Tanh", "Erf"),
-    *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu"),
-    *("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink", "BitwiseNot"),
-)
+@rule(*_UNARY, "Round", "Sign", "Erf", "BitwiseNot")
+@rule("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh")
+@rule("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu")
+@rule("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink")
 def _unary(ctx: Context) -> Fact:
     op = ctx.node.op_type
     return _result(ctx, op, 1, ir.DataType.BOOL if op in _LOGIC else ctx.dtype(0))
 
 
-@rule(
-    *("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization"),
-    *("LRN", "MeanVarianceNormalization", "CumSum", "ReverseSequence", "ScatterND", "ScatterElements", "Scatter"),
-    *("Bernoulli", "TensorScatter"),
-)
+@rule("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization")
+@rule("LRN", "MeanVarianceNormalization", "CumSum", "ReverseSequence", "Bernoulli")
+@rule("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
 def _shape_of_first(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype(0))
 
@@ -246,7 +245,7 @@ def _pow(ctx: Context) -> Fact:
 def _mod(ctx: Context) -> Fact:
     left, right = ctx.content(0), ctx.content(1)
     if left is not None and right is not None and not is_float(left) and not is_float(right):
-        function = np.frompyfunc(Dim.fmod if ctx.int("fmod", 0) else Dim.mod, 2, 1)
+        function = np.frompyfunc(Dim.fmod if ctx.int_attr("fmod", 0) else Dim.mod, 2, 1)
         try:
             return content_fact(np.asarray(function(left, right), dtype=object), ctx.dtype(0))
         except ValueError:
@@ -286,7 +285,7 @@ def _choose(condition: Dim, x: Dim, y: Dim) -> Dim:
 
 @rule("Cast", "CastLike", "BitCast")
 def _cast(ctx: Context) -> Fact:
-    to = ctx.dtype(1) if ctx.node.op_type == "CastLike" else ir.DataType(ctx.int("to", 0))
+    to = ctx.dtype(1) if ctx.node.op_type == "CastLike" else ir.DataType(ctx.int_attr("to", 0))
     content = None
     if to is not None and ctx.node.op_type != "BitCast":
         content = cast(ctx.content(0), ctx.dtype(0), to)
@@ -306,10 +305,10 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
             if to in _BOUNDS:
                 # Out of range is undefined behaviour.
                 low, high = _BOUNDS[to]
-                wide = np.trunc(content.astype(np.float64))
+                wide = np.asarray(np.trunc(content.astype(np.float64)))
                 if not (np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()):
                     return None
-                return objects(np.vectorize(int, otypes=[object])(wide) if wide.size else wide.astype(np.int64))
+                return objects(wide)
             return content.astype(to.numpy()) if to.is_floating_point() else None
     if to in _BOUNDS:
         return content if fits(content, to) else None

@@ -25,7 +25,7 @@ def _gather(ctx: Context) -> Fact:
     dtype = ctx.dtype(0)
     if data is None or indices is None:
         return Fact(None, dtype)
-    axis = axis_in(ctx.int("axis", 0), len(data))
+    axis = axis_in(ctx.int_attr("axis", 0), len(data))
     if axis is None:
         return Fact(None, dtype)
     content = _picked(ctx.content(0), ctx.content(1), axis)
@@ -63,7 +63,7 @@ def _gather_nd(ctx: Context) -> Fact:
     if data is None or indices is None or not indices:
         return Fact(None, dtype)
     depth = indices[-1].const
-    batch = ctx.int("batch_dims", 0)
+    batch = ctx.int_attr("batch_dims", 0)
     if depth is None:
         return Fact(None, dtype)
     return Fact((*indices[:-1], *data[batch + depth :]), dtype)
@@ -82,8 +82,8 @@ def _top_k(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     if shape is None:
         return [Fact(None, ctx.dtype(0)), Fact(None, ir.DataType.INT64)]
-    axis = axis_in(ctx.int("axis", -1), len(shape))
-    count = [Dim(ctx.int("k", 0))] if ctx.opset < 10 else ctx.dims(1)
+    axis = axis_in(ctx.int_attr("axis", -1), len(shape))
+    count = [Dim(ctx.int_attr("k", 0))] if ctx.opset < 10 else ctx.dims(1)
     if axis is None or not count:
         result = fresh(len(shape))
         if axis is not None:
@@ -110,7 +110,7 @@ def _one_hot(ctx: Context) -> Fact:
     indices, depth = ctx.shape(0), ctx.dims(1)
     if indices is None:
         return Fact(None, ctx.dtype(2))
-    axis = axis_in(ctx.int("axis", -1), len(indices) + 1)
+    axis = axis_in(ctx.int_attr("axis", -1), len(indices) + 1)
     if axis is None:
         return Fact(None, ctx.dtype(2))
     length = depth[0] if depth and len(depth) == 1 else Dim.fresh()

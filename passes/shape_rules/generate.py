@@ -20,9 +20,8 @@ from fa_compiler.passes.symbolic import Dim, product
 
 def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
     """The fact of a constant. Only tensors of at most 64 elements are read."""
-    return Fact(
-        tuple(Dim(int(n)) for n in tensor.shape), tensor.dtype, _read(tensor) if tensor.size <= LIMIT else None
-    )
+    content = _read(tensor) if tensor.size <= LIMIT else None
+    return Fact(tuple(Dim(n) for n in tensor.shape.numpy()), tensor.dtype, content)
 
 
 def _read(tensor: ir.TensorProtocol) -> Content | None:
@@ -63,7 +62,7 @@ def _shape(ctx: Context) -> Fact:
         return Fact(fresh(1), ir.DataType.INT64)
     if ctx.opset >= 15:
         end = ctx.attr("end")
-        shape = shape[ctx.int("start", 0) : None if end is None else int(end)]
+        shape = shape[ctx.int_attr("start", 0) : None if end is None else int(end)]
     return content_fact(_vector(list(shape)), ir.DataType.INT64)
 
 
@@ -92,7 +91,8 @@ def _constant_of_shape(ctx: Context) -> Fact:
     if count is not None and 0 <= count <= LIMIT and all(dim.is_const for dim in dims):
         value = np.zeros(1, np.float32) if tensor is None else _read(tensor)
         if value is not None and value.size == 1:
-            return content_fact(np.full([dim.const for dim in dims], value.reshape(-1)[0], value.dtype), dtype)
+            sizes = [dim.const for dim in dims if dim.const is not None]
+            return content_fact(np.full(sizes, value.reshape(-1)[0], value.dtype), dtype)
     # A negative entry fails at run time, so each entry is the dim.
     return Fact(tuple(dims), dtype)
 
@@ -134,4 +134,4 @@ def _like(ctx: Context) -> Fact:
 @rule("RandomNormal", "RandomUniform")
 def _random(ctx: Context) -> Fact:
     shape = tuple(Dim(item) for item in ctx.ints_attr("shape") or [])
-    return Fact(shape, ir.DataType(ctx.int("dtype", 1)))
+    return Fact(shape, ir.DataType(ctx.int_attr("dtype", 1)))

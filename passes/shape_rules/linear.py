@@ -24,8 +24,10 @@ def _matmul(ctx: Context) -> Fact:
 @rule("Gemm")
 def _gemm(ctx: Context) -> Fact:
     left, right = ctx.shape(0), ctx.shape(1)
-    rows = left[1 if ctx.int("transA", 0) else 0] if left is not None and len(left) == 2 else Dim.fresh()
-    columns = right[0 if ctx.int("transB", 0) else 1] if right is not None and len(right) == 2 else Dim.fresh()
+    left = left if left is not None and len(left) == 2 else fresh(2)
+    right = right if right is not None and len(right) == 2 else fresh(2)
+    rows = left[1 if ctx.int_attr("transA", 0) else 0]
+    columns = right[0 if ctx.int_attr("transB", 0) else 1]
     return Fact((rows, columns), ctx.dtype(0) or ctx.dtype(1))
 
 
@@ -90,7 +92,8 @@ def _window(ctx: Context) -> list[Fact]:
     dilations = ctx.ints_attr("dilations") or [1] * spatial
     pads = ctx.ints_attr("pads") or [0] * (2 * spatial)
     mode = ctx.attr("auto_pad") or "NOTSET"
-    if ctx.int("ceil_mode", 0) or not len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial:
+    fitting = len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial
+    if ctx.int_attr("ceil_mode", 0) or not fitting:
         return [Fact((shape[0], channels, *fresh(spatial)), dtype)]
     result = []
     for index, length in enumerate(shape[2:]):
@@ -108,11 +111,19 @@ def _conv_transpose(ctx: Context) -> Fact:
     shape, weights = ctx.shape(0), ctx.shape(1)
     if shape is None or len(shape) < 3:
         return Fact(None, ctx.dtype(0))
-    channels = weights[1] * ctx.int("group", 1) if weights is not None and len(weights) > 1 else Dim.fresh()
+    channels = (
+        weights[1] * ctx.int_attr("group", 1) if weights is not None and len(weights) > 1 else Dim.fresh()
+    )
     return Fact((shape[0], channels, *fresh(len(shape) - 2)), ctx.dtype(0))
 
 
 @rule("Resize", "Upsample")
 def _resize(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    return Fact(None if shape is None else fresh(len(shape)), ctx.dtype(0))
+    sizes = ctx.dims(3)
+    if shape is None:
+        return Fact(None, ctx.dtype(0))
+    plain = ctx.attr("axes") is None and ctx.attr("keep_aspect_ratio_policy") in (None, "stretch")
+    if sizes is not None and len(sizes) == len(shape) and plain:
+        return Fact(tuple(sizes), ctx.dtype(0))
+    return Fact(fresh(len(shape)), ctx.dtype(0))

@@ -28,14 +28,14 @@ _AXES_AS_INPUT = {"ReduceSum": 13}
 def _reduce(ctx: Context) -> Fact:
     op = ctx.node.op_type
     shape, dtype = ctx.shape(0), ctx.dtype(0)
-    keep = ctx.int("keepdims", 1) == 1
+    keep = ctx.int_attr("keepdims", 1) == 1
     present, axes = ctx.axes("axes", 1, _AXES_AS_INPUT.get(op, 18))
     if shape is None:
         return Fact(() if not present and not keep else None, dtype)
     if present and axes is None:
         return Fact(fresh(len(shape)) if keep else None, dtype)
     if not axes:
-        if ctx.int("noop_with_empty_axes", 0):
+        if ctx.int_attr("noop_with_empty_axes", 0):
             # ReduceSumSquare and the like still work on each element: the shape stays, the content may not.
             return Fact(shape, dtype)
         axes = list(range(len(shape)))
@@ -72,10 +72,10 @@ def _arg(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     if shape is None:
         return Fact(None, ir.DataType.INT64)
-    axis = axis_in(ctx.int("axis", 0), len(shape))
+    axis = axis_in(ctx.int_attr("axis", 0), len(shape))
     if axis is None:
         return Fact(None, ir.DataType.INT64)
-    middle = (Dim(1),) if ctx.int("keepdims", 1) else ()
+    middle = (Dim(1),) if ctx.int_attr("keepdims", 1) else ()
     return Fact((*shape[:axis], *middle, *shape[axis + 1 :]), ir.DataType.INT64)
 
 
@@ -90,10 +90,10 @@ def _layer_norm(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     statistics = None
     if shape is not None:
-        axis = axis_in(ctx.int("axis", -1), len(shape))
+        axis = axis_in(ctx.int_attr("axis", -1), len(shape))
         if axis is not None:
             statistics = (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
-    stash = Fact(statistics, ir.DataType(ctx.int("stash_type", 1)))
+    stash = Fact(statistics, ir.DataType(ctx.int_attr("stash_type", 1)))
     return [Fact(shape, ctx.dtype(0)), stash, stash]
 
 

@@ -39,7 +39,7 @@ def _reshape(ctx: Context) -> Fact:
     if target_dims is None:
         rank = shape[0].const if shape is not None and len(shape) == 1 else None
         return Fact(None if rank is None else fresh(rank), ctx.dtype(0))
-    allow_zero = ctx.opset >= 14 and ctx.int("allowzero", 0) == 1
+    allow_zero = ctx.opset >= 14 and ctx.int_attr("allowzero", 0) == 1
     return moved(ctx.content(0), reshaped(ctx.shape(0), target_dims, allow_zero), ctx.dtype(0))
 
 
@@ -60,7 +60,8 @@ def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
         elif dim == 0 and not allow_zero:
             dim = shape[index] if shape is not None and index < len(shape) else Dim.fresh()
         elif not dim.is_at_least(0):
-            dim = shape[index] if shape is not None and index < len(shape) and shape[index] == dim else Dim.fresh()
+            copied = shape is not None and index < len(shape) and shape[index] == dim
+            dim = dim if copied else Dim.fresh()
         result.append(dim)
     if open_axis is not None:
         result[open_axis] = Dim.fresh()
@@ -81,7 +82,7 @@ def _flatten(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     if shape is None:
         return Fact(fresh(2), ctx.dtype(0))
-    axis = ctx.int("axis", 1)
+    axis = ctx.int_attr("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return moved(ctx.content(0), (product(shape[:axis]), product(shape[axis:])), ctx.dtype(0))
 
@@ -136,7 +137,7 @@ def _transpose(ctx: Context) -> Fact:
 @rule("DepthToSpace", "SpaceToDepth")
 def _depth(ctx: Context) -> Fact:
     shape = ctx.shape(0)
-    block = ctx.int("blocksize", 1)
+    block = ctx.int_attr("blocksize", 1)
     if shape is None or len(shape) != 4:
         return Fact(None, ctx.dtype(0))
     batch, depth, height, width = shape
@@ -155,7 +156,7 @@ def _concat(ctx: Context) -> Fact:
     if len(ranks) != 1:
         return Fact(None, dtype)
     rank = ranks.pop()
-    axis = axis_in(ctx.int("axis", 1), rank)
+    axis = axis_in(ctx.int_attr("axis", 1), rank)
     if axis is None:
         return Fact(None, dtype)
     contents = [ctx.content(index) for index in range(len(ctx.facts))]
@@ -167,7 +168,8 @@ def _concat(ctx: Context) -> Fact:
             joined[:] = items
             return content_fact(joined, dtype)
     elif all(content is not None for content in contents):
-        return content_fact(np.concatenate([content for content in contents if content is not None], axis), dtype)
+        parts = [content for content in contents if content is not None]
+        return content_fact(np.concatenate(parts, axis), dtype)
     known = [shape for shape in shapes if shape is not None]
     result = []
     for index in range(rank):

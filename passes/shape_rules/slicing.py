@@ -17,8 +17,8 @@ from fa_compiler.passes.shape_rules.context import (
 )
 from fa_compiler.passes.symbolic import Dim, product
 
-_END = 2**31 - 1
-"""A slice's end from here on means "to the end": no axis is that long."""
+_END = 10**9
+"""A slice's end from here on means "to the end" (tf2onnx writes 1e9): no axis is that long."""
 
 
 @rule("Slice")
@@ -108,7 +108,7 @@ def _split(ctx: Context) -> list[Fact]:
     shape = ctx.shape(0)
     if ctx.node.op_type != "Split" or shape is None:
         return [Fact(None, dtype)] * count
-    axis = axis_in(ctx.int("axis", 0), len(shape))
+    axis = axis_in(ctx.int_attr("axis", 0), len(shape))
     if axis is None:
         return [Fact(None, dtype)] * count
     if ctx.opset < 13:
