@@ -25,6 +25,7 @@ from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, SelectTerm, Term
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import FLOATS, ProbabilityPath, distinct_consumers, find_values, reaches_product
 from fa_compiler.passes.report import Code
@@ -56,7 +57,8 @@ class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
-    `output_dims`; `dtype` is the type to compute in.
+    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner value,
+    with that value's arrangement: their results are computed from the operands instead.
     """
 
     anchor: SoftmaxAnchor
@@ -70,7 +72,7 @@ class AttentionMatch:
     dtype: ir.DataType
     output: ir.Value
     output_dims: Arrangement
-    interior: frozenset[int]
+    shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,17 +89,26 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         after = self._after(anchor, viewer)
         before = find_scores(anchor.scores, viewer)
-        interior = self._interior(anchor, before, after)
+        shape_readers = self._interior(anchor, before, after)
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = _Operands.of(before.product, viewer, widening=narrow)
-        dims, scale, terms = self._simulate(before, qk, viewer)
+        seen: dict[ir.Value, Arrangement] = {}
+        dims, scale, terms = self._simulate(before, qk, viewer, seen)
+        seen[anchor.output] = dims
         key_side, columns = self._key_side(anchor, qk, dims, viewer)
         planner = MaskPlanner(viewer, self.sets, self.bounds, self.options)
         plan = planner.plan(terms, after.guarded)
-        dims = self._simulate_after(after, dims, viewer)
+        dims = self._simulate_after(after, dims, viewer, seen)
         pv = _Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
-        return self._record(anchor, before, after, interior, qk, key_side, columns, pv, plan, scale, viewer)
+        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, viewer)
+        shapes = tuple((reader, self._seen(seen, value, viewer)) for reader, value in shape_readers)
+        return replace(match, shapes=shapes)
+
+    def _seen(self, seen: dict[ir.Value, Arrangement], value: ir.Value, viewer: Viewer) -> Arrangement:
+        if value not in seen:
+            raise Decline(Code.SCORES_ARE_OUTPUT, f"the shape of {value.name!r} is needed elsewhere", value.producer())
+        return viewer.space.resolve_all(seen[value])
 
     def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
         try:
@@ -111,14 +122,19 @@ class Matcher:
                 raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
             raise
 
-    def _interior(self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath) -> frozenset[int]:
-        """The ids of the matched nodes, after proving that nothing else reads what they make."""
+    def _interior(
+        self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
+    ) -> list[tuple[ir.Node, ir.Value]]:
+        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape are returned."""
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
-        matched = frozenset(id(node) for node in nodes)
+        matched = {id(node) for node in nodes}
+        shape_readers: list[tuple[ir.Node, ir.Value]] = []
         for node in nodes[:-1]:
             for output in node.outputs:
-                outside = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
+                readers = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
+                shape_readers.extend((reader, output) for reader in readers if is_op(reader, "Shape"))
+                outside = [reader for reader in readers if not is_op(reader, "Shape")]
                 if not outside and not output.is_graph_output():
                     continue
                 late = output is anchor.output or any(node is other for other in after.nodes)
@@ -126,11 +142,17 @@ class Matcher:
                 what = "probabilities" if late else "scores"
                 who = f"{label(outside[0])} reads them" if outside else "they are a model output"
                 raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
-        return matched
+        return shape_readers
 
-    def _simulate(self, before: ScorePath, qk: _Operands, viewer: Viewer) -> tuple[Arrangement, float, tuple[Term, ...]]:
-        """Walk the scores down to the softmax: their arrangement, the scale and the terms."""
+    def _simulate(
+        self, before: ScorePath, qk: _Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
+    ) -> tuple[Arrangement, float, tuple[Term, ...]]:
+        """Walk the scores down to the softmax: their arrangement, the scale and the terms.
+
+        `seen` gets the arrangement of every value on the way.
+        """
         dims, scale = qk.out, before.product.factor * qk.scale
+        seen[before.product.output] = dims
         terms: list[Term] = []
         for step in before.steps:
             match step:
@@ -146,6 +168,7 @@ class Matcher:
                     terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
                     terms.append(SelectTerm(node, condition, keep, fill, self._alignment(condition, dims, node)))
+            seen[step.node.outputs[0]] = dims
         if not math.isfinite(scale):
             raise Decline(Code.SCALE, f"the scale is {scale}", before.product.node)
         return dims, scale, tuple(terms)
@@ -176,14 +199,16 @@ class Matcher:
                 return side, columns
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
 
-    def _simulate_after(self, after: ProbabilityPath, dims: Arrangement, viewer: Viewer) -> Arrangement:
+    def _simulate_after(
+        self, after: ProbabilityPath, dims: Arrangement, viewer: Viewer, seen: dict[ir.Value, Arrangement]
+    ) -> Arrangement:
         for node in after.nodes:
-            if node.op_type in ("IsNaN", "Where", "Cast", "CastLike", "Dropout"):
-                continue
-            moved = viewer.rearranged(node, dims)
-            if moved is None:
-                raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
-            dims = moved
+            if node.op_type not in ("IsNaN", "Where"):
+                moved = viewer.rearranged(node, dims)
+                if moved is None:
+                    raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+                dims = moved
+            seen[node.outputs[0]] = dims
         return dims
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: _Operands, columns: Axes, viewer: Viewer) -> None:
@@ -198,7 +223,6 @@ class Matcher:
         anchor: SoftmaxAnchor,
         before: ScorePath,
         after: ProbabilityPath,
-        interior: frozenset[int],
         qk: _Operands,
         key_side: int,
         columns: Axes,
@@ -245,7 +269,6 @@ class Matcher:
             dtype,
             after.product.output,
             output_dims,
-            interior,
         )
 
     def _operands(
@@ -286,8 +309,23 @@ class _Operands:
         """View the operands and let the labels they share run along the same axes.
 
         `given` is the arrangement of an operand that has no view because it is inside the match; `widening` and
-        `factors` say what the views look through.
+        `factors` say what the views look through. Where sizes far up do not match provably, dimensions are kept whole:
+        the product itself makes those equal.
         """
+        try:
+            return _Operands._viewed(product, viewer, given, widening, factors, shallow=False)
+        except Decline:
+            return _Operands._viewed(product, viewer, given, widening, factors, shallow=True)
+
+    @staticmethod
+    def _viewed(
+        product: Contraction,
+        viewer: Viewer,
+        given: tuple[int, Arrangement] | None,
+        widening: bool,
+        factors: bool,
+        shallow: bool,
+    ) -> _Operands:
         views: list[View | None] = [None, None]
         dims: list[dict[str, Axes]] = [{}, {}]
         for side in (0, 1):
@@ -295,7 +333,7 @@ class _Operands:
             if given is not None and given[0] == side:
                 arrangement = given[1]
             else:
-                view = viewer.view(product.operands[side], widening, factors)
+                view = viewer.view(product.operands[side], widening, factors, shallow)
                 if view is None:
                     raise Decline(Code.RANK, "the rank of an operand is unknown", product.node)
                 views[side] = view

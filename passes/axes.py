@@ -99,12 +99,19 @@ class AxisSpace:
         return None if pending else tuple(result)
 
     def unify(self, one: Axes, other: Axes) -> bool:
-        """Declare two dimensions to be walked together; False when their sizes cannot be matched up.
+        """Declare two dimensions to be walked together; False, and nothing learnt, when their sizes cannot be matched.
 
         Two single axes are taken for equal although their sizes are different symbols: the operator that walks
         them together fails at run time unless they are equal or one of them is 1, and the fused operator
         checks the same.
         """
+        known = dict(self._parts)
+        if self._walk_together(one, other):
+            return True
+        self._parts = known
+        return False
+
+    def _walk_together(self, one: Axes, other: Axes) -> bool:
         left, right = list(self.resolve(one)), list(self.resolve(other))
         if len(left) == len(right) == 1 and not (left[0].size.is_const and right[0].size.is_const):
             self._merge(left[0], right[0])

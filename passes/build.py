@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, Reshape, Transpose
-from fa_compiler.passes.nodes import opset
+from fa_compiler.passes.nodes import int_attr, opset
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -144,6 +144,12 @@ class Mover:
             dims = move.dims
         return value
 
+    def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
+        """What a Shape node would give for a value of this arrangement."""
+        rank = len(dims)
+        start, end = int_attr(reader, "start", 0), int_attr(reader, "end", rank)
+        return self._full_target(dims[slice(start, end)])
+
     def _reshape_target(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """A shape for Reshape: constants, copied dimensions (0) and at most one inferred one (-1)."""
         sizes: list[int | None] = []
@@ -165,6 +171,8 @@ class Mover:
         if None not in consts:
             return self.builder.ints([size for size in consts if size is not None])
         parts = [self._size(dim, witnesses) for dim in target]
+        if len(parts) == 1:
+            return parts[0]
         return self.builder.op("Concat", parts, ir.DataType.INT64, {"axis": 0})
 
     def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:

@@ -89,7 +89,11 @@ class Emitter:
         masks = _Masks(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
+        shapes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs)
+        for reader, vector in shapes:
+            ir.convenience.replace_all_uses_with(reader.outputs[0], vector)
+            self.replaced.append(reader)
         self._land(match, plan, node, mover)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         return Fused(node, plan.name, heads, tuple(notes))

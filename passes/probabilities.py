@@ -50,7 +50,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
     nodes: list[ir.Node] = []
     guarded = False
     while True:
-        consumers = distinct_consumers(current)
+        consumers = data_readers(current)
         if current.is_graph_output():
             raise Decline(
                 Code.PROBABILITIES_ARE_OUTPUT, f"the probabilities are the model output {current.name!r}", current.producer()
@@ -88,6 +88,11 @@ def distinct_consumers(value: ir.Value) -> list[ir.Node]:
     return list(seen.values())
 
 
+def data_readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value's elements, and not only its shape."""
+    return [node for node in distinct_consumers(value) if not is_op(node, "Shape", "Size")]
+
+
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     if node.inputs[0] is not current:
         return False
@@ -108,7 +113,7 @@ def _guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[i
     if zero is None or viewer.info.scalar(zero) != 0.0:
         return None
     flag = test.outputs[0]
-    return (test, where) if len(distinct_consumers(flag)) == 1 and not flag.is_graph_output() else None
+    return (test, where) if len(data_readers(flag)) == 1 and not flag.is_graph_output() else None
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
@@ -136,6 +141,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             seen.add(id(node))
             if contraction(node, viewer.info) is not None:
                 return True
-            if is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Where", "Mul", "Slice", "Div", "Expand"):
+            same = is_op(node, "Where", "Mul", "Div") and viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
+            if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand"):
                 pending.extend(node.outputs)
     return False

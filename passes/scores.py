@@ -95,11 +95,13 @@ def find_scores(value: ir.Value, viewer: Viewer) -> ScorePath:
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
-    try:
-        find_scores(value, viewer)
-    except Decline as decline:
-        return decline.code == Code.SOFTCAP
-    return True
+    if value not in viewer.leads:
+        try:
+            find_scores(value, viewer)
+            viewer.leads[value] = True
+        except Decline as decline:
+            viewer.leads[value] = decline.code == Code.SOFTCAP
+    return viewer.leads[value]
 
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:

@@ -16,7 +16,7 @@ value itself is read as it is, so other readers of anything in between do not ma
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -28,6 +28,7 @@ WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
 }
+RESIZING = ("Reshape", "Flatten", "Expand", "Tile")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Viewer:
 
     info: ShapeInfo
     space: AxisSpace
+    leads: dict[ir.Value, bool] = field(default_factory=dict)
+    """What scores.py has found out about a value: does it come from a product?"""
 
     def base_view(self, value: ir.Value) -> View | None:
         """The value as its own base; None when its rank is unknown."""
@@ -59,10 +62,16 @@ class Viewer:
         dims = tuple(self.space.new(size) for size in shape)
         return View(value, dims, dims)
 
-    def view(self, value: ir.Value, widening: bool = False, factors: bool = True) -> View | None:
-        """The furthest view of a value; None when its rank is unknown."""
+    def view(
+        self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False
+    ) -> View | None:
+        """The furthest view of a value, or with `shallow` one that keeps its dimensions whole; None when its rank is
+        unknown."""
         chain: list[ir.Value] = [value]
         while (source := self._source(chain[-1], widening, factors)) is not None:
+            maker = chain[-1].producer()
+            if shallow and is_op(maker, *RESIZING):
+                break
             chain.append(source)
         for start in range(len(chain) - 1, -1, -1):
             view = self.base_view(chain[start])
