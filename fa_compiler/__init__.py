@@ -1,8 +1,75 @@
-"""fa_compiler: finds attention in ONNX graphs and fuses it into FlashAttentionScore."""
+"""fa_compiler: finds attention in ONNX graphs and fuses it into FlashAttentionScore.
 
+    import fa_compiler
+
+    result = fa_compiler.optimize("model.onnx", "fused.onnx")       # result.model, result.report
+    session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
+    fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
+    fa_compiler.reference.run("FlashAttentionScore", inputs, attrs) # the same in float64 NumPy
+
+A fused file loads in plain ONNX Runtime after `register_custom_ops(session_options)`. Importing the package
+registers the ONNX schemas of the domain "ascend"; everything else is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists() and (_ROOT / "op_registry").is_dir():
     # In a checkout the sub-packages lie beside this folder; an installed package has them inside.
     __path__.append(str(_ROOT))
+
+if TYPE_CHECKING:
+    from fa_compiler import ops, reference
+    from fa_compiler.errors import FaCompilerError, InputError, InternalError
+    from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
+    from fa_compiler.passes import Report
+    from fa_compiler.pipeline import Result, optimize
+    from fa_compiler.session import InferenceSession
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FaCompilerError",
+    "InferenceSession",
+    "InputError",
+    "InternalError",
+    "Report",
+    "Result",
+    "__version__",
+    "custom_ops_library",
+    "ops",
+    "optimize",
+    "reference",
+    "register_custom_ops",
+]
+
+_LAZY = {
+    "FaCompilerError": "fa_compiler.errors",
+    "InferenceSession": "fa_compiler.session",
+    "InputError": "fa_compiler.errors",
+    "InternalError": "fa_compiler.errors",
+    "Report": "fa_compiler.passes",
+    "Result": "fa_compiler.pipeline",
+    "custom_ops_library": "fa_compiler.lowering.ort",
+    "optimize": "fa_compiler.pipeline",
+    "register_custom_ops": "fa_compiler.lowering.ort",
+}
+_MODULES = ("ops", "reference")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,123 @@
+"""The ONNX checker on a model without its weights, so that size and external files do not matter.
+
+The checker gets a light copy: a large or external weight of the main graph becomes a graph input, in a
+subgraph or function the output of an unknown node. Ops of the standard domains that the installed onnx does
+not know are moved to an unknown domain, which the checker leaves alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableSequence
+
+import onnx
+from onnx import checker, defs
+
+from fa_compiler.errors import one_line
+from fa_compiler.tensors import is_external
+
+LIGHT = 1 << 16
+"""Tensors up to this many bytes stay in the light copy: they may steer shape inference."""
+
+_PLACEHOLDER = "fa_compiler.placeholder"
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+
+
+def fault(model: onnx.ModelProto, full: bool) -> str | None:
+    """What the checker says against `model` on one line, None if nothing; `full` infers shapes as well."""
+    try:
+        checker.check_model(_light(model), full_check=full)
+    except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+        return one_line(error)
+    return None
+
+
+def _light(model: onnx.ModelProto) -> onnx.ModelProto:
+    light = onnx.ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.metadata_props.extend(model.metadata_props)
+    local = {(function.domain, function.name) for function in model.functions}
+    _light_graph(model.graph, light.graph, _Known(model.opset_import, local), main=True)
+    for function in model.functions:
+        copy = light.functions.add()
+        copy.name, copy.domain, copy.overload = function.name, function.domain, function.overload
+        for field in ("input", "output", "attribute", "attribute_proto", "opset_import", "value_info"):
+            getattr(copy, field).extend(getattr(function, field))
+        _light_nodes(function.node, copy.node, _Known(function.opset_import, local))
+        copy.opset_import.add(domain=_PLACEHOLDER, version=1)
+    if light.opset_import:
+        light.opset_import.add(domain=_PLACEHOLDER, version=1)
+    return light
+
+
+class _Known:
+    """Which ops the installed onnx can check at the given opsets."""
+
+    def __init__(self, opsets: Iterable[onnx.OperatorSetIdProto], local: set[tuple[str, str]]) -> None:
+        self._versions = {opset.domain: opset.version for opset in opsets}
+        if "ai.onnx" in self._versions:
+            self._versions.setdefault("", self._versions["ai.onnx"])
+        self._local = local
+
+    def __call__(self, node: onnx.NodeProto) -> bool:
+        if node.domain not in _STANDARD or (node.domain, node.op_type) in self._local:
+            return True
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if domain not in self._versions:
+            return True
+        return bool(defs.has(node.op_type, self._versions[domain], domain))
+
+
+def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False) -> None:
+    light.name = graph.name
+    for field in ("input", "output", "value_info", "sparse_initializer"):
+        getattr(light, field).extend(getattr(graph, field))
+    inputs = {info.name for info in graph.input}
+    described = {info.name for info in graph.value_info}
+    for tensor in graph.initializer:
+        if not _heavy(tensor):
+            light.initializer.append(tensor)
+        elif tensor.name not in inputs:
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            if main:
+                light.input.append(info)
+                continue
+            light.node.append(onnx.helper.make_node("Weight", [], [tensor.name], domain=_PLACEHOLDER))
+            if tensor.name not in described:
+                light.value_info.append(info)
+    _light_nodes(graph.node, light.node, known)
+
+
+def _light_nodes(
+    nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known
+) -> None:
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.name, copy.op_type, copy.domain, copy.overload = (
+            node.name,
+            node.op_type,
+            node.domain,
+            node.overload,
+        )
+        copy.input.extend(node.input)
+        copy.output.extend(node.output)
+        if not known(node) or any(
+            attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute
+        ):
+            copy.domain = _PLACEHOLDER
+        for attribute in node.attribute:
+            if attribute.HasField("t") and _heavy(attribute.t):
+                continue
+            if not attribute.HasField("g") and not attribute.graphs:
+                copy.attribute.append(attribute)
+                continue
+            target = copy.attribute.add()
+            target.name, target.type = attribute.name, attribute.type
+            if attribute.HasField("g"):
+                _light_graph(attribute.g, target.g, known)
+            for graph in attribute.graphs:
+                _light_graph(graph, target.graphs.add(), known)
+        light.append(copy)
+
+
+def _heavy(tensor: onnx.TensorProto) -> bool:
+    return is_external(tensor) or tensor.ByteSize() > LIGHT

@@ -1,0 +1,247 @@
+"""The command `fa-compiler`: parses the command line, runs a command and turns errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from fa_compiler import __version__
+from fa_compiler.errors import InputError, one_line
+from fa_compiler.op_registry.errors import RegistryError
+from fa_compiler.passes.options import ASSUMPTIONS
+
+OK, DIFFERENT, BAD_INPUT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
+DEBUG = "FA_COMPILER_DEBUG"
+
+EXIT_CODES = f"""\
+exit codes:
+  0    done
+  1    verify found differences, or registry diff found some that matter
+  2    bad usage, bad input, or a place that cannot be written
+  3    internal error; please report it with what {DEBUG}=1 prints
+  130  interrupted
+
+A failed run leaves no output. OUT may exist and is then replaced, a link there by a file; but it may not be
+the input, unless --force is given. "-" is the name of a file like any other.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as one line with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; each command sets `run`."""
+    top = _Parser(
+        prog="fa-compiler",
+        description="Fuses the attention of ONNX models into FlashAttentionScore.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"fa-compiler {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_optimize(commands)
+    _add_inspect(commands)
+    _add_verify(commands)
+    _add_registry(commands)
+    return top
+
+
+if TYPE_CHECKING:
+    _Commands = argparse._SubParsersAction[_Parser]
+
+
+def _command(commands: _Commands, name: str, text: str) -> _Parser:
+    return commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_optimize(commands: _Commands) -> None:
+    command = _command(commands, "optimize", "fuse the attention of a model and write the result")
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
+    _add_options(command)
+    command.add_argument(
+        "--verify", action="store_true", help="run both models in ONNX Runtime before writing"
+    )
+    command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
+    command.add_argument("--force", action="store_true", help="allow OUT to be IN")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run=_optimize)
+
+
+def _add_inspect(commands: _Commands) -> None:
+    command = _command(
+        commands, "inspect", "tell what would be fused, and why the rest would not; write nothing"
+    )
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    _add_options(command)
+    command.add_argument("--json", action="store_true", help="print the report as JSON")
+    command.add_argument("--quiet", action="store_true", help="show no progress")
+    command.set_defaults(run=_inspect)
+
+
+def _add_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--target", metavar="ort|ascend", default="ort", help="what the result runs on (default ort)"
+    )
+    command.add_argument(
+        "--soc-version",
+        metavar="S",
+        help="Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",
+    )
+    command.add_argument("--cann", metavar="V", help="CANN version to write for, such as 8.5.0")
+    command.add_argument(
+        "--assume",
+        metavar="WHAT",
+        action="append",
+        default=[],
+        help="what you vouch for; may be repeated or hold several separated by commas: "
+        + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
+    )
+    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+
+
+def _add_verify(commands: _Commands) -> None:
+    command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output")
+    command.add_argument(
+        "original", metavar="A.onnx", type=Path, help="the truth, run with optimisations off"
+    )
+    command.add_argument("other", metavar="B.onnx", type=Path)
+    command.add_argument(
+        "--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)"
+    )
+    command.add_argument(
+        "--rtol",
+        type=_tolerance,
+        help="allowed difference relative to an output's largest finite value "
+        "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
+    )
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run=_verify)
+
+
+def _add_registry(commands: _Commands) -> None:
+    registry = _command(commands, "registry", "look into the registry of Ascend operators")
+    actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = _command(actions, "list", "list the operators")
+    listing.set_defaults(run=_registry_list)
+    show = _command(actions, "show", "print an operator's REG_OP prototype")
+    show.add_argument("op", metavar="OP")
+    show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
+    show.set_defaults(run=_registry_show)
+    diff = _command(actions, "diff", "compare REG_OP headers of an installed CANN with what would be emitted")
+    diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
+    diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
+    diff.set_defaults(run=_registry_diff)
+
+
+# The commands are imported when they run: --help and --version answer at once.
+
+
+def _optimize(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_models
+
+    return cli_models.optimize(args)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_models
+
+    return cli_models.inspect(args)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_models
+
+    return cli_models.verify(args)
+
+
+def _registry_list(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_registry
+
+    return cli_registry.show_list()
+
+
+def _registry_show(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_registry
+
+    return cli_registry.show_op(args.op, args.cann)
+
+
+def _registry_diff(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_registry
+
+    return cli_registry.diff(args.paths, args.cann)
+
+
+def _tolerance(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no tolerance; give a number from 0 upwards")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's own by default) and return its exit code."""
+    if argv is None:
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.default_int_handler(number, frame))
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return _fail("interrupted; nothing was written", INTERRUPTED)
+    except BrokenPipeError:
+        with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError, ValueError):
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return PIPE_CLOSED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = parser().parse_args(argv)
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else OK
+    except (InputError, RegistryError) as error:
+        return _fail(one_line(error), BAD_INPUT)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return _fail(one_line(error), BAD_INPUT)
+    except MemoryError:
+        return _fail("not enough memory", BAD_INPUT)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        report = f"this is a fault of fa-compiler, please report it with what {DEBUG}=1 prints"
+        return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
+
+
+def _fail(message: str, code: int) -> int:
+    from fa_compiler.render import printable
+
+    with contextlib.suppress(OSError):
+        print(f"fa-compiler: error: {printable(message)}", file=sys.stderr)
+    return code

@@ -1,0 +1,119 @@
+"""The commands that work on models: optimize, inspect, verify."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fa_compiler.compare import CannotRunError, compare_models
+from fa_compiler.errors import InputError
+from fa_compiler.model_io import load
+from fa_compiler.passes import Options, Report
+from fa_compiler.pipeline import Progress, copy_of, make_options, run
+from fa_compiler.render import print_comparison, print_report, printable
+from fa_compiler.writing import check_place, staging, write, write_model
+
+OK, DIFFERENT = 0, 1
+
+
+def optimize(args: argparse.Namespace) -> int:
+    """Fuse, check, optionally verify, and write; the files appear only when all went well."""
+    options = _options(args)
+    loaded = load(args.model)
+    check_place(args.output, loaded, args.force)
+    if args.report is not None:
+        check_place(args.report, loaded, force=False)
+        if args.report.absolute() == args.output.absolute():
+            raise InputError(f"{args.report} cannot be both the model and the report")
+    with staging() as stage:
+        report_file = None if args.report is None else stage.reserve(args.report)
+        with _progress(args.quiet) as progress:
+            proto, report = run(loaded, options, progress)
+        staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
+        if report_file is not None:
+            write(report_file, [_json(report).encode()], args.report)
+        if args.verify and not _agrees(args, staged):
+            return DIFFERENT
+        stage.commit()
+    if not args.quiet:
+        print_report(report, args.explain)
+        print(f"wrote {printable(str(args.output))}")
+    return OK
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Tell what `optimize` would do."""
+    options = _options(args)
+    loaded = load(args.model)
+    with _progress(args.quiet or args.json) as progress:
+        _, report = run(loaded, options, progress)
+    if args.json:
+        print(_json(report), end="")
+    else:
+        print_report(report, args.explain)
+    return OK
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Compare two model files."""
+    try:
+        comparison = compare_models(args.original, args.other, args.inputs, args.rtol)
+    except CannotRunError as error:
+        return _differs(error)
+    if not args.quiet:
+        print_comparison(comparison)
+    return OK if comparison.same else DIFFERENT
+
+
+def _agrees(args: argparse.Namespace, staged: Path) -> bool:
+    try:
+        comparison = compare_models(args.model, staged, name="the optimised model")
+    except CannotRunError as error:
+        _differs(error)
+        return False
+    if not args.quiet or not comparison.same:
+        print_comparison(comparison)
+    if not comparison.same:
+        print(
+            f"fa-compiler: error: {printable(str(args.output))} was not written: it differs", file=sys.stderr
+        )
+    return comparison.same
+
+
+def _differs(error: CannotRunError) -> int:
+    print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
+    return DIFFERENT
+
+
+def _options(args: argparse.Namespace) -> Options:
+    words = [word.strip() for group in args.assume for word in group.split(",")]
+    return make_options(args.target, args.soc_version, args.cann, [word for word in words if word])
+
+
+def _json(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress | None]:
+    """A progress bar on standard error if somebody watches it."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    from fa_compiler.render import console
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bar(*columns, console=console(sys.stderr), transient=True) as bar:
+        task = bar.add_task("")
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=printable(what), completed=done, total=total)
+
+        yield show

@@ -1,0 +1,214 @@
+"""Runs two models in ONNX Runtime on the same inputs and compares every output.
+
+The first model is the truth: it runs with graph optimisations off. An output agrees when NaN and infinities
+sit at the same places and the finite values differ by at most the tolerance times the largest finite value of
+the original; integer, boolean and text outputs have to be equal.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from fa_compiler import op_registry
+from fa_compiler.errors import FaCompilerError, InputError, one_line
+from fa_compiler.feeds import load_inputs, random_inputs
+from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.model_io import read_proto
+from fa_compiler.tensors import all_tensors
+
+TOLERANCES = {
+    onnx.TensorProto.BFLOAT16: 1.6e-2,
+    onnx.TensorProto.FLOAT16: 2e-3,
+    onnx.TensorProto.FLOAT: 1e-5,
+}
+"""By the coarsest type a model computes in, coarsest first. ONNX Runtime with and without its own
+optimisations differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bfloat16 has 3 bits less
+than float16."""
+
+
+class CannotRunError(FaCompilerError):
+    """The model to be compared does not load or run, though the original does."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """How one output compares. `largest` is the largest difference relative to the largest finite value of
+    the original (None where it does not apply), `fault` says why the output does not agree."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    largest: float | None
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All outputs, in the original's order, and the tolerance that was used."""
+
+    outputs: tuple[Output, ...]
+    tolerance: float
+
+    @property
+    def same(self) -> bool:
+        """Whether every output agrees."""
+        return all(output.fault is None for output in self.outputs)
+
+
+def compare_models(
+    original: Path,
+    other: Path,
+    inputs: Path | None = None,
+    rtol: float | None = None,
+    name: str | None = None,
+) -> Comparison:
+    """Compare two model files; `name` stands for `other` in messages.
+
+    Raises:
+        InputError: a file or the inputs cannot be used, or ONNX Runtime cannot run the original.
+        CannotRunError: ONNX Runtime runs the original but not `other`.
+    """
+    name = name or str(other)
+    proto, other_proto = read_proto(original), read_proto(other)
+    feeds = random_inputs(proto, str(original)) if inputs is None else load_inputs(inputs, proto)
+    tolerance = tolerance_for(proto) if rtol is None else rtol
+    try:
+        first = _Runner(original, proto, optimise=False).run(feeds)
+    except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+        hint = "; give inputs that suit the model by --inputs" if inputs is None else ""
+        raise InputError(f"ONNX Runtime cannot run {original}: {one_line(error)}{hint}") from None
+    try:
+        second = _Runner(other, other_proto, optimise=True).run(feeds)
+    except LibraryNotBuilt as error:
+        raise InputError(str(error)) from None
+    except Exception as error:
+        raise CannotRunError(f"ONNX Runtime runs {original} but not {name}: {one_line(error)}") from None
+    return Comparison(
+        tuple(compare_output(key, value, second, tolerance) for key, value in first.items()), tolerance
+    )
+
+
+def tolerance_for(model: onnx.ModelProto) -> float:
+    """The tolerance of the coarsest floating-point type among a model's tensors, values and casts."""
+    graph = model.graph
+    types = {tensor.data_type for tensor in all_tensors(model)}
+    types |= {info.type.tensor_type.elem_type for info in (*graph.input, *graph.output, *graph.value_info)}
+    types |= {a.i for node in graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    return next((value for dtype, value in TOLERANCES.items() if dtype in types), 1e-5)
+
+
+def compare_output(name: str, expected: Any, others: Mapping[str, Any], tolerance: float) -> Output:
+    """Compare one output with the one of the same name in `others`."""
+    if name not in others:
+        return _described(name, expected, None, "the output is missing")
+    actual = others[name]
+    if not isinstance(expected, np.ndarray) or not isinstance(actual, np.ndarray):
+        largest, fault = _compare_objects(expected, actual, tolerance)
+    else:
+        largest, fault = compare_arrays(expected, actual, tolerance)
+    return _described(name, expected, largest, fault)
+
+
+def compare_arrays(
+    expected: np.ndarray, actual: np.ndarray, tolerance: float
+) -> tuple[float | None, str | None]:
+    """The largest relative difference, and why the arrays do not agree (None if they do)."""
+    if expected.dtype != actual.dtype:
+        return None, f"the type is {actual.dtype}, not {expected.dtype}"
+    if expected.shape != actual.shape:
+        return None, f"the shape is {list(actual.shape)}, not {list(expected.shape)}"
+    if not _is_float(expected.dtype):
+        count = int(np.count_nonzero(expected != actual))
+        return None, f"{count} of {expected.size} elements differ" if count else None
+    left, right = expected.astype(np.float64), actual.astype(np.float64)
+    for what, test in (("NaN", np.isnan), ("+infinity", np.isposinf), ("-infinity", np.isneginf)):
+        if count := int(np.count_nonzero(test(left) != test(right))):
+            return None, f"{what} is at other places ({count} of {left.size} elements)"
+    finite = np.isfinite(left)
+    with np.errstate(invalid="ignore"):  # infinity minus itself, which `finite` leaves out
+        difference = float(np.max(np.abs(left - right), where=finite, initial=0.0))
+    scale = float(np.max(np.abs(left), where=finite, initial=0.0))
+    if difference == 0.0:
+        return 0.0, None
+    largest = difference / scale if scale else float("inf")
+    return largest, None if largest <= tolerance else f"differs by {largest:.2g}, more than {tolerance:g}"
+
+
+def _compare_objects(expected: Any, actual: Any, tolerance: float) -> tuple[float | None, str | None]:
+    """Sequences element by element, anything else (a map) by equality."""
+    if not (isinstance(expected, list) and isinstance(actual, list)):
+        return None, None if expected == actual else "the values differ"
+    if len(expected) != len(actual):
+        return None, f"the sequence has {len(actual)} elements, not {len(expected)}"
+    largest: float | None = None
+    for position, (left, right) in enumerate(zip(expected, actual, strict=True)):
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            value, fault = compare_arrays(left, right, tolerance)
+        else:
+            value, fault = _compare_objects(left, right, tolerance)
+        if fault is not None:
+            return value, f"element {position}: {fault}"
+        largest = value if largest is None else max(largest, value or 0.0)
+    return largest, None
+
+
+def _described(name: str, value: Any, largest: float | None, fault: str | None) -> Output:
+    if isinstance(value, np.ndarray):
+        return Output(name, str(value.dtype), value.shape, largest, fault)
+    return Output(name, type(value).__name__, (), largest, fault)
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype == ml_dtypes.bfloat16
+
+
+class _Runner:
+    """A session and the detour bfloat16 takes, which NumPy does not have."""
+
+    def __init__(self, path: Path, proto: onnx.ModelProto, optimise: bool) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        if not optimise:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if any(opset.domain == op_registry.DOMAIN for opset in proto.opset_import):
+            register_custom_ops(options)
+        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        names = [output.name for output in self._session.get_outputs()]
+        types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        if "tensor(bfloat16)" not in types:
+            return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+        values = self._session.run_with_ort_values(
+            names, {key: _to_ort(array) for key, array in feeds.items()}
+        )
+        return dict(zip(names, _from_ort(values), strict=True))
+
+
+def _to_ort(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype == ml_dtypes.bfloat16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            np.ascontiguousarray(array).view(np.uint16), onnx.TensorProto.BFLOAT16
+        )
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _from_ort(values: Sequence[ort.OrtValue]) -> list[Any]:
+    arrays = []
+    for value in values:
+        if value.data_type() != "tensor(bfloat16)":
+            arrays.append(value.numpy())
+            continue
+        shape = value.shape()
+        content = ctypes.string_at(value.data_ptr(), 2 * int(np.prod(shape)))
+        arrays.append(np.frombuffer(content, ml_dtypes.bfloat16).reshape(shape))
+    return arrays

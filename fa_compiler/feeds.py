@@ -1,0 +1,195 @@
+"""Inputs for a comparison: random ones that suit the model, or the user's own from an .npz file."""
+
+from __future__ import annotations
+
+import ast
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from fa_compiler.errors import InputError, one_line
+
+BATCH = 2
+LENGTH = 16
+"""Sizes given to symbolic dimensions: BATCH to a batch, LENGTH to any other."""
+
+MAX_INDEX = 1000
+"""Random indices stay below this even where the table they index is larger."""
+
+_NUMPY: Mapping[int, np.dtype[Any]] = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.DOUBLE: np.dtype(np.float64),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    onnx.TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+    onnx.TensorProto.BOOL: np.dtype(np.bool_),
+    onnx.TensorProto.INT8: np.dtype(np.int8),
+    onnx.TensorProto.INT16: np.dtype(np.int16),
+    onnx.TensorProto.INT32: np.dtype(np.int32),
+    onnx.TensorProto.INT64: np.dtype(np.int64),
+    onnx.TensorProto.UINT8: np.dtype(np.uint8),
+    onnx.TensorProto.UINT16: np.dtype(np.uint16),
+    onnx.TensorProto.UINT32: np.dtype(np.uint32),
+    onnx.TensorProto.UINT64: np.dtype(np.uint64),
+}
+
+
+def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs a caller has to feed: those without an initializer."""
+    given = {tensor.name for tensor in model.graph.initializer}
+    return [info for info in model.graph.input if info.name not in given]
+
+
+def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random inputs: a symbolic dimension has one size throughout, indices are valid for the table they
+    index, masks hold ones and some zeros, positions count up.
+
+    Raises:
+        InputError: an input is no tensor of numbers.
+    """
+    rng = np.random.default_rng(seed)
+    sizes = _Sizes()
+    bounds = _index_bounds(model.graph)
+    feeds: dict[str, np.ndarray] = {}
+    for info in graph_inputs(model):
+        tensor = info.type.tensor_type
+        dtype = _NUMPY.get(tensor.elem_type)
+        if not info.type.HasField("tensor_type") or dtype is None:
+            raise InputError(
+                f"{name}: no random values can be made for input '{info.name}'; give them by --inputs"
+            )
+        shape = tuple(sizes.of(dim, axis) for axis, dim in enumerate(tensor.shape.dim))
+        feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
+    return feeds
+
+
+def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The inputs of `model` from an .npz file; bfloat16 may be stored as uint16 bits, raw or float32.
+
+    Raises:
+        InputError: the file cannot be read, or does not fit the model.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
+            arrays = {name: archive[name] for name in archive.files}
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
+    wanted = {info.name: info for info in graph_inputs(model)}
+    _names_fit(path, arrays, wanted)
+    return {name: _typed(path, name, arrays[name], info) for name, info in wanted.items()}
+
+
+def _names_fit(path: Path, given: Iterable[str], wanted: Iterable[str]) -> None:
+    missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+    if missing:
+        raise InputError(
+            f"{path} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})"
+        )
+    if extra:
+        raise InputError(
+            f"{path} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})"
+        )
+
+
+def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
+    dtype = _NUMPY.get(info.type.tensor_type.elem_type)
+    if dtype is None or array.dtype == dtype:
+        return array
+    if dtype == ml_dtypes.bfloat16:
+        if array.dtype == np.float32:
+            return array.astype(dtype)
+        if array.dtype.itemsize == 2 and array.dtype.kind in "uV":
+            return array.view(dtype)
+    raise InputError(f"{path}: input '{name}' is {array.dtype}, but the model takes {dtype}")
+
+
+class _Sizes:
+    """One size for each symbol; an expression of symbols is computed from them."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, dim: onnx.TensorShapeProto.Dimension, axis: int) -> int:
+        if dim.HasField("dim_value"):
+            return int(dim.dim_value)
+        if not dim.dim_param:
+            return BATCH if axis == 0 else LENGTH
+        try:
+            return self._computed(ast.parse(dim.dim_param.strip(), mode="eval").body, axis)
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return self._symbol(dim.dim_param, axis)
+
+    def _symbol(self, name: str, axis: int) -> int:
+        if name not in self._known:
+            first = axis == 0 and not any(size == BATCH for size in self._known.values())
+            self._known[name] = BATCH if "batch" in name.lower() or first else LENGTH
+        return self._known[name]
+
+    def _computed(self, node: ast.expr, axis: int) -> int:
+        match node:
+            case ast.Name(id=name):
+                return self._symbol(name, axis)
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.BinOp(left=left, op=op, right=right):
+                a, b = self._computed(left, 1), self._computed(right, 1)
+                match op:
+                    case ast.Add():
+                        return a + b
+                    case ast.Sub():
+                        return a - b
+                    case ast.Mult():
+                        return a * b
+                    case ast.FloorDiv():
+                        return a // b
+        raise ValueError("no plain expression")
+
+
+def _values(
+    name: str, shape: tuple[int, ...], dtype: np.dtype, bound: int | None, rng: np.random.Generator
+) -> np.ndarray:
+    if "mask" in name:
+        return _mask(shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        if "position" in name and shape:
+            return np.broadcast_to(np.arange(shape[-1]) % (bound or MAX_INDEX), shape).astype(dtype)
+        return rng.integers(0, min(bound or 2, MAX_INDEX), shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _mask(shape: tuple[int, ...]) -> np.ndarray:
+    """Ones; along the last axis every second row ends in zeros, as a padded batch does."""
+    mask = np.ones(shape, np.int64)
+    if shape and shape[-1] > 1:
+        mask.reshape(-1, shape[-1])[1::2, -max(1, shape[-1] // 4) :] = 0
+    return mask
+
+
+def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
+    """For inputs that reach a Gather as indices: the size of the smallest table they index."""
+    tables = {tensor.name: tensor.dims for tensor in graph.initializer}
+    origin = {info.name: info.name for info in graph.input}
+    bounds: dict[str, int] = {}
+    for node in graph.node:
+        if (
+            node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape")
+            and node.input[0] in origin
+        ):
+            origin[node.output[0]] = origin[node.input[0]]
+        elif node.op_type == "Gather" and node.input[0] in tables and node.input[1] in origin:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            source, size = origin[node.input[1]], tables[node.input[0]][axis]
+            bounds[source] = min(size, bounds.get(source, size))
+    return bounds

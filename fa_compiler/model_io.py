@@ -1,0 +1,206 @@
+"""Reads a model without its weights, from a path, bytes or an object, and prepares it for the passes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from fa_compiler import checking
+from fa_compiler.errors import InputError, one_line
+from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, location
+
+ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+PROTO_LIMIT = (1 << 31) - 1
+"""Bytes a protobuf message may have at most."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checked model.
+
+    `proto` is what was given (for an `ir.Model` its serialised form) and is never changed. `files` are the
+    real paths of its external data by the `location` the model uses. `name` is for messages and the report.
+    """
+
+    name: str
+    path: Path | None
+    folder: Folder
+    proto: onnx.ModelProto
+    files: dict[str, Path]
+
+    @property
+    def absolute(self) -> dict[str, str]:
+        """From the locations the model uses to absolute paths."""
+        return {place: str(real) for place, real in self.files.items()}
+
+    @property
+    def relative(self) -> dict[str, str]:
+        """From absolute paths back to the locations the model uses."""
+        return {str(real): place for place, real in self.files.items()}
+
+    def to_ir(self) -> ir.Model:
+        """A fresh IR of the model; external tensors carry absolute real paths and stay on disk."""
+        try:
+            model = ir.from_proto(self.proto)
+        except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
+            raise InputError(f"{self.name}: cannot be represented: {one_line(error)}") from error
+        _detach(model, self.files)
+        return model
+
+
+def load(model: ModelLike) -> Loaded:
+    """Read and check a model; weights in other files are checked for presence and size, not read.
+
+    A model without a path keeps its external data relative to the current folder.
+
+    Raises:
+        InputError: the file cannot be read, is not ONNX, is invalid, or its external data are not there.
+        TypeError: `model` is none of the accepted types.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        path = Path(model)
+        return _loaded(read_proto(path), str(path), path, Folder.of(path))
+    if isinstance(model, onnx.ModelProto):
+        return _loaded(model, "model", None, Folder.at(Path.cwd()))
+    if isinstance(model, ir.Model):
+        return _loaded_ir(model)
+    raise TypeError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
+
+
+def load_bytes(content: bytes, folder: Path) -> Loaded:
+    """Like `load`, from the serialised form; `folder` is where its external data lie."""
+    return _loaded(_parse(content, "model"), "model", None, Folder.at(folder))
+
+
+def read_proto(path: Path) -> onnx.ModelProto:
+    """Parse an ONNX file, leaving external data alone.
+
+    Raises:
+        InputError: the file cannot be read or is no ONNX model.
+    """
+    try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder; give the .onnx file in it")
+        size = path.stat().st_size
+        if size > PROTO_LIMIT:
+            raise InputError(
+                f"{path} has {size} bytes; an ONNX file over 2 GiB needs its weights in external data"
+            )
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+    return _parse(content, str(path))
+
+
+def _parse(content: bytes, name: str) -> onnx.ModelProto:
+    if not content:
+        raise InputError(f"{name} is empty; an ONNX model was expected")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError:
+        raise InputError(f"{name} is not an ONNX model, or is truncated; fetch or export it again") from None
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise InputError(f"{name} is not an ONNX model: it holds no graph")
+    return proto
+
+
+def _loaded(proto: onnx.ModelProto, name: str, path: Path | None, folder: Folder) -> Loaded:
+    files: dict[str, Path] = {}
+    if (problem := _not_carried(proto)) is not None:
+        raise InputError(f"{name} {problem}")
+    if (problem := checking.fault(proto, full=False)) is not None:
+        raise InputError(f"{name} is not a valid ONNX model: {problem}")
+    for tensor in all_tensors(proto):
+        if is_external(tensor):
+            files[location(tensor)] = check_external(tensor, folder, name)
+    return Loaded(name, path, folder, proto, files)
+
+
+def _loaded_ir(model: ir.Model) -> Loaded:
+    """An IR model by way of its proto; each external tensor brings its own folder."""
+    clone = model.clone()
+    folders: set[Path] = set()
+
+    def absolute(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if isinstance(tensor, ir.ExternalTensor):
+            folders.add(Path(tensor.base_dir).absolute())
+        return tensor
+
+    _replace_tensors(clone, absolute)
+    if len(folders) > 1:
+        raise InputError("model: its external data have several base folders; save it to one place first")
+    base = folders.pop() if folders else Path.cwd()
+    return _loaded(ir.to_proto(clone), "model", None, Folder.at(base))
+
+
+def _not_carried(proto: onnx.ModelProto) -> str | None:
+    """What onnx-ir would silently drop from the model."""
+    if proto.training_info:
+        return "has training_info, which cannot be carried through; remove it"
+    if any(graph.sparse_initializer for graph in _graphs(proto.graph)):
+        return "has sparse initializers, which cannot be carried through; make them dense"
+    return None
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
+            for inner in attribute.graphs:
+                yield from _graphs(inner)
+
+
+def _detach(model: ir.Model, files: dict[str, Path]) -> None:
+    """Give every tensor an identity of its own, so that a pass renaming it does not reach the given proto."""
+
+    def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        if isinstance(tensor, ir.ExternalTensor):
+            return ir.ExternalTensor(
+                str(files[os.fspath(tensor.location)]),
+                tensor.offset,
+                tensor.length,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape),
+                name=tensor.name,
+                doc_string=tensor.doc_string,
+                metadata_props=dict(tensor.metadata_props),
+            )
+        if isinstance(tensor, ir.serde.TensorProtoTensor):
+            return ir.LazyTensor(
+                lambda: tensor,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                name=tensor.name,
+                doc_string=tensor.doc_string,
+            )
+        return tensor
+
+    _replace_tensors(model, own)
+
+
+def _replace_tensors(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = new(value.const_value)
+    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for owner in owners:
+        for node in ir.traversal.RecursiveGraphIterator(owner):
+            for name, attribute in list(node.attributes.items()):
+                if attribute.is_ref():
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
+                    node.attributes[name] = ir.AttrTensor(
+                        name, new(attribute.value), doc_string=attribute.doc_string
+                    )

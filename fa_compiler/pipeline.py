@@ -1,0 +1,142 @@
+"""load -> fuse -> check -> write: the one way every entrance of this package takes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler import checking, op_registry
+from fa_compiler.errors import InputError, InternalError
+from fa_compiler.model_io import Loaded, ModelLike, load
+from fa_compiler.op_registry.products import product
+from fa_compiler.passes import Options, Report, fuse
+from fa_compiler.passes.options import Target
+from fa_compiler.verification import verify_fused
+from fa_compiler.writing import check_place, relocate, staging, write_model
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is."""
+
+
+DEFAULT_PRODUCT = "A2"
+"""The Ascend product a result is verified for when none is named."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `optimize` returns.
+
+    `model` is an `onnx_ir.Model` if one was given, else an `onnx.ModelProto` (for a path or a proto).
+    External data stay external: locations are relative to the output's folder, or to the input's when no
+    output was given.
+    """
+
+    model: onnx.ModelProto | ir.Model
+    report: Report
+
+
+def optimize(
+    model: ModelLike,
+    output: str | os.PathLike[str] | None = None,
+    target: Target = "ort",
+    *,
+    soc_version: str | None = None,
+    cann: str | None = None,
+    assume: Iterable[str] = (),
+) -> Result:
+    """Fuse the attention of a model, and write it to `output` if given.
+
+    Args:
+        model: a path, an `onnx.ModelProto` or an `onnx_ir.Model`; it is not changed.
+        output: the file to write; it may not be the input.
+        target: "ort" for ONNX Runtime, or "ascend".
+        soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
+        cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
+        assume: what you vouch for: "no-empty-rows", "masks-dominate".
+
+    Raises:
+        InputError: the model, an option or the output is at fault; nothing was written.
+        InternalError: the result failed its checks; nothing was written.
+    """
+    options = make_options(target, soc_version, cann, assume)
+    loaded = load(model)
+    place = None if output is None else Path(output)
+    if place is not None:
+        check_place(place, loaded, force=False)
+    fused, report = run(loaded, options)
+    proto = copy_of(loaded) if fused is None else fused
+    if place is None:
+        relocate(proto, loaded.relative)
+    else:
+        with staging() as stage:
+            write_model(proto, loaded, place, stage, report)
+            stage.commit()
+    if not isinstance(model, ir.Model):
+        return Result(proto, report)
+    result = ir.from_proto(proto)
+    base = loaded.folder.base if place is None else place.absolute().parent
+    ir.external_data.set_base_dir(result.graph, base)
+    return Result(result, report)
+
+
+def make_options(target: str, soc_version: str | None, cann: str | None, assume: Iterable[str]) -> Options:
+    """Options from what a user typed.
+
+    Raises:
+        InputError: an option has an unknown value, or does not go with the target.
+    """
+    words = frozenset((assume,) if isinstance(assume, str) else assume)
+    if target == "ort" and (soc_version is not None or cann is not None):
+        raise InputError("a SoC version and a CANN version go with the target 'ascend' only")
+    try:
+        if soc_version is not None:
+            product(soc_version)
+        if cann is not None:
+            op_registry.get("FlashAttentionScore", cann)
+        return Options(target, soc_version, cann, words)  # type: ignore[arg-type]  # it checks by itself
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def run(
+    loaded: Loaded, options: Options, progress: Progress | None = None
+) -> tuple[onnx.ModelProto | None, Report]:
+    """Fuse and check a loaded model.
+
+    Returns a new proto, whose external tensors hold absolute paths as `location`, or None when nothing was
+    fused; and the report.
+    """
+    start = time.perf_counter()
+    model = loaded.to_ir()
+    report = fuse(model, options, progress)
+    report.model, report.target = loaded.name, options.target
+    proto = _finished(loaded, model, options) if report.count("fused") else None
+    report.seconds = time.perf_counter() - start
+    return proto, report
+
+
+def copy_of(loaded: Loaded) -> onnx.ModelProto:
+    """The unchanged model, its external tensors with absolute paths as `location`."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(loaded.proto)
+    relocate(proto, loaded.absolute)
+    return proto
+
+
+def _finished(loaded: Loaded, model: ir.Model, options: Options) -> onnx.ModelProto:
+    verify_fused(model, "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT)
+    proto = ir.to_proto(model)
+    if proto.ir_version != loaded.proto.ir_version:
+        raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")
+    problem = checking.fault(proto, full=True)
+    if problem is not None and checking.fault(loaded.proto, full=True) is not None:
+        problem = checking.fault(proto, full=False)
+    if problem is not None:
+        raise InternalError(f"{loaded.name}: the optimised model is not valid: {problem}")
+    return proto

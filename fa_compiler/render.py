@@ -1,0 +1,133 @@
+"""Prints reports, comparisons and the registry on a terminal. Names come from files and are shown
+literally."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fa_compiler import op_registry
+from fa_compiler.passes import Block, Report
+from fa_compiler.passes.options import ASSUMPTIONS
+
+if TYPE_CHECKING:
+    from fa_compiler.compare import Comparison
+
+_STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim"}
+_PIPE_WIDTH = 200
+"""Columns when the output is no terminal: wide, so that lines can be searched."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out, so that a name in a file cannot steer the terminal."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console on a stream, standard output by default."""
+    stream = stream or sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+
+
+def print_report(report: Report, explain: bool) -> None:
+    """The table of blocks, with `explain` the sentences too, then the summary."""
+    out = console()
+    if report.blocks:
+        out.print(_table(("block", "status", "anchor", "what"), (_row(block) for block in report.blocks)))
+    if explain:
+        for block in report.blocks:
+            _explain(out, block)
+    for note in report.notes:
+        out.print(Text(printable(note)))
+    out.print(Text(summary(report)))
+
+
+def summary(report: Report) -> str:
+    """One line: how many blocks became what."""
+    if not report.blocks:
+        return f"{printable(report.model)}: no attention found"
+    parts = [f"{report.count('fused')} fused"]
+    if declined := report.count("declined"):
+        parts.append(f"{declined} declined")
+    if other := report.count("not_attention"):
+        parts.append(f"{other} not attention")
+    return f"{printable(report.model)}: {', '.join(parts)} (of {len(report.blocks)}), {report.seconds:.1f} s"
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The table of outputs and the verdict."""
+    rows = []
+    for output in comparison.outputs:
+        largest = "" if output.largest is None else f"{output.largest:.2g}"
+        verdict = Text("same", "green") if output.fault is None else Text(printable(output.fault), "red")
+        rows.append((output.name, f"{output.dtype}{list(output.shape)}", largest, verdict))
+    out = console()
+    out.print(_table(("output", "type", "largest difference", "verdict"), rows))
+    faults = sum(output.fault is not None for output in comparison.outputs)
+    whole = f"{faults} of {len(rows)} outputs differ" if faults else f"all {len(rows)} outputs agree"
+    out.print(Text(f"{whole} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A plain table."""
+    console().print(_table(headings, rows))
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    return table
+
+
+def _row(block: Block) -> tuple[str | Text, ...]:
+    status = Text(block.status.replace("_", " "), _STYLES[block.status])
+    return str(block.id), status, block.anchor, _fused(block) if block.status == "fused" else _refused(block)
+
+
+def _fused(block: Block) -> str:
+    parts = [block.op or "", block.layout or ""]
+    if block.heads:
+        query, key = (str(count) if count else "?" for count in block.heads)
+        parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
+    if block.mask:
+        parts.append("no mask" if block.mask == "none" else f"mask {block.mask}")
+    if block.assumed:
+        parts.append(f"assuming {', '.join(block.assumed)}")
+    return ", ".join(part for part in parts if part)
+
+
+def _refused(block: Block) -> str:
+    code = "" if block.code is None else block.code.value
+    reason = block.reason or ("" if block.code is None else block.code.meaning)
+    culprit = f" [{block.culprit}]" if block.culprit else ""
+    return f"{code}: {reason}{culprit}" if code else f"{reason}{culprit}"
+
+
+def _explain(out: Console, block: Block) -> None:
+    lines = [f"block {block.id} ({block.kind}) at {block.anchor}: {block.status.replace('_', ' ')}"]
+    if block.status == "fused":
+        lines.append(f"  as {_fused(block)}" + (f", node {block.node}" if block.node else ""))
+    if block.pair is not None:
+        lines.append(f"  belongs to block {block.pair}")
+    if block.code is not None:
+        lines.append(f"  {block.code.value}: {block.code.meaning}")
+    if block.reason:
+        lines.append(f"  reason: {block.reason}")
+    if block.culprit:
+        lines.append(f"  because of node {block.culprit}")
+    if block.hint:
+        lines.append(f"  try: {block.hint}")
+    sentences = {extension.id: extension.sentence for extension in op_registry.EXTENSIONS}
+    lines += [f"  uses {name}: {sentences.get(name, '')}" for name in block.extensions]
+    lines += [f"  assumed {name}: {ASSUMPTIONS.get(name, '')}" for name in block.assumed]
+    for line in lines:
+        out.print(Text(printable(line)))

@@ -1,0 +1,141 @@
+"""`InferenceSession`: ONNX Runtime's own, which fuses attention while it loads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+
+from fa_compiler import op_registry
+from fa_compiler.errors import InputError
+from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.model_io import Loaded, load, load_bytes
+from fa_compiler.passes import Options, Report
+from fa_compiler.pipeline import run
+from fa_compiler.tensors import all_tensors, is_external, location
+from fa_compiler.writing import relocate
+
+FOLDER = "session.model_external_initializers_file_folder_path"
+"""Session option: where the external data of a model given as bytes lie. ONNX Runtime 1.20 has no such
+option."""
+
+_HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
+
+
+class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
+    """Drop-in for `onnxruntime.InferenceSession`: same arguments, same behaviour, faster attention.
+
+    `fusion_report` tells what was fused. It is None for what is not looked into: a model in ORT format, and
+    one this package refuses (a warning says why), which ONNX Runtime then loads as it is or rejects by its
+    own error.
+
+    The custom ops are registered on `sess_options`, which may be shared by several sessions.
+    """
+
+    fusion_report: Report | None
+
+    def __init__(
+        self,
+        path_or_bytes: str | bytes | os.PathLike[str],
+        sess_options: ort.SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, dict[Any, Any]]] | None = None,
+        provider_options: Sequence[dict[Any, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = ort.SessionOptions() if sess_options is None else sess_options
+        self.fusion_report = None
+        self._fa_options = options
+        self._fa_folder: str | None = None
+        self._fa_temporary: tempfile.TemporaryDirectory[str] | None = None
+        refused: InputError | None = None
+        model: str | bytes | os.PathLike[str] = path_or_bytes
+        if isinstance(path_or_bytes, (str, bytes, os.PathLike)) and not _is_ort_format(
+            path_or_bytes, options
+        ):
+            try:
+                model = self._fused(path_or_bytes)
+            except InputError as error:
+                refused = error
+        with self._weights():
+            super().__init__(model, options, providers, provider_options, **kwargs)
+        if refused is not None:
+            warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """As in ONNX Runtime; the fused model is loaded again."""
+        with self._weights():
+            super().set_providers(providers, provider_options)
+
+    def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
+        """What to load instead of `source`; `source` itself if there is nothing to change."""
+        loaded = (
+            load_bytes(source, _folder_option(self._fa_options))
+            if isinstance(source, bytes)
+            else load(source)
+        )
+        proto, self.fusion_report = run(loaded, Options())
+        if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
+            register_custom_ops(self._fa_options)
+        if proto is None:
+            return source
+        files = sorted({location(tensor) for tensor in all_tensors(proto) if is_external(tensor)})
+        if not files:
+            return bytes(proto.SerializeToString())
+        if not _HAS_FOLDER:
+            return self._linked(proto, files, loaded)
+        self._fa_folder = os.path.commonpath([Path(file).parent for file in files])
+        relocate(proto, {file: os.path.relpath(file, self._fa_folder) for file in files})
+        return bytes(proto.SerializeToString())
+
+    def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: Loaded) -> str:
+        """The model in a folder of its own with links to its weights; the folder lives as long as the
+        session."""
+        self._fa_temporary = tempfile.TemporaryDirectory(prefix="fa_compiler-")
+        folder = Path(self._fa_temporary.name)
+        places = {file: f"{number}.data" for number, file in enumerate(files)}
+        for file, place in places.items():
+            (folder / place).symlink_to(file)
+        relocate(proto, places)
+        path = folder / (loaded.path.name if loaded.path else "model.onnx")
+        path.write_bytes(proto.SerializeToString())
+        return str(path)
+
+    @contextmanager
+    def _weights(self) -> Iterator[None]:
+        """Names the weights' folder in the session options while a session is made, then takes it back, so
+        that the next model loaded with the same options cannot find the weights of this one."""
+        if self._fa_folder is None:
+            yield
+            return
+        before = _config(self._fa_options, FOLDER)
+        self._fa_options.add_session_config_entry(FOLDER, self._fa_folder)
+        try:
+            yield
+        finally:
+            self._fa_options.add_session_config_entry(FOLDER, before)
+
+
+def _config(options: ort.SessionOptions, key: str) -> str:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:
+        return ""
+
+
+def _folder_option(options: ort.SessionOptions) -> Path:
+    return Path(_config(options, FOLDER) or Path.cwd())
+
+
+def _is_ort_format(source: str | bytes | os.PathLike[str], options: ort.SessionOptions) -> bool:
+    if _config(options, "session.load_model_format") == "ORT":
+        return True
+    if isinstance(source, bytes):
+        return source[4:8] == b"ORTM"
+    return os.fspath(source).lower().endswith(".ort")

@@ -1,0 +1,146 @@
+"""Walks the tensors of an ONNX proto, and checks what external ones refer to without reading them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.errors import InputError
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.HasField("g"):
+            yield from _graph_tensors(attribute.g)
+        for graph in attribute.graphs:
+            yield from _graph_tensors(graph)
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the bytes of the tensor lie in another file."""
+    return tensor.data_location == onnx.TensorProto.EXTERNAL
+
+
+def location(tensor: onnx.TensorProto) -> str:
+    """The `location` of an external tensor, "" when it has none."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
+    """Point an external tensor to another file in which everything lies `shift` bytes further on."""
+    offset = 0
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = value
+        elif entry.key == "offset":
+            offset = int(entry.value)
+            entry.value = str(offset + shift)
+    if shift and not any(entry.key == "offset" for entry in tensor.external_data):
+        tensor.external_data.add(key="offset", value=str(shift))
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where external data may lie: under `base`, or, when the model file is a link, beside its target.
+
+    The second place is how download caches keep models; ONNX Runtime draws the same line.
+    """
+
+    base: Path
+    roots: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, model_path: Path) -> Folder:
+        """The folder of a model file."""
+        base = model_path.absolute().parent
+        return cls(base, (base.resolve(), model_path.resolve().parent))
+
+    @classmethod
+    def at(cls, base: Path) -> Folder:
+        """The folder to use for a model that was given without a path."""
+        return cls(base.absolute(), (base.resolve(),))
+
+
+def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path:
+    """The real path of the file an external tensor lies in.
+
+    Raises:
+        InputError: the file lies outside the model's folder, is missing, or is too short.
+    """
+    who = f"{model}: tensor '{tensor.name}'"
+    place = location(tensor)
+    if not place:
+        raise InputError(f"{who} is external but names no file; export the model again")
+    if Path(place).is_absolute() or os.pardir in Path(os.path.normpath(place)).parts[:1]:
+        raise InputError(
+            f"{who} lies in '{place}', outside the model's folder, which is not followed for safety; "
+            f"move the file into the folder and save the model with a relative location"
+        )
+    path = (folder.base / place).resolve()
+    if not any(path.is_relative_to(root) for root in folder.roots):
+        raise InputError(
+            f"{who} lies in '{place}', a link to '{path}' outside the model's folder, which is not followed "
+            f"for safety; put the file itself there"
+        )
+    start, size = _extent(tensor, who)
+    try:
+        with path.open("rb") as file:
+            found = file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise InputError(
+            f"{who} needs {size} bytes of '{folder.base / place}', which cannot be read "
+            f"({error.strerror or error}); put the file beside the model"
+        ) from None
+    if start + size > found:
+        raise InputError(
+            f"{who} needs {size} bytes at offset {start} of '{folder.base / place}', "
+            f"which has only {found} bytes; the file is truncated, fetch it again"
+        )
+    return path
+
+
+def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
+    """Offset and size in bytes, checked against type and shape."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        start = int(entries.get("offset", "0"))
+        length = int(entries["length"]) if "length" in entries else None
+    except ValueError:
+        raise InputError(f"{who} has an offset or length that is no number; export the model again") from None
+    size = nbytes(tensor)
+    if start < 0 or (length is not None and length != size):
+        raise InputError(
+            f"{who} has offset {start} and length {length}, but its type and shape need {size} bytes; "
+            f"export the model again"
+        )
+    return start, size
+
+
+def nbytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of the content of a tensor that is not of strings, by its type and shape."""
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    return (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8

@@ -1,0 +1,304 @@
+"""Writes files so that a failed run leaves nothing: beside the final place first, moved there at the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from fa_compiler import tensors
+from fa_compiler.errors import InputError
+from fa_compiler.model_io import PROTO_LIMIT, Loaded
+from fa_compiler.passes.report import Report
+
+ALIGNMENT = 1 << 16
+"""Offset granularity of joined data files: a multiple of every page size, so that they can be mapped."""
+
+INLINE_LIMIT = PROTO_LIMIT - (64 << 20)
+"""A model whose inline tensors exceed this is written with external data; the rest is left for the graph."""
+
+INLINE_TENSOR = 1 << 10
+"""Tensors up to this many bytes stay inline even then."""
+
+_CHUNK = 1 << 24
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@dataclass
+class Staging:
+    """The files of one run. Nothing appears under its final name before `commit`, data files excepted:
+    those get a new name of their own and are removed again by `discard`."""
+
+    _moves: list[tuple[Path, Path]] = field(default_factory=list)
+    _made: list[Path] = field(default_factory=list)
+
+    def reserve(self, target: Path) -> Path:
+        """A new empty file beside `target` that `commit` will move there; for a device, the device itself.
+
+        Raises:
+            InputError: there is no such folder, or it cannot be written.
+        """
+        if target.is_dir():
+            raise InputError(f"{target} is a folder; give the name of the file to write")
+        if _is_special(target):
+            return target
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        self.create(temporary, target)
+        self._moves.append((temporary, target))
+        return temporary
+
+    def create(self, path: Path, target: Path) -> None:
+        """Make the new file `path`, to be removed on failure; errors name `target`."""
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        except OSError as error:
+            if not target.parent.is_dir():
+                raise InputError(
+                    f"{target} cannot be written: there is no folder {target.parent}; make it first"
+                ) from None
+            raise _cannot_write(target, error) from None
+        self._made.append(path)
+
+    def commit(self) -> None:
+        """Move every file to its place."""
+        while self._moves:
+            temporary, target = self._moves[0]
+            try:
+                if target.is_dir():
+                    raise InputError(f"{target} is a folder; give the name of the file to write")
+                if target.exists() and not target.is_symlink():
+                    temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                temporary.replace(target)
+            except OSError as error:
+                raise _cannot_write(target, error) from None
+            del self._moves[0]
+            _sync_folder(target.parent)
+        self._made.clear()
+
+    def discard(self) -> None:
+        """Remove what was made and not committed."""
+        for path in self._made:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+        self._made.clear()
+        self._moves.clear()
+
+
+@contextmanager
+def staging() -> Iterator[Staging]:
+    """A `Staging` that is discarded when the block fails or ends without a commit, Ctrl-C included."""
+    stage = Staging()
+    try:
+        yield stage
+    finally:
+        stage.discard()
+
+
+def write(path: Path, chunks: Iterable[bytes], target: Path) -> None:
+    """Write and sync a reserved file; errors name `target`."""
+    try:
+        with path.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            if not _is_special(path):
+                os.fsync(file.fileno())
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+
+
+def check_place(output: Path, loaded: Loaded, force: bool) -> None:
+    """Refuse an output that would overwrite the input.
+
+    Raises:
+        InputError: `output` is the input and not `force`, or it is one of the input's data files.
+    """
+    if loaded.path is not None and _same(output, loaded.path) and not force:
+        raise InputError(f"{output} is the input itself; choose another name, or --force to replace it")
+    for place, real in loaded.files.items():
+        if _same(output, real):
+            raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
+
+
+def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging, report: Report) -> Path:
+    """Stage `proto` for `output`, note in the report what to know about it, and return the staged file.
+
+    External tensors of `proto` must hold absolute real paths as `location`; they are rewritten to what is
+    right beside `output`. In the model's own folder they refer to the same files, elsewhere the files are
+    copied.
+    """
+    staged = stage.reserve(output)
+    report.notes.extend(_place_data(proto, loaded, output, stage))
+    if not report.count("fused"):
+        report.notes.append("nothing was fused: the output is a copy of the input")
+    write(staged, [proto.SerializeToString()], output)
+    return staged
+
+
+def relocate(proto: onnx.ModelProto, places: Mapping[str, str]) -> None:
+    """Replace each `location` of external data by the one `places` gives for it."""
+    for tensor in tensors.all_tensors(proto):
+        if tensors.is_external(tensor):
+            tensors.set_location(tensor, places[tensors.location(tensor)])
+
+
+def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging) -> list[str]:
+    external = [tensor for tensor in tensors.all_tensors(proto) if tensors.is_external(tensor)]
+    folder = output.absolute().parent
+    here = folder.resolve()
+    used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
+    beside = _same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
+    inline = _too_large(proto)
+    if beside:
+        relocate(proto, loaded.relative)
+        used = []
+    if not used and not inline:
+        return []
+    if _is_special(output):
+        raise InputError(f"{output} is no regular file, and the model's weights need a file beside it")
+    return _join(external if used else [], used, inline, output, stage)
+
+
+def _join(
+    external: list[onnx.TensorProto],
+    files: list[Path],
+    inline: list[onnx.TensorProto],
+    output: Path,
+    stage: Staging,
+) -> list[str]:
+    """Put whole data files one after the other, then inline tensors, into one new file beside `output`."""
+    shifts: dict[Path, int] = {}
+    end = 0
+    for path in files:
+        shifts[path] = _aligned(end)
+        end = shifts[path] + path.stat().st_size
+    data, fresh = _data_file(output, list(shifts.items()) if not inline else [], end)
+    notes = [f"weights are in {data.name}"]
+    if fresh:
+        stage.create(data, data)
+        try:
+            with data.open("r+b") as file:
+                for path, shift in shifts.items():
+                    _copy(path, file.fileno(), shift)
+                for tensor in inline:
+                    end = _externalise(tensor, file.fileno(), _aligned(end), data.name)
+                file.truncate(end)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise _cannot_write(data, error) from None
+    for tensor in external:
+        tensors.set_location(tensor, data.name, shifts[Path(tensors.location(tensor))])
+    return notes
+
+
+def _data_file(output: Path, segments: list[tuple[Path, int]], size: int) -> tuple[Path, bool]:
+    """A name for the data file and whether it is to be written: an equal file of an earlier run is used
+    again, any other existing file is left alone, for another model may need it."""
+    number = 0
+    while True:
+        data = output.with_name(f"{output.name}.{number}.data" if number else f"{output.name}.data")
+        if not os.path.lexists(data):
+            return data, True
+        plain = data.is_file() and not data.is_symlink() and data.stat().st_size == size
+        if plain and segments and all(_equal(path, data, shift) for path, shift in segments):
+            return data, False
+        number += 1
+
+
+def _equal(path: Path, data: Path, shift: int) -> bool:
+    with path.open("rb") as left, data.open("rb") as right:
+        right.seek(shift)
+        while chunk := left.read(_CHUNK):
+            if chunk != right.read(len(chunk)):
+                return False
+    return True
+
+
+def _copy(path: Path, target: int, shift: int) -> None:
+    """Copy a file to an offset of an open one inside the kernel where possible, leaving holes as holes."""
+    with path.open("rb") as file:
+        source, size, position = file.fileno(), os.fstat(file.fileno()).st_size, 0
+        while position < size:
+            try:
+                position = os.lseek(source, position, os.SEEK_DATA)
+                stop = os.lseek(source, position, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                stop = size
+            while position < stop:
+                position += _copy_some(
+                    source, target, position, shift + position, min(stop - position, 1 << 30)
+                )
+
+
+def _copy_some(source: int, target: int, start: int, place: int, count: int) -> int:
+    try:
+        done = os.copy_file_range(source, target, count, start, place)
+        if done:
+            return done
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+    chunk = os.pread(source, min(count, _CHUNK), start)
+    if not chunk:
+        raise OSError(None, "the weights became shorter while they were copied")
+    return os.pwrite(target, chunk, place)
+
+
+def _externalise(tensor: onnx.TensorProto, target: int, place: int, name: str) -> int:
+    content = memoryview(tensor.raw_data)
+    done = 0
+    while done < len(content):
+        done += os.pwrite(target, content[done : done + _CHUNK], place + done)
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", name), ("offset", str(place)), ("length", str(len(content)))):
+        tensor.external_data.add(key=key, value=value)
+    return place + len(content)
+
+
+def _too_large(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """The tensors that have to leave the file, none if it stays below the limit."""
+    inline = [tensor for tensor in tensors.all_tensors(proto) if not tensors.is_external(tensor)]
+    if sum(len(tensor.raw_data) for tensor in inline) <= INLINE_LIMIT:
+        return []
+    return [tensor for tensor in inline if len(tensor.raw_data) > INLINE_TENSOR]
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _same(left: Path, right: Path) -> bool:
+    try:
+        return left.samefile(right)
+    except OSError:
+        return left.resolve() == right.resolve()
+
+
+def _is_special(path: Path) -> bool:
+    """An existing pipe or device, to be written as it is: replacing /dev/null would be a disaster."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _sync_folder(folder: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _cannot_write(target: Path, error: OSError) -> InputError:
+    reason = error.strerror or str(error)
+    hint = "free some space or choose another place" if error.errno in _FULL else "choose another place"
+    return InputError(f"{target} cannot be written: {reason}; {hint}")

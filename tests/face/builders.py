@@ -1,0 +1,92 @@
+"""Small models for the tests of the face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+HEADS, SIZE = 4, 16
+
+
+def attention(
+    dtype: int = TensorProto.FLOAT, batch: int | str = "batch", length: int | str = "seq", ir_version: int = 8
+) -> onnx.ModelProto:
+    """softmax(q k^T / 4) v with heads in front: one block that is always fused."""
+
+    def info(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, [batch, HEADS, length, SIZE])
+
+    nodes = [
+        helper.make_node("Transpose", ["key"], ["key_t"], "transpose", perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["query", "key_t"], ["product"], "scores"),
+        helper.make_node("Mul", ["product", "scale"], ["scaled"], "scale_scores"),
+        helper.make_node("Softmax", ["scaled"], ["probs"], "attn/Softmax", axis=-1),
+        helper.make_node("MatMul", ["probs", "value"], ["out"], "context"),
+    ]
+    scale = numpy_helper.from_array(np.array(0.25, helper.tensor_dtype_to_np_dtype(dtype)), "scale")
+    graph = helper.make_graph(
+        nodes, "attention", [info("query"), info("key"), info("value")], [info("out")], [scale]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version)
+
+
+def plain() -> onnx.ModelProto:
+    """A model without attention."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "plain", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def projected(folder: Path, location: str = "weights.bin", rows: int = SIZE) -> tuple[Path, np.ndarray]:
+    """Attention whose query goes through a matrix in an external file; returns the model's path and the
+    matrix.
+
+    The file begins with 64 bytes that belong to nobody, so that offsets matter.
+    """
+    model = attention(batch=2, length=8)
+    weight = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32)
+    model.graph.initializer.append(external("w", weight.shape, location, 64))
+    model.graph.node.insert(0, helper.make_node("MatMul", ["query", "w"], ["projected"], "project"))
+    model.graph.node[2].input[0] = "projected"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    data = folder / location
+    if data.parent.is_dir():
+        data.write_bytes(bytes(64) + weight.tobytes())
+    return path, weight
+
+
+def external(
+    name: str, shape: tuple[int, ...], location: str, offset: int, length: int | None = None
+) -> TensorProto:
+    """A float32 tensor that lies in another file."""
+    tensor = TensorProto(
+        name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL
+    )
+    size = 4 * int(np.prod(shape)) if length is None else length
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(size))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def saved(model: onnx.ModelProto, path: Path) -> Path:
+    """Write a model and return its path."""
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def ops(path: Path) -> list[str]:
+    """The op types of the main graph of a file, external data untouched."""
+    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
+
+
+def feeds(length: int = 8, dtype: type[np.floating] = np.float32) -> dict[str, np.ndarray]:
+    """Inputs for `attention` and `projected`."""
+    rng = np.random.default_rng(1)
+    shape = (2, HEADS, length, SIZE)
+    return {name: rng.standard_normal(shape).astype(dtype) for name in ("query", "key", "value")}

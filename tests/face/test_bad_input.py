@@ -1,0 +1,328 @@
+"""Every kind of bad input ends in one line that names the file or node, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from fa_compiler import writing
+from fa_compiler.cli import main
+
+from .builders import attention, external, plain, projected, saved
+
+Make = Callable[[Path], Path]
+
+
+def _file(content: bytes, name: str = "model.onnx") -> Make:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def _folder(folder: Path) -> Path:
+    (folder / "model.onnx").mkdir()
+    return folder / "model.onnx"
+
+
+def _edited(edit: Callable[[onnx.ModelProto], object]) -> Make:
+    def make(folder: Path) -> Path:
+        model = attention()
+        edit(model)
+        return saved(model, folder / "model.onnx")
+
+    return make
+
+
+def _located(location: str, offset: int = 64, length: int | None = None) -> Make:
+    """Attention whose weights.bin is there, but whose tensor says something else."""
+
+    def make(folder: Path) -> Path:
+        path, weight = projected(folder)
+        model = onnx.load(path, load_external_data=False)
+        model.graph.initializer.pop()
+        model.graph.initializer.append(external("w", weight.shape, location, offset, length))
+        return saved(model, path)
+
+    return make
+
+
+def _truncated_weights(folder: Path) -> Path:
+    path, _ = projected(folder)
+    os.truncate(folder / "weights.bin", 1087)
+    return path
+
+
+def _missing_weights(folder: Path) -> Path:
+    path, _ = projected(folder)
+    (folder / "weights.bin").unlink()
+    return path
+
+
+def _linked_weights(folder: Path) -> Path:
+    (folder / "inside").mkdir()
+    path, _ = projected(folder / "inside")
+    (folder / "inside" / "weights.bin").rename(folder / "secret.bin")
+    (folder / "inside" / "weights.bin").symlink_to(folder / "secret.bin")
+    return path
+
+
+def _sparse(model: onnx.ModelProto) -> None:
+    values = helper.make_tensor("s", TensorProto.FLOAT, [1], [1.0])
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [0])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+
+
+def _duplicate(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Relu", ["out"], ["scaled"], "twice"))
+
+
+CASES: dict[str, tuple[Make, str]] = {
+    "missing": (lambda folder: folder / "model.onnx", "no such file"),
+    "folder": (_folder, "is a folder"),
+    "empty": (_file(b""), "is empty"),
+    "text": (_file(b"ir_version: 8\nthis is no protobuf\n"), "not an ONNX model"),
+    "zip": (_file(b"PK\x03\x04" + bytes(100)), "not an ONNX model"),
+    "truncated": (lambda folder: _file(attention().SerializeToString()[:-20])(folder), "truncated"),
+    "no graph": (
+        _file(onnx.ModelProto(ir_version=8, producer_name="x").SerializeToString()),
+        "holds no graph",
+    ),
+    "undefined value": (_edited(lambda m: m.graph.node[1].input.__setitem__(0, "nowhere")), "'nowhere'"),
+    "two producers": (_edited(_duplicate), "scaled"),
+    "newer IR": (_edited(lambda m: setattr(m, "ir_version", 999)), "ir_version 999"),
+    "unknown attribute": (_edited(lambda m: m.graph.node[3].attribute.add(name="x", type=2, i=1)), "Softmax"),
+    "sparse initializer": (_edited(_sparse), "sparse initializers"),
+    "training": (_edited(lambda m: m.training_info.add()), "training_info"),
+    "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
+    "weights truncated": (_truncated_weights, "has only 1087 bytes"),
+    "weights above": (_located("../weights.bin"), "'../weights.bin', outside the model's folder"),
+    "weights above, hidden": (_located("x/../../weights.bin"), "outside the model's folder"),
+    "weights absolute": (_located("/etc/hostname"), "'/etc/hostname', outside the model's folder"),
+    "weights linked out": (_linked_weights, "a link to"),
+    "weights are a folder": (_located("."), "Is a directory"),
+    "weights nowhere": (_located(""), "names no file"),
+    "weights short": (_located("weights.bin", length=1000), "length 1000"),
+    "weights before the file": (_located("weights.bin", offset=-4), "offset -4"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("command", ["optimize", "inspect"])
+def test_bad_model(case: str, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make, expected = CASES[case]
+    path = make(tmp_path)
+    before = _listing(tmp_path)
+    arguments = [command, str(path)] + (["-o", str(tmp_path / "out.onnx")] if command == "optimize" else [])
+    assert main(arguments) == 2
+    _one_error(capfd, expected, str(path))
+    assert _listing(tmp_path) == before
+
+
+def test_offset_that_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, _ = projected(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[-1].external_data[1].value = "many"
+    assert main(["inspect", str(saved(model, path))]) == 2
+    _one_error(capfd, "no number", "tensor 'w'")
+
+
+OUTPUTS = {
+    "folder": (lambda folder: folder, "is a folder"),
+    "no such folder": (lambda folder: folder / "no" / "out.onnx", "make it first"),
+    "parent is a file": (lambda folder: folder / "model.onnx" / "out.onnx", "make it first"),
+    "read-only": (lambda folder: Path("/proc/out.onnx"), "cannot be written"),
+    "full": (lambda folder: Path("/dev/full"), "No space left"),
+    "input": (lambda folder: folder / "model.onnx", "is the input itself"),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_bad_output(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make, expected = OUTPUTS[case]
+    path = saved(attention(), tmp_path / "model.onnx")
+    before = _listing(tmp_path)
+    assert main(["optimize", str(path), "-o", str(make(tmp_path))]) == 2
+    _one_error(capfd, expected, str(make(tmp_path)))
+    assert _listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("link", ["symbolic", "hard", "spelling"])
+def test_output_is_the_input_by_another_name(
+    link: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    other = tmp_path / "other.onnx"
+    if link == "symbolic":
+        other.symlink_to(path)
+    elif link == "hard":
+        other.hardlink_to(path)
+    else:
+        other = Path(f"{tmp_path}/./x/../model.onnx")
+        (tmp_path / "x").mkdir()
+    content = path.read_bytes()
+    assert main(["optimize", str(path), "-o", str(other)]) == 2
+    _one_error(capfd, "--force", str(other))
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_output_is_the_weights(force: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, _ = projected(tmp_path)
+    before = _listing(tmp_path)
+    assert main(["optimize", str(path), "-o", str(tmp_path / "weights.bin"), *force]) == 2
+    _one_error(capfd, "holds the weights", "weights.bin")
+    assert _listing(tmp_path) == before
+
+
+def test_report_may_not_be_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = saved(plain(), tmp_path / "model.onnx")
+    before = _listing(tmp_path)
+    out = str(tmp_path / "out.onnx")
+    assert main(["optimize", str(path), "-o", out, "--report", str(path), "--force"]) == 2
+    _one_error(capfd, "is the input itself", str(path))
+    assert main(["optimize", str(path), "-o", out, "--report", out]) == 2
+    _one_error(capfd, "both", out)
+    assert main(["optimize", str(path), "-o", out, "--report", str(tmp_path / "no" / "r.json")]) == 2
+    _one_error(capfd, "make it first", "r.json")
+    assert _listing(tmp_path) == before
+
+
+USAGE = {
+    "no command": ([], "COMMAND"),
+    "unknown command": (["optimise"], "optimise"),
+    "no output": (["optimize", "MODEL"], "-o"),
+    "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "gpu"], "'gpu'"),
+    "unknown assumption": (["optimize", "MODEL", "-o", "OUT", "--assume", "luck"], "'luck'"),
+    "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
+    "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
+    "unknown SoC": (["inspect", "MODEL", "--target", "ascend", "--soc-version", "Ascend7"], "'Ascend7'"),
+    "unknown CANN": (["inspect", "MODEL", "--target", "ascend", "--cann", "yesterday"], "'yesterday'"),
+    "abbreviated": (["inspect", "MODEL", "--expl"], "--expl"),
+    "unknown op": (["registry", "show", "FlashAttentionScor"], "did you mean 'FlashAttentionScore'"),
+    "unknown variant": (["registry", "show", "FlashAttentionScore", "--cann", "x"], "'x'"),
+    "diff of nothing": (["registry", "diff", "MISSING"], "missing.h"),
+    "tolerance": (["verify", "MODEL", "MODEL", "--rtol", "-1"], "--rtol"),
+}
+
+
+@pytest.mark.parametrize("case", USAGE)
+def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = USAGE[case]
+    places = {
+        "MODEL": str(saved(plain(), tmp_path / "model.onnx")),
+        "OUT": str(tmp_path / "out.onnx"),
+        "MISSING": str(tmp_path / "missing.h"),
+    }
+    assert main([places.get(argument, argument) for argument in arguments]) == 2
+    _one_error(capfd, expected)
+    assert _listing(tmp_path).keys() == {"model.onnx"}
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_disk_fills_up(
+    weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full when the model, or the copy of its weights, is synced."""
+    path, _ = projected(tmp_path / "in")
+    out = tmp_path / "out"
+    out.mkdir()
+    done = 0
+
+    def full(descriptor: int) -> None:
+        nonlocal done
+        done += 1
+        if weights or done == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writing.os, "fsync", full)
+    assert main(["optimize", str(path), "-o", str(out / "out.onnx")]) == 2
+    _one_error(capfd, "No space left", "out.onnx.data" if weights else "out.onnx")
+    assert list(out.iterdir()) == []
+
+
+def test_existing_output_survives_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    out = tmp_path / "out.onnx"
+    out.write_bytes(b"precious")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(writing.Path, "replace", refuse)
+    assert main(["optimize", str(path), "-o", str(out)]) == 2
+    _one_error(capfd, "Read-only", "out.onnx")
+    assert out.read_bytes() == b"precious"
+    assert _listing(tmp_path).keys() == {"model.onnx", "out.onnx"}
+
+
+@pytest.mark.parametrize("moment", ["fuse", "write"])
+def test_interrupted(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, _ = projected(tmp_path / "in")
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def interrupt(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "fuse":
+        monkeypatch.setattr("fa_compiler.pipeline.fuse", interrupt)
+    else:
+        monkeypatch.setattr(writing.Path, "replace", interrupt)
+    assert main(["optimize", str(path), "-o", str(out / "out.onnx")]) == 130
+    _one_error(capfd, "interrupted")
+    assert list(out.iterdir()) == []
+
+
+def test_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A surprise inside gives code 3 and one line; the traceback only when asked for."""
+    path = saved(attention(), tmp_path / "model.onnx")
+
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("a surprise")
+
+    monkeypatch.setattr("fa_compiler.pipeline.fuse", broken)
+    arguments = ["optimize", str(path), "-o", str(tmp_path / "out.onnx")]
+    monkeypatch.delenv("FA_COMPILER_DEBUG", raising=False)
+    assert main(arguments) == 3
+    _one_error(capfd, "FA_COMPILER_DEBUG=1", "a surprise")
+    monkeypatch.setenv("FA_COMPILER_DEBUG", "1")
+    assert main(arguments) == 3
+    assert "Traceback" in capfd.readouterr().err
+    assert _listing(tmp_path).keys() == {"model.onnx"}
+
+
+def test_names_cannot_steer_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = attention()
+    model.graph.node[1].input[0] = "x\x1b[2J\nfa-compiler: all is well"
+    assert main(["inspect", str(saved(model, tmp_path / "model.onnx"))]) == 2
+    error = capfd.readouterr().err
+    assert "\x1b" not in error
+    assert error.count("\n") == 1
+
+
+def _one_error(capfd: pytest.CaptureFixture[str], *expected: str) -> None:
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fa-compiler: error: ")
+    assert captured.err.count("\n") == 1, captured.err
+    for text in expected:
+        assert text in captured.err
+
+
+def _listing(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
