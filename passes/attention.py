@@ -27,7 +27,13 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, SelectTerm, Term
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import Options
-from fa_compiler.passes.probabilities import FLOATS, ProbabilityPath, distinct_consumers, find_values, reaches_product
+from fa_compiler.passes.probabilities import (
+    FLOATS,
+    ProbabilityPath,
+    distinct_consumers,
+    find_values,
+    reaches_product,
+)
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import Addend, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shapes import ShapeInfo
@@ -57,8 +63,8 @@ class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
-    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner value,
-    with that value's arrangement: their results are computed from the operands instead.
+    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
+    value, with that value's arrangement: their results are computed from the operands instead.
     """
 
     anchor: SoftmaxAnchor
@@ -130,6 +136,9 @@ class Matcher:
         nodes = (*scoring, *after.nodes, after.product.node)
         matched = {id(node) for node in nodes}
         shape_readers: list[tuple[ir.Node, ir.Value]] = []
+        for node in nodes:
+            if node.graph is not anchor.node.graph:
+                raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
         for node in nodes[:-1]:
             for output in node.outputs:
                 readers = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
@@ -186,9 +195,7 @@ class Matcher:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
-    def _key_side(
-        self, anchor: SoftmaxAnchor, qk: _Operands, dims: Arrangement, viewer: Viewer
-    ) -> tuple[int, Axes]:
+    def _key_side(self, anchor: SoftmaxAnchor, qk: _Operands, dims: Arrangement, viewer: Viewer) -> tuple[int, Axes]:
         """Which operand of the first product is the key, and its sequence axes."""
         if anchor.axis is None or anchor.axis >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
@@ -215,7 +222,9 @@ class Matcher:
         label = after.product.summed[0]
         if viewer.space.resolve(pv.dims[after.side][label]) != viewer.space.resolve(columns):
             raise Decline(
-                Code.NO_VALUE_MATMUL, "the product after the softmax does not sum over the keys", after.product.node
+                Code.NO_VALUE_MATMUL,
+                "the product after the softmax does not sum over the keys",
+                after.product.node,
             )
 
     def _record(
@@ -341,10 +350,10 @@ class _Operands:
             if len(arrangement) != len(labels):
                 raise Decline(Code.RANK, "the rank of an operand is not what its product needs", product.node)
             dims[side] = dict(zip(labels, arrangement, strict=True))
-        for label in product.labels[0]:
-            if label in dims[1]:
-                one, other = viewer.space.resolve(dims[0][label]), viewer.space.resolve(dims[1][label])
-                free_to_broadcast = label in product.out and not (one and other)
+        for name in product.labels[0]:
+            if name in dims[1]:
+                one, other = viewer.space.resolve(dims[0][name]), viewer.space.resolve(dims[1][name])
+                free_to_broadcast = name in product.out and not (one and other)
                 if not free_to_broadcast and not viewer.space.unify(one, other):
                     raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
         scale = math.prod(view.scale for view in views if view is not None)
@@ -398,7 +407,9 @@ def _kv_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
 def _feeds_backward(probabilities: ir.Value) -> bool:
     """Are the probabilities read by what looks like their own gradient?"""
     readers = distinct_consumers(probabilities)
-    products = sum(reader.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum", "Transpose", "Reshape") for reader in readers)
+    products = sum(
+        reader.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum", "Transpose", "Reshape") for reader in readers
+    )
     return any(reader.op_type in BACKWARD_OPS for reader in readers) or (
         products >= 1 and any(reader.op_type in ("Mul", "Neg") for reader in readers)
     )

@@ -18,7 +18,13 @@ from fa_compiler.passes.value_sets import MOVES
 
 Interval = tuple[float, float]
 
-UNIT_RANGE = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Sin": (-1.0, 1.0), "Cos": (-1.0, 1.0)}
+UNIT_RANGE = {
+    "Sigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Sin": (-1.0, 1.0),
+    "Cos": (-1.0, 1.0),
+}
 INTEGERS = {
     ir.DataType.BOOL: 1.0,
     ir.DataType.UINT8: 255.0,

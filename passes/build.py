@@ -63,11 +63,6 @@ class Builder:
         makers = (value.producer() for value in self._made.values())
         return [maker for maker in makers if maker is not None]
 
-    @property
-    def untouched(self) -> bool:
-        """Has nothing been asked for yet?"""
-        return not self._made
-
     def op(
         self,
         op_type: str,
@@ -83,7 +78,8 @@ class Builder:
             output = node.outputs[0]
             output.name = self.names.new(f"{PREFIX}_{op_type}_output")
             self.graph.append(node)
-            output.dtype = dtype
+            if dtype is not None:
+                output.dtype = dtype
             shape = self.info.shape(output)
             if shape is not None:
                 output.shape = ir.Shape([size.const for size in shape])
@@ -189,4 +185,3 @@ class Mover:
             total = self._size(dim[:1], witnesses)
             return self.builder.op("Mul", [total, self._size(dim[1:], witnesses)], ir.DataType.INT64)
         raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
-

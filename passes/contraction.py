@@ -75,7 +75,13 @@ def _alpha(node: ir.Node) -> float:
 
 
 def _matmul(
-    node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo, trans_a: bool, trans_b: bool, factor: float
+    node: ir.Node,
+    left: ir.Value,
+    right: ir.Value,
+    info: ShapeInfo,
+    trans_a: bool,
+    trans_b: bool,
+    factor: float,
 ) -> Contraction | None:
     shapes = info.shape(left), info.shape(right)
     if shapes[0] is None or shapes[1] is None or min(len(shapes[0]), len(shapes[1])) < 2:

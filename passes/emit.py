@@ -100,7 +100,7 @@ class Emitter:
 
     def finish(self) -> None:
         """Remove what the fused nodes made superfluous and restore a topological order."""
-        if self.builder.untouched:
+        if not self.replaced and not self.builder.nodes:
             return
         sweep(self.builder.graph, [*self.replaced, *self.builder.nodes])
         check_acyclic(self.builder.graph)
@@ -282,7 +282,9 @@ class _Masks:
         if self.options.target == "ascend":
             if not plain and query != ir.DataType.FLOAT:
                 raise Decline(
-                    Code.ILLEGAL, "a bias of another type than the query's is not taken by the product", self._culprit
+                    Code.ILLEGAL,
+                    "a bias of another type than the query's is not taken by the product",
+                    self._culprit,
                 )
             return query
         return query if plain else ir.DataType.FLOAT
@@ -329,7 +331,7 @@ class _Masks:
         return self._arranged(value, part.view, full)
 
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
-        """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and along any it has a part of."""
+        """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
         space = self.match.space
         own_dims = space.resolve_all(view.base_dims)
         own = {axis for dim in own_dims for axis in dim}
@@ -343,7 +345,11 @@ class _Masks:
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.mover.apply(value, own_dims, plan)
-        added = [self._groups[index] for index in sorted(full) if self._groups[index] != () and not own.issuperset(self._groups[index])]
+        added = [
+            self._groups[index]
+            for index in sorted(full)
+            if self._groups[index] != () and not own.issuperset(self._groups[index])
+        ]
         if added:
             self._note_expanded(value, result, own_dims, target)
         return result
@@ -351,7 +357,7 @@ class _Masks:
     def _note_expanded(self, value: ir.Value, result: ir.Value, source: Arrangement, target: Arrangement) -> None:
         space = self.match.space
         dtype = self.builder.info.dtype(result)
-        size = 1 if dtype is None else dtype.itemsize
+        size = 1 if dtype is None else int(dtype.itemsize)
         added = product(map(space.size, target)) - product(map(space.size, source))
         self.notes.append(f"{value.name}: expanded for the product, {added * size} bytes added")
 

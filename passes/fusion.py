@@ -9,14 +9,23 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.op_registry import DOMAIN, VERSION
+
+try:
+    from fa_compiler.op_registry import extensions_used
+except ImportError:
+
+    def extensions_used(node):
+        return ()
+
+
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import OP, Emitter
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import LEGACY_INITIALIZERS, is_op
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
@@ -24,6 +33,9 @@ from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.value_sets import ValueSets
 
 Progress = Callable[[str, int, int], None]
+
+IR_WITH_CONSTANTS = 4
+"""From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
 
 READY_MADE = {
     ("", "Attention"),
@@ -50,7 +62,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     """
     started = time.perf_counter()
     options = options or Options()
-    inline_attention_functions(model)
+    model.graph.meta[LEGACY_INITIALIZERS] = (model.ir_version or IR_WITH_CONSTANTS) < IR_WITH_CONSTANTS
+    inline_functions(model)
     info = analyse(model)
     run = _Run(
         info,
@@ -85,7 +98,7 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.info)}
-        order = [node for node in graph if id(node) in found or (node.domain, node.op_type) in READY_MADE]
+        order = [node for node in graph if id(node) in found or _is_ready_made(node)]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
         blocks: list[Block] = []
         for index, node in enumerate(order):
@@ -135,15 +148,23 @@ def _declined(anchor: str, decline: Decline) -> Block:
 def _ready_made(node: ir.Node) -> Block:
     name = label(node) or ""
     return _declined(
-        name, Decline(Code.READY_MADE, f"{node.op_type} of domain {node.domain or 'ai.onnx'!r} is left as it is", node)
+        name,
+        Decline(Code.READY_MADE, f"{node.op_type} of domain {node.domain or 'ai.onnx'!r} is left as it is", node),
     )
 
 
-def inline_attention_functions(model: ir.Model) -> None:
-    """Inline the model-local functions in which a softmax or a matrix product lies, so that each call is a block.
+def inline_functions(model: ir.Model) -> None:
+    """Inline all model-local functions of a model that holds a softmax, so that each call is a block of its own.
 
-    Attention may be spread over functions (one computes the scores, another the softmax), so a model in which a
-    function holds a softmax has all its functions inlined; any other model keeps them.
+    Attention may be spread over functions (one computes the scores, another the softmax), so it is all or none: a
+    model without any softmax keeps its functions.
     """
-    if any(is_op(node, "Softmax", "Exp") for function in model.functions.values() for node in function):
+    if not model.functions:
+        return
+    bodies = [*model.graphs(), *model.functions.values()]
+    if any(is_op(node, "Softmax", "Exp") or _is_ready_made(node) for body in bodies for node in body):
         InlinePass()(model)
+
+
+def _is_ready_made(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) in READY_MADE

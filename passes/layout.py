@@ -6,6 +6,7 @@ neighbours are moved together, so "b (n d)" to "b n d" is one Reshape and "b s n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:
     """The source's dimensions cut wherever the target does not keep two axes together."""
     follows: dict[Axis, Axis] = {}
     for dim in target:
-        follows.update(zip(dim, dim[1:], strict=False))
+        follows.update(itertools.pairwise(dim))
     pieces: list[Axes] = []
     for dim in source:
         run: list[Axis] = []

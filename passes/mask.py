@@ -40,7 +40,7 @@ from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import Options
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
@@ -95,7 +95,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """What becomes of all terms together. `empty_rows` and `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows."""
+    """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows."""
 
     masked: tuple[Masked, ...] = ()
     shifts: tuple[Shift, ...] = ()
@@ -138,29 +138,33 @@ class MaskPlanner:
             self._check_dominates(term)
         fills = {term.fill for term in selects}
         order = [isinstance(term, SelectTerm) for term in live]
-        if len(fills) == 1 and order == sorted(order) and not self._must_stay_additive(selects[0].fill, guarded):
-            if all(self._harmless(term) for term in adds):
-                masked = tuple(
-                    Masked(self._aligned(term.condition, term.dims, term.node), not term.keep) for term in selects
-                )
-                return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guarded)
+        separable = len(fills) == 1 and order == sorted(order) and all(map(self._harmless, adds))
+        if separable and not self._must_stay_additive(selects[0].fill, guarded):
+            masked = tuple(
+                Masked(self._aligned(term.condition, term.dims, term.node), not term.keep) for term in selects
+            )
+            return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guarded)
         return self._additive(live, nan_rows)
 
     def _additive(self, live: tuple[Term, ...], nan_rows: str) -> MaskPlan:
         """All terms as one sum."""
+        assumed: set[str] = set()
         last_select = max(index for index, term in enumerate(live) if isinstance(term, SelectTerm))
         for index, term in enumerate(live):
-            if isinstance(term, AddTerm) and index < last_select and not self._harmless(term):
-                if "no-empty-rows" not in self.options.assume:
+            if isinstance(term, SelectTerm):
+                if term.fill > DOMINATING:
+                    raise self._too_small(term)
+            elif index < last_select and not self._harmless(term):
+                if NO_EMPTY_ROWS not in self.options.assume:
                     raise Decline(
                         Code.EMPTY_ROWS,
                         "a bias that could be -inf is added before a selection: fully masked rows would differ",
                         term.node,
-                        "--assume no-empty-rows if no query row is masked everywhere",
+                        f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
                     )
-            if isinstance(term, SelectTerm) and term.fill > DOMINATING:
-                raise self._too_small(term)
-        return MaskPlan(shifts=tuple(self._shift(term) for term in live), nan_rows=nan_rows)
+                assumed.add(NO_EMPTY_ROWS)
+        shifts = tuple(self._shift(term) for term in live)
+        return MaskPlan(shifts=shifts, nan_rows=nan_rows, assumed=tuple(sorted(assumed)))
 
     def _masked(
         self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guarded: bool
@@ -173,15 +177,15 @@ class MaskPlanner:
         else:
             empty = "unmasked"
         if value != -math.inf and not self._dominates_by_type(value):
-            assumed.append("masks-dominate")
-        if "no-empty-rows" in self.options.assume:
+            assumed.append(MASKS_DOMINATE)
+        if NO_EMPTY_ROWS in self.options.assume:
             empty = ""
-            assumed.append("no-empty-rows")
+            assumed.append(NO_EMPTY_ROWS)
         return MaskPlan(masked, shifts, empty, "zero" if guarded else "", tuple(assumed))
 
     def _must_stay_additive(self, value: float, guarded: bool) -> bool:
         """On Ascend a fully masked row gives 0, so only what gave 0 may become a boolean mask."""
-        if self.options.target == "ort" or "no-empty-rows" in self.options.assume:
+        if self.options.target == "ort" or NO_EMPTY_ROWS in self.options.assume:
             return False
         return not (value == -math.inf and guarded)
 
@@ -202,7 +206,7 @@ class MaskPlanner:
     def _dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         if value == -math.inf:
             return True
-        if "masks-dominate" in self.options.assume and value <= MODERATE:
+        if MASKS_DOMINATE in self.options.assume and value <= MODERATE:
             return True
         return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and self._dominates_by_type(value)
 
@@ -220,7 +224,7 @@ class MaskPlanner:
             Code.MASK_VALUE,
             f"masked scores become {term.fill:g}, which other scores could undercut",
             term.node,
-            "--assume masks-dominate if no score of the model comes near it",
+            f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
         )
 
     def _harmless(self, term: AddTerm) -> bool:
@@ -233,9 +237,9 @@ class MaskPlanner:
         node = view.base.producer()
         if is_op(node, "Where"):
             assert node is not None
-            scalars = [self.viewer.info.scalar(node.inputs[i]) for i in (1, 2) if node.inputs[i] is not None]
-            condition = node.inputs[0]
-            if condition is not None and len(scalars) == 2 and None not in scalars and scalars.count(0.0) == 1:
+            condition, *branches = node.inputs
+            scalars = [self.viewer.info.scalar(branch) for branch in branches if branch is not None]
+            if condition is not None and None not in scalars and scalars.count(0.0) == 1:
                 inner = self._aligned(condition, _trailing(view.base_dims, condition, self.viewer), node)
                 return Masked(_composed(view, inner), when=scalars[0] != 0.0)
         return Masked(view)

@@ -42,5 +42,5 @@ def _infos(bound: dict[str, Any], info: ShapeInfo) -> dict[str, Any]:
 def _info(value: ir.Value, info: ShapeInfo) -> TensorInfo:
     dtype, shape = info.dtype(value), info.shape(value)
     sizes = None if shape is None else tuple(str(size) if size.const is None else size.const for size in shape)
-    ge = dtypes.from_onnx(int(dtype)) if dtype is not None else ""
-    return TensorInfo(ge, sizes, constant(value, CONTENT_LIMIT))
+    ge = dtypes.from_onnx(int(dtype)) if dtype is not None else None
+    return TensorInfo(ge or "", sizes, constant(value, CONTENT_LIMIT))

@@ -23,9 +23,10 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:
     """The content of a constant or initializer of at most `limit` elements, else None.
 
-    An initializer that is also a graph input can be overridden by the caller and is no constant.
+    An initializer that is also a graph input can be overridden by the caller and is no constant, except in models
+    before IR version 4, where every initializer had to be listed as an input.
     """
-    if value is None or value.is_graph_input():
+    if value is None or (value.is_graph_input() and not _is_legacy_initializer(value)):
         return None
     tensor = value.const_value
     if tensor is None:
@@ -44,6 +45,14 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
         return None
     return tensor.numpy()
+
+
+LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"
+"""Set in the graph's `meta` for a model before IR version 4."""
+
+
+def _is_legacy_initializer(value: ir.Value) -> bool:
+    return value.graph is not None and bool(value.graph.meta.get(LEGACY_INITIALIZERS))
 
 
 def opset(node: ir.Node) -> int:

@@ -7,9 +7,11 @@ from typing import Literal
 
 Target = Literal["ort", "ascend"]
 
+NO_EMPTY_ROWS = "no-empty-rows"
+MASKS_DOMINATE = "masks-dominate"
 ASSUMPTIONS = {
-    "no-empty-rows": "no query row is masked everywhere",
-    "masks-dominate": "a mask constant such as -1e4 or -65504 outweighs every score",
+    NO_EMPTY_ROWS: "no query row is masked everywhere",
+    MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
 }
 """What `--assume` takes, and the sentence it stands for."""
 

@@ -53,7 +53,9 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
         consumers = data_readers(current)
         if current.is_graph_output():
             raise Decline(
-                Code.PROBABILITIES_ARE_OUTPUT, f"the probabilities are the model output {current.name!r}", current.producer()
+                Code.PROBABILITIES_ARE_OUTPUT,
+                f"the probabilities are the model output {current.name!r}",
+                current.producer(),
             )
         guard = _guard(current, consumers, viewer)
         if guard is not None:
@@ -74,7 +76,9 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
             return ProbabilityPath(product, side, tuple(nodes), guarded)
         if not _passes_on(node, current, viewer):
             raise Decline(
-                Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
+                Code.PROBABILITY_TERM,
+                f"{node.op_type} on the probabilities has no counterpart in the operator",
+                node,
             )
         nodes.append(node)
         current = node.outputs[0]

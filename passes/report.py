@@ -42,10 +42,13 @@ class Code(StrEnum):
     CAST = "cast", "a cast between the operands changes the result"
     SCALE = "scale", "the scale is not one finite number known before the model runs"
     SCORE_TERM = "score_term", "an operation on the scores has no counterpart in the operator"
-    PROBABILITY_TERM = "probability_term", "an operation on the probabilities has no counterpart in the operator"
+    PROBABILITY_TERM = (
+        "probability_term",
+        "an operation on the probabilities has no counterpart in the operator",
+    )
     MASK_VALUE = "mask_value", "a mask constant is too small to outweigh every score"
     EMPTY_ROWS = "empty_rows", "what a fully masked row gives could not be kept"
-    CYCLE = "cycle", "the fused node would depend on its own output"
+    SCOPE = "scope", "the attention is spread over a graph and its subgraphs (If, Loop)"
     TRAINING = "training", "the probabilities are read by a backward part, which is not fused yet"
     READY_MADE = "ready_made", "the model already holds a fused attention operator here; it is left as it is"
     ILLEGAL = "illegal_for_target", "the fused node would break a constraint of the target"

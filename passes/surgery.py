@@ -37,9 +37,8 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
             if maker is not None:
                 pending.append(maker)
             elif not value.uses() and value.is_initializer() and not value.is_graph_input():
-                owner = value.graph
-                if owner is not None and value.name in owner.initializers:
-                    del owner.initializers[value.name]
+                assert value.graph is not None and value.name is not None
+                del value.graph.initializers[value.name]
 
 
 def check_acyclic(graph: ir.Graph) -> None:

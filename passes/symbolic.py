@@ -21,6 +21,9 @@ _DEPTH = 4
 """How many minimum atoms a sign proof splits into cases before it gives up."""
 
 
+_LONGEST_NAME = 100
+
+
 class Atom:
     """A symbol, or an operation on dims that is no polynomial. Compared by identity; made by `Dim`.
 
@@ -28,14 +31,16 @@ class Atom:
     "broadcast". `lower` is a proven lower bound (0 for sizes), None when the sign is unknown.
     """
 
-    __slots__ = ("__weakref__", "args", "lower", "name", "op", "serial")
+    __slots__ = ("__weakref__", "args", "is_known", "lower", "name", "op", "serial")
 
     def __init__(self, op: str, name: str, args: tuple[Dim, ...], lower: int | None) -> None:
         self.op = op
-        self.name = name
         self.args = args
         self.lower = lower
         self.serial = next(_SERIAL)
+        # Quotients of quotients would double a name with every layer of a model.
+        self.name = name if name and len(name) <= _LONGEST_NAME else f"{'' if op == 'fresh' else op}?{self.serial}"
+        self.is_known = op != "fresh" and all(arg.is_known for arg in args)
 
     def __repr__(self) -> str:
         return f"Atom({self.name!r})"
@@ -98,9 +103,7 @@ class Dim:
     @staticmethod
     def fresh(lower: int | None = 0) -> Dim:
         """An unknown integer, equal to nothing but itself. `lower=None`: it may be negative."""
-        atom = Atom("fresh", "", (), lower)
-        atom.name = f"?{atom.serial}"
-        return Dim._from_atom(atom)
+        return Dim._from_atom(Atom("fresh", "", (), lower))
 
     # -- inspection ---------------------------------------------------------------------------
 
@@ -136,10 +139,7 @@ class Dim:
     @property
     def is_known(self) -> bool:
         """Whether it is built only from constants and named sizes, nothing unknown inside."""
-        return all(
-            atom.op == "symbol" or (atom.op != "fresh" and all(arg.is_known for arg in atom.args))
-            for atom in self.atoms
-        )
+        return all(atom.is_known for atom in self.atoms)
 
     @property
     def lower(self) -> int | None:
@@ -277,6 +277,7 @@ class Dim:
             value = left.const
             if value is not None:
                 return whole + value // by
+        left, right = _reduced(left, right)
         return whole + _opaque("floor", left, right, 0 if _sign(left) and _sign(right) else None)
 
     @staticmethod
@@ -442,9 +443,7 @@ def _at_least(dim: Dim, bound: int, depth: int) -> bool:
         atom = monomial[0]
         # min(x, 0) is x or 0: both cases prove the bound; with a minus sign it is at least -x and
         # at least 0, so one case does.
-        cases = (
-            _at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0])
-        )
+        cases = (_at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0]))
         if any(cases) if factor < 0 else all(cases):
             return True
     return False
@@ -457,6 +456,25 @@ def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
             return None
         rest.remove(atom)
     return tuple(rest)
+
+
+def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """a and b without their common factors, which are not 0 where b is not."""
+    factor = math.gcd(*a._terms.values(), *b._terms.values())
+    monomials = [*a._terms, *b._terms]
+    common = list(monomials[0])
+    for monomial in monomials[1:]:
+        rest = list(monomial)
+        shared = []
+        for atom in common:
+            if atom in rest:
+                rest.remove(atom)
+                shared.append(atom)
+        common = shared
+    if factor == 1 and not common:
+        return a, b
+    by = Dim._of({tuple(common): factor})
+    return a.exact_div(by) or a, b.exact_div(by) or b
 
 
 def _split(dim: Dim, by: int) -> tuple[Dim, Dim]:
@@ -482,12 +500,9 @@ def _min0(x: Dim) -> Dim:
         return Dim(0)
     if (-x).is_at_least(0):
         return x
-    settled = _settle(x)
-    if settled is not None:
-        return settled
     if x._terms[max(x._terms, key=_order)] < 0:
-        return _min0_atom(-x) + x
-    return _min0_atom(x)
+        return (_settle(-x) or _min0_atom(-x)) + x
+    return _settle(x) or _min0_atom(x)
 
 
 def _settle(x: Dim) -> Dim | None:
@@ -540,9 +555,7 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     def make() -> Atom:
         ordered = tuple(sorted(parts, key=str))
         bounds = [0 if part.is_at_least(0) else None for part in ordered]
-        return Atom(
-            "broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, None if None in bounds else 0
-        )
+        return Atom("broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, None if None in bounds else 0)
 
     return Dim._from_atom(_intern("broadcast", parts, make))
 

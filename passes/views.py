@@ -62,9 +62,7 @@ class Viewer:
         dims = tuple(self.space.new(size) for size in shape)
         return View(value, dims, dims)
 
-    def view(
-        self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False
-    ) -> View | None:
+    def view(self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False) -> View | None:
         """The furthest view of a value, or with `shallow` one that keeps its dimensions whole; None when its rank is
         unknown."""
         chain: list[ir.Value] = [value]

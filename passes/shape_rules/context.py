@@ -39,9 +39,7 @@ UNKNOWN = Fact()
 class Context:
     """A node with the facts of its inputs."""
 
-    def __init__(
-        self, node: ir.Node, facts: Sequence[Fact | None], opset: int, attrs: Mapping[str, ir.Attr]
-    ) -> None:
+    def __init__(self, node: ir.Node, facts: Sequence[Fact | None], opset: int, attrs: Mapping[str, ir.Attr]) -> None:
         self.node = node
         self.facts = facts
         self.opset = opset

@@ -111,9 +111,7 @@ def _conv_transpose(ctx: Context) -> Fact:
     shape, weights = ctx.shape(0), ctx.shape(1)
     if shape is None or len(shape) < 3:
         return Fact(None, ctx.dtype(0))
-    channels = (
-        weights[1] * ctx.int_attr("group", 1) if weights is not None and len(weights) > 1 else Dim.fresh()
-    )
+    channels = weights[1] * ctx.int_attr("group", 1) if weights is not None and len(weights) > 1 else Dim.fresh()
     return Fact((shape[0], channels, *fresh(len(shape) - 2)), ctx.dtype(0))
 
 

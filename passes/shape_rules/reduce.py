@@ -42,9 +42,7 @@ def _reduce(ctx: Context) -> Fact:
     gone = axes_in(axes, len(shape))
     if gone is None:
         return Fact(None, dtype)
-    result = tuple(
-        Dim(1) if index in gone else dim for index, dim in enumerate(shape) if keep or index not in gone
-    )
+    result = tuple(Dim(1) if index in gone else dim for index, dim in enumerate(shape) if keep or index not in gone)
     content = ctx.content(0)
     if content is not None and content.dtype == object and len(gone) == len(shape) and content.size:
         total = _total(op, list(content.reshape(-1)))
