@@ -1,8 +1,8 @@
 """The operators of the Ascend attention family as data, and all that follows from it.
 
-Prototypes with their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`, `bind_inputs`,
-`full_attrs`), inference and the numbered constraints (`infer`, `verify`), the extensions of the CPU kernel
-(`EXTENSIONS`), REG_OP text (`reg_op`) and its comparison with an installed CANN (`diff`).
+Prototypes with their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`,
+`bind_inputs`, `full_attrs`), inference and the numbered constraints (`infer`, `verify`), the extensions of
+the CPU kernel (`EXTENSIONS`), REG_OP text (`reg_op`) and its comparison with an installed CANN (`diff`).
 """
 
 from fa_compiler.op_registry import dtypes
@@ -15,6 +15,7 @@ from fa_compiler.op_registry.errors import (
     UnknownVariant,
 )
 from fa_compiler.op_registry.extensions import EXTENSIONS, Extension
+from fa_compiler.op_registry.infer import can_infer, infer
 from fa_compiler.op_registry.node import (
     NodeView,
     TensorInfo,
@@ -25,8 +26,10 @@ from fa_compiler.op_registry.node import (
     place_inputs,
     place_outputs,
 )
+from fa_compiler.op_registry.products import Product, product
 from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names, variants
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
+from fa_compiler.op_registry.verify import Violation, extensions_used, verify
 
 __all__ = [
     "DOMAIN",
@@ -40,20 +43,27 @@ __all__ = [
     "NodeView",
     "OpSpec",
     "OutputSpec",
+    "Product",
     "RegOpSyntaxError",
     "RegistryError",
     "TensorInfo",
     "UnknownOp",
     "UnknownProduct",
     "UnknownVariant",
+    "Violation",
     "bind_inputs",
     "bind_outputs",
+    "can_infer",
     "count_attrs",
     "dtypes",
+    "extensions_used",
     "full_attrs",
     "get",
+    "infer",
     "names",
     "place_inputs",
     "place_outputs",
+    "product",
     "variants",
+    "verify",
 ]

@@ -23,11 +23,10 @@ def show(op_type: str, cann: str | None = None) -> str:
 
 
 def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:
-    """What the registry knows beside the REG_OP text, as (label, text): variant, sources, products, variants."""
+    """What the registry knows beside the REG_OP text, as (label, text): variant, sources, products,
+    variants."""
     spec = get(op_type, cann)
-    lines = [
-        ("variant", spec.variant + (f", from CANN {spec.cann}" if spec.cann else ", CANN release not known"))
-    ]
+    lines = [("variant", spec.variant + (f", from CANN {spec.cann}" if spec.cann else ", CANN release not known"))]
     lines += [("source", source) for source in spec.sources]
     lines += [("note", spec.note)] if spec.note else []
     lines += [("note", f"{attr.name}: {attr.note}") for attr in spec.attrs if attr.note]

@@ -1,8 +1,8 @@
 """What differs between the prototypes of an installed CANN and those we emit.
 
-The headers of an installation (REG_OP text) are compared operator by operator with a variant of the registry. A
-difference is *serious* if a node we write could be refused or read wrongly by that CANN; the others are for the
-record: what the installation has and we do not use.
+The headers of an installation (REG_OP text) are compared operator by operator with a variant of the
+registry. A difference is *serious* if a node we write could be refused or read wrongly by that CANN; the
+others are for the record: what the installation has and we do not use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".inc")
 
 
 class Change(StrEnum):
-    """The kinds of difference. "missing" is what we emit and the header lacks, "extra" the other way round."""
+    """The kinds of difference. "missing" is what we emit and the header lacks, "extra" the other way
+    round."""
 
     MISSING_OP = "missing op"
     UNREADABLE = "unreadable"
@@ -47,8 +48,9 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. `ours` and `theirs` are the two states as text, `where` the header as "file:line" ("" if the
-    operator was not found), `name` the input, output or attribute ("" where it is about the whole operator)."""
+    """One difference. `ours` and `theirs` are the two states as text, `where` the header as "file:line" (""
+    if the operator was not found), `name` the input, output or attribute ("" where it is about the whole
+    operator)."""
 
     op: str
     change: Change
@@ -71,9 +73,10 @@ _Make = Callable[[Change, str, str, str, str, bool], Difference]
 def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Difference]:
     """Compare the headers in `paths` (files, or folders searched through) with what we emit.
 
-    `cann` chooses the variants compared with, as in `get`; operators the registry does not know at that version are
-    left out. Raises RegistryError if a path cannot be read or holds no prototype at all, and UnknownVariant if
-    `cann` fits no operator. A prototype that cannot be read is a difference, not an error.
+    `cann` chooses the variants compared with, as in `get`; operators the registry does not know at that
+    version are left out. Raises RegistryError if a path cannot be read or holds no prototype at all, and
+    UnknownVariant if `cann` fits no operator. A prototype that cannot be read is a difference, not an
+    error.
     """
     expected = _expected(cann)
     entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
@@ -81,15 +84,9 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
         raise RegistryError(f"no REG_OP prototype in {', '.join(str(path) for path in paths)}")
     differences: list[Difference] = []
     for name in names():
-        bad = [
-            entry.error
-            for entry in entries
-            if isinstance(entry, Unreadable) and entry.op == name and entry.error
-        ]
+        bad = [entry.error for entry in entries if isinstance(entry, Unreadable) and entry.op == name and entry.error]
         differences += [_unreadable(name, error) for error in bad]
-        headers = _distinct(
-            entry for entry in entries if isinstance(entry, Parsed) and entry.spec.name == name
-        )
+        headers = _distinct(entry for entry in entries if isinstance(entry, Parsed) and entry.spec.name == name)
         if name not in expected:
             differences += [_not_compared(entry, cann) for entry in headers]
             continue
@@ -105,9 +102,7 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
 def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
     """The differences of one operator, inputs first, then outputs and attributes."""
 
-    def difference(
-        change: Change, name: str, own: str, other: str, sentence: str, serious: bool
-    ) -> Difference:
+    def difference(change: Change, name: str, own: str, other: str, sentence: str, serious: bool) -> Difference:
         return Difference(ours.name, change, name, own, other, sentence, where, serious)
 
     found = [
@@ -118,9 +113,7 @@ def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
     other = next((v for v in variants(ours.name) if _same(v, theirs)), None) if found else None
     if other is not None:
         release_text = f" (from CANN {other.cann})" if other.cann else ""
-        sentence = (
-            f"the header is our variant {other.variant}{release_text}: compare with --cann {other.variant}"
-        )
+        sentence = f"the header is our variant {other.variant}{release_text}: compare with --cann {other.variant}"
         found.insert(0, difference(Change.OTHER_VARIANT, "", ours.variant, other.variant, sentence, False))
     return found
 
@@ -190,9 +183,7 @@ def _diff_attrs(make: _Make, ours: Sequence[AttrSpec], theirs: Sequence[AttrSpec
             sentence = f"attribute {name} is {_attr_text(b)} in the header, {_attr_text(a)} in our prototype"
             yield make(Change.ATTR_REQUIRED, name, _attr_text(a), _attr_text(b), sentence, False)
         elif a.default != b.default:
-            sentence = (
-                f"attribute {name} has the default {b.written} in the header, {a.written} in our prototype"
-            )
+            sentence = f"attribute {name} has the default {b.written} in the header, {a.written} in our prototype"
             yield make(Change.ATTR_DEFAULT, name, str(a.written), str(b.written), sentence, False)
 
 
@@ -204,9 +195,7 @@ def _same(ours: OpSpec, theirs: OpSpec) -> bool:
     """Whether two prototypes agree in all but the spelling of types and defaults."""
 
     def facts(spec: OpSpec) -> object:
-        tensors = [
-            (entry.name, entry.kind, frozenset(entry.dtypes)) for entry in (*spec.inputs, *spec.outputs)
-        ]
+        tensors = [(entry.name, entry.kind, frozenset(entry.dtypes)) for entry in (*spec.inputs, *spec.outputs)]
         return tensors, [(attr.name, attr.type, attr.required, attr.default) for attr in spec.attrs]
 
     return facts(ours) == facts(theirs)
@@ -222,9 +211,7 @@ def _expected(cann: str | None) -> dict[str, OpSpec]:
             problem = problem or error
     if not expected and problem is not None:
         if cann is not None and release(cann) is None:
-            raise UnknownVariant(
-                f"{cann!r} is neither a CANN version such as 8.0 nor a variant of any operator"
-            )
+            raise UnknownVariant(f"{cann!r} is neither a CANN version such as 8.0 nor a variant of any operator")
         raise problem
     return expected
 
@@ -253,9 +240,7 @@ def _distinct(entries: Iterable[Parsed]) -> list[Parsed]:
 def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir():
-            yield from (
-                file for file in sorted(path.rglob("*")) if file.suffix in HEADER_SUFFIXES and file.is_file()
-            )
+            yield from (file for file in sorted(path.rglob("*")) if file.suffix in HEADER_SUFFIXES and file.is_file())
         elif path.exists():
             yield path
         else:

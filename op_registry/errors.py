@@ -10,7 +10,7 @@ class RegistryError(ValueError):
     """Base of every error of `fa_compiler.op_registry`."""
 
 
-class UnknownOp(RegistryError):
+class UnknownOp(RegistryError):  # noqa: N818  # reads as what happened
     """An operator name the registry does not hold."""
 
     def __init__(self, op_type: str, known: Iterable[str] = ()) -> None:
@@ -18,11 +18,11 @@ class UnknownOp(RegistryError):
         super().__init__(f"unknown operator {op_type!r}{suggestion(op_type, known)}")
 
 
-class UnknownVariant(RegistryError):
+class UnknownVariant(RegistryError):  # noqa: N818  # reads as what happened
     """A CANN version or variant name for which the registry knows no prototype of the operator."""
 
 
-class UnknownProduct(RegistryError):
+class UnknownProduct(RegistryError):  # noqa: N818  # reads as what happened
     """A name that is neither "ort" nor an Ascend product or SoC version."""
 
 

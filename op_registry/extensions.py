@@ -1,8 +1,8 @@
 """What the CPU kernel takes and Ascend does not: a closed table.
 
-A model made for ONNX Runtime may use these; a model for an Ascend product may not, and `verify` says which it uses.
-An extension is either a relaxed shape, size or type of the same operator, or an attribute whose name begins with
-`cpu_`. Nothing else is one: what is not in this table is an error everywhere.
+A model made for ONNX Runtime may use these; a model for an Ascend product may not, and `verify` says which
+it uses. An extension is either a relaxed shape, size or type of the same operator, or an attribute whose
+name begins with `cpu_`. Nothing else is one: what is not in this table is an error everywhere.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
-"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own rule (0), and
-"zero" says the same; "mean" gives the mean of value over all keys; "unmasked" the softmax without the mask; "nan"
-NaN."""
+"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own
+rule (0), and "zero" says the same; "mean" gives the mean of value over all keys; "unmasked" the softmax
+without the mask; "nan" NaN."""
 
 NAN_ROWS = ("", "zero")
-"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every attended score
--inf). "" is NaN, as arithmetic has it; "zero" is 0."""
+"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every
+attended score -inf). "" is NaN, as arithmetic has it; "zero" is 0."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,16 @@ EXTENSIONS = (
         "where(isnan(p), 0, p) does",
         attr="cpu_nan_rows",
         values=NAN_ROWS,
+    ),
+    Extension(
+        "EXT-SINK-FLOAT",
+        _FORWARD,
+        "sink may stand beside a float32 query",
+    ),
+    Extension(
+        "EXT-ROPE",
+        _FORWARD,
+        "query_rope and key_rope may be used in every layout and with any sizes, not only in TND with 128 and 64",
     ),
     Extension(
         "EXT-RANGE",

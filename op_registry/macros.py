@@ -1,7 +1,8 @@
 """The macros of REG_OP as Python, so that the facts of an operator read like its header.
 
-How to add an operator: write one file under `ops/`. It names its variants, oldest first, as `VARIANTS`; each is
-a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one starts from an earlier one with `then`:
+How to add an operator: write one file under `ops/`. It names its variants, oldest first, as `VARIANTS`;
+each is a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one starts from an earlier one with
+`then`:
 
     V1 = (
         REG_OP("MyOp", "first_public", source="where the facts come from", cann="8.0")
@@ -14,10 +15,12 @@ a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one starts from a
     V2 = V1.then("opdef_2025_12", source="...", cann="8.5").OPTIONAL_INPUT("sink", "DT_FLOAT")
     VARIANTS = (V1.OP_END_FACTORY_REG(), V2.OP_END_FACTORY_REG())
 
-Nothing else is needed: the file is found by itself, and the parser, the printer, the diff, the ONNX schema and the
-generic checks follow from it. Inference and numbered constraints are one module each, see `infer.py`, `verify.py`.
+Nothing else is needed: the file is found by itself, and the parser, the printer, the diff, the ONNX schema
+and the generic checks follow from it. Inference and numbered constraints are one module each, see
+`infer.py`, `verify.py`.
 """
 
+# ruff: noqa: N801, N802  # the names are those of the C++ macros
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -45,8 +48,8 @@ _Tensor = TypeVar("_Tensor", bound=TensorSpec)
 class REG_OP:
     """One variant under construction; every macro gives a new object. `types` are GE names, comma separated.
 
-    New inputs and attributes go to the end, as headers grow; a macro that names an existing one replaces it in
-    place, and then keeps its history.
+    New inputs and attributes go to the end, as headers grow; a macro that names an existing one replaces it
+    in place, and then keeps its history.
     """
 
     spec: OpSpec
@@ -136,13 +139,15 @@ class REG_OP:
         table: str | None = None,
         *,
         types: Mapping[str, str] | None = None,
+        unchecked: str = "",
         note: str | None = None,
     ) -> REG_OP:
         """What the operator definition registers for products (`socs`, separated by blanks).
 
-        `table` holds the legal combinations of dtypes: a line of columns, each one tensor or several of equal type
-        joined by "=", then one line for each combination, types without "DT_". `types` restates the types of
-        single tensors where the combinations are not known.
+        `table` holds the legal combinations of dtypes: a line of columns, each one tensor or several of
+        equal type joined by "=", then one line for each combination, types without "DT_". `types` restates
+        the types of single tensors where the combinations are not known, `unchecked` names those whose
+        entry is not to be trusted.
         """
         columns: tuple[tuple[str, ...], ...] = ()
         rows: tuple[tuple[str, ...], ...] = ()
@@ -153,7 +158,7 @@ class REG_OP:
             if any(len(row) != len(columns) for row in rows):
                 raise ValueError(f"{self.spec.name}: a row of the table for {socs} has the wrong length")
         restated = tuple((name, types_in(listed)) for name, listed in (types or {}).items())
-        product = ProductSpec(tuple(socs.split()), columns, rows, restated, note)
+        product = ProductSpec(tuple(socs.split()), columns, rows, restated, tuple(unchecked.split()), note)
         for name in (*(name for column in columns for name in column), *(types or {})):
             if name not in self.spec.input_names:
                 self.spec.output(name)

@@ -1,8 +1,9 @@
-"""The node form: one operator of the domain "ascend", its tensors in REG_OP order, its attributes all written out.
+"""The node form: one operator of the domain "ascend", its tensors in REG_OP order, its attributes all
+written out.
 
-Absent optional inputs in the middle are empty, absent ones at the end are left off. A dynamic input stands in its
-place as all its tensors one after the other; the integer attribute `<name>_count` tells how many and is left out
-when there is one.
+Absent optional inputs in the middle are empty, absent ones at the end are left off. A dynamic input stands
+in its place as all its tensors one after the other; the integer attribute `<name>_count` tells how many and
+is left out when there is one.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ Dim = int | str | None
 class TensorInfo:
     """What is known of a tensor before the model runs.
 
-    `dtype` is a GE name ("DT_FLOAT16"), or "" where unknown; `shape` None where not even the rank is known; `value`
-    the content of a constant.
+    `dtype` is a GE name ("DT_FLOAT16"), or "" where unknown; `shape` None where not even the rank is known;
+    `value` the content of a constant.
     """
 
     dtype: str
@@ -38,7 +39,8 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node as `verify` reads it: its tensors by REG_OP name, absent ones missing; a dynamic input is a list."""
+    """A node as `verify` reads it: its tensors by REG_OP name, absent ones missing; a dynamic input is a
+    list."""
 
     op_type: str
     name: str
@@ -50,24 +52,26 @@ class NodeView:
 def place_inputs(spec: OpSpec, inputs: Mapping[str, Any]) -> list[Any]:
     """Inputs by name as the positional list of a node, None where one is absent, trailing None trimmed.
 
-    A dynamic input takes a sequence (or its only tensor); the node then needs `count_attrs` among its attributes.
-    Raises NodeError for an unknown name or a missing required input.
+    A dynamic input takes a sequence (or its only tensor); the node then needs `count_attrs` among its
+    attributes. Raises NodeError for an unknown name or a missing required input.
     """
     return _place(spec, spec.inputs, inputs, "input", keep_required=True)
 
 
 def place_outputs(spec: OpSpec, outputs: Mapping[str, Any]) -> list[Any]:
-    """Outputs by name as the positional list of a node, None where nobody reads one, trailing None trimmed."""
+    """Outputs by name as the positional list of a node, None where nobody reads one, trailing None
+    trimmed."""
     return _place(spec, spec.outputs, outputs, "output", keep_required=False)
 
 
 def bind_inputs(
     spec: OpSpec, positional: Sequence[T | None], attrs: Mapping[str, Any] | None = None
 ) -> dict[str, T | list[T] | None]:
-    """The inverse of `place_inputs`: a value, a list (dynamic inputs) or None for every input of `spec`, by name.
+    """The inverse of `place_inputs`: a value, a list (dynamic inputs) or None for every input of `spec`, by
+    name.
 
-    An empty string counts as absent, as in ONNX. `attrs` are the node's attributes, for `<name>_count`. Raises
-    NodeError if there are more tensors than the prototype has, or a required one is missing.
+    An empty string counts as absent, as in ONNX. `attrs` are the node's attributes, for `<name>_count`.
+    Raises NodeError if there are more tensors than the prototype has, or a required one is missing.
     """
     return _bind(spec, spec.inputs, positional, attrs or {}, "input")
 
@@ -80,7 +84,8 @@ def bind_outputs(
 
 
 def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """The `<name>_count` attributes a node with these inputs needs: one for each dynamic input of not one tensor."""
+    """The `<name>_count` attributes a node with these inputs needs: one for each dynamic input of not one
+    tensor."""
     counts = {
         f"{entry.name}_count": len(inputs[entry.name])
         for entry in spec.inputs
@@ -93,10 +98,10 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Every attribute of `spec` in REG_OP order: those given, and the default of the others.
 
     Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
-    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown attribute,
-    a missing required one or a wrong type.
+    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown
+    attribute, a missing required one or a wrong type.
     """
-    extra = _extra_attrs(spec)
+    extra = extra_attrs(spec)
     for name in attrs:
         if name not in spec.attr_names and name not in extra:
             hint = suggestion(name, (*spec.attr_names, *extra))
@@ -115,7 +120,8 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return full
 
 
-def _extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
+def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
+    """The attributes a node may have beside those of its prototype: tensor counts and extensions."""
     counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     return {
         **{name: AttrSpec(name, "Int", False, 1) for name in counts},
@@ -124,7 +130,8 @@ def _extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
 
 
 def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:
-    """A Python, NumPy or ONNX (bytes) value as a value of the attribute's type. Raises NodeError if it is none."""
+    """A Python, NumPy or ONNX (bytes) value as a value of the attribute's type. Raises NodeError if it is
+    none."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bytes):
@@ -162,11 +169,7 @@ def _place(
             tensors = list(value) if isinstance(value, (list, tuple)) else [value]
         else:
             tensors = [value]
-        if (
-            keep_required
-            and entry.kind is not Kind.OPTIONAL
-            and (not tensors or any(t is None for t in tensors))
-        ):
+        if keep_required and entry.kind is not Kind.OPTIONAL and (not tensors or any(t is None for t in tensors)):
             raise NodeError(f"{spec.name} needs the {what} {entry.name}")
         placed += tensors
     while placed and placed[-1] is None:
@@ -189,9 +192,7 @@ def _bind(
             tensors, rest = rest[:count], rest[count:]
             present = [tensor for tensor in tensors if tensor is not None]
             if what == "input" and (count < 1 or len(present) < count):
-                raise NodeError(
-                    f"{spec.name} needs {max(count, 1)} tensor(s) as {entry.name}, found {len(present)}"
-                )
+                raise NodeError(f"{spec.name} needs {max(count, 1)} tensor(s) as {entry.name}, found {len(present)}")
             bound[entry.name] = present
             continue
         bound[entry.name] = rest.pop(0) if rest else None

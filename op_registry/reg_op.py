@@ -5,9 +5,10 @@
         .ATTR(scale_value, Float, 1.0)
         .OP_END_FACTORY_REG(Name)
 
-`parse` and `print_op` are inverse to each other: everything REG_OP says is kept, types and defaults as they are
-spelled. Dropped are white space, comments, preprocessor lines and the order of macros of different kinds (inputs,
-outputs, attributes, data types, graphs are printed in this order; the order within each is kept).
+`parse` and `print_op` are inverse to each other: everything REG_OP says is kept, types and defaults as they
+are spelled. Dropped are white space, comments, preprocessor lines and the order of macros of different
+kinds (inputs, outputs, attributes, data types, graphs are printed in this order; the order within each is
+kept).
 """
 
 from __future__ import annotations
@@ -201,9 +202,7 @@ class _Reader:
             arguments, position = self._arguments(match.end(), kind, _ARGUMENTS[kind])
             if kind == "OP_END_FACTORY_REG":
                 if arguments[0] != name:
-                    raise self._error(
-                        where, f"REG_OP({name}) is closed by OP_END_FACTORY_REG({arguments[0]})"
-                    )
+                    raise self._error(where, f"REG_OP({name}) is closed by OP_END_FACTORY_REG({arguments[0]})")
                 return draft.spec()
             self._apply(draft, kind, arguments, where)
         raise self._error(position, f"{name}: expected another macro or .OP_END_FACTORY_REG({name})")
@@ -216,9 +215,7 @@ class _Reader:
             draft.inputs.append(InputSpec(name, _INPUTS[macro], _tidy(arguments[1]), types_in(arguments[1])))
         elif macro in _OUTPUTS:
             taken = [entry.name for entry in draft.outputs]
-            draft.outputs.append(
-                OutputSpec(name, _OUTPUTS[macro], _tidy(arguments[1]), types_in(arguments[1]))
-            )
+            draft.outputs.append(OutputSpec(name, _OUTPUTS[macro], _tidy(arguments[1]), types_in(arguments[1])))
         elif macro == "DATATYPE":
             taken = [each for each, _ in draft.datatypes]
             draft.datatypes.append((name, _tidy(arguments[1])))
@@ -234,17 +231,13 @@ class _Reader:
     def _attr(self, op: str, macro: str, arguments: list[str], where: int) -> AttrSpec:
         name, type = arguments[0], arguments[1]
         if type not in ATTR_TYPES:
-            raise self._error(
-                where, f"{op}: attribute {name} has unknown type {type}{suggestion(type, ATTR_TYPES)}"
-            )
+            raise self._error(where, f"{op}: attribute {name} has unknown type {type}{suggestion(type, ATTR_TYPES)}")
         if macro == "REQUIRED_ATTR":
             return AttrSpec(name, type, required=True)
         try:
             default = _parse_default(type, arguments[2])
         except ValueError:
-            raise self._error(
-                where, f"{op}: {arguments[2]} is no default for attribute {name}, a {type}"
-            ) from None
+            raise self._error(where, f"{op}: {arguments[2]} is no default for attribute {name}, a {type}") from None
         return AttrSpec(name, type, False, default, _tidy(arguments[2]))
 
     def _arguments(self, position: int, macro: str, count: int) -> tuple[list[str], int]:
@@ -272,9 +265,7 @@ class _Reader:
             raise self._error(position, f"{macro}: the bracket is never closed")
         if len(arguments) != count or not all(arguments):
             many = "1 argument" if count == 1 else f"{count} arguments"
-            raise self._error(
-                position, f"{macro} takes {many}, found ({self.text[position + 1 : end].strip()})"
-            )
+            raise self._error(position, f"{macro} takes {many}, found ({self.text[position + 1 : end].strip()})")
         return arguments, end + 1
 
     def _line(self, position: int) -> int:
@@ -301,7 +292,8 @@ def _blank(text: str) -> str:
 
 
 def _tidy(expression: str) -> str:
-    """An expression with one way of spacing: none, but a blank behind each comma. Quoted text stays as it is."""
+    """An expression with one way of spacing: none, but a blank behind each comma. Quoted text stays as it
+    is."""
     parts = re.split(r'("(?:\\.|[^"\\])*")', expression)
     parts[::2] = [re.sub(r"\s+", "", part).replace(",", ", ") for part in parts[::2]]
     return "".join(parts)

@@ -18,9 +18,7 @@ DOMAIN = "ascend"
 VERSION = 1
 """The opset version of the domain."""
 
-_RELEASE = re.compile(
-    r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE
-)
+_RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE)
 
 
 @cache
@@ -41,7 +39,8 @@ def names() -> tuple[str, ...]:
 
 
 def variants(op_type: str) -> tuple[OpSpec, ...]:
-    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises UnknownOp."""
+    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises
+    UnknownOp."""
     try:
         return _registry()[op_type]
     except KeyError:
@@ -51,10 +50,11 @@ def variants(op_type: str) -> tuple[OpSpec, ...]:
 def get(op_type: str, cann: str | None = None) -> OpSpec:
     """The prototype of an operator: the newest variant, or the one that fits `cann`.
 
-    `cann` is a release as CANN numbers them ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") and gives the newest
-    variant whose first known release is not later; or it is the name of a variant ("opdef_2025_11"), which is the
-    only way to those whose release no source states. RC and beta builds count as their release, alpha builds as
-    older. Raises UnknownOp, and UnknownVariant if `cann` is neither or is older than all that is known.
+    `cann` is a release as CANN numbers them ("8.0", "8.0.RC2", "8.5.0-beta.1", "9.0.0") and gives the
+    newest variant whose first known release is not later; or it is the name of a variant ("opdef_2025_11"),
+    which is the only way to those whose release no source states. RC and beta builds count as their
+    release, alpha builds as older. Raises UnknownOp, and UnknownVariant if `cann` is neither or is older
+    than all that is known.
     """
     known = variants(op_type)
     if cann is None:

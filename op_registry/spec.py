@@ -52,11 +52,12 @@ ATTR_TYPES = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output. `written` is its type expression as the prototype spells it, `dtypes` the GE names it
-    stands for (canonical spelling; empty where the expression is an alias such as TensorType::ALL()).
+    """An input or output. `written` is its type expression as the prototype spells it, `dtypes` the GE
+    names it stands for (canonical spelling; empty where the expression is an alias such as
+    TensorType::ALL()).
 
-    `value_depend` says that the operator reads the input's VALUES on the host while it is compiled ("optional":
-    if they are constant). `since` is the variant in which the tensor first appears.
+    `value_depend` says that the operator reads the input's VALUES on the host while it is compiled
+    ("optional": if they are constant). `since` is the variant in which the tensor first appears.
     """
 
     name: str
@@ -77,11 +78,12 @@ class OutputSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class AttrSpec:
-    """An attribute. `default` is the value REG_OP gives, `written` its text there; both None if it is required.
+    """An attribute. `default` is the value REG_OP gives, `written` its text there; both None if it is
+    required.
 
-    `meaning` is the value an absent attribute has where the operator's own definition disagrees with the header
-    (IncreFlashAttention's num_key_value_heads: 1 in REG_OP, 0 in the operator definition). `note` tells what is
-    peculiar.
+    `meaning` is the value an absent attribute has where the operator's own definition disagrees with the
+    header (IncreFlashAttention's num_key_value_heads: 1 in REG_OP, 0 in the operator definition). `note`
+    tells what is peculiar.
     """
 
     name: str
@@ -111,15 +113,17 @@ class GraphSpec:
 class ProductSpec:
     """What the operator definition registers for some products, named as there ("ascend910b").
 
-    `columns` and `rows` list the legal combinations of dtypes: each column is one or more tensors that always have
-    the same type. A tensor in no column keeps the types of the prototype, unless `dtypes` restates them (used
-    where the source gives the types but not the combinations). `note` says what to know about them.
+    `columns` and `rows` list the legal combinations of dtypes: each column is one or more tensors that
+    always have the same type. A tensor in no column keeps the types of the prototype, unless `dtypes`
+    restates them (used where the source gives the types but not the combinations). `unchecked` names
+    tensors whose registered types are known to be wrong. `note` says what to know about them.
     """
 
     socs: tuple[str, ...]
     columns: tuple[tuple[str, ...], ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     dtypes: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    unchecked: tuple[str, ...] = ()
     note: str | None = None
 
     def types_of(self, name: str) -> tuple[str, ...] | None:
@@ -132,8 +136,7 @@ class ProductSpec:
     def combinations(self) -> tuple[dict[str, str], ...]:
         """The rows as mappings from tensor name to GE type; tensors in no column are left out."""
         return tuple(
-            {name: dtype for names, dtype in zip(self.columns, row, strict=True) for name in names}
-            for row in self.rows
+            {name: dtype for names, dtype in zip(self.columns, row, strict=True) for name in names} for row in self.rows
         )
 
 
@@ -141,8 +144,9 @@ class ProductSpec:
 class OpSpec:
     """One variant of one operator prototype.
 
-    `variant` names it within the operator's history, `cann` is the first CANN release known to hold it (None where
-    no source says), `sources` and `note` say where the facts come from and what is odd about them.
+    `variant` names it within the operator's history, `cann` is the first CANN release known to hold it
+    (None where no source says), `sources` and `note` say where the facts come from and what is odd about
+    them.
     """
 
     name: str
@@ -231,5 +235,6 @@ class OpSpec:
 
 
 def types_in(written: str) -> tuple[str, ...]:
-    """GE names listed in a type expression: "TensorType({DT_FLOAT32, DT_BOOL})" gives DT_FLOAT and DT_BOOL."""
+    """GE names listed in a type expression: "TensorType({DT_FLOAT32, DT_BOOL})" gives DT_FLOAT and
+    DT_BOOL."""
     return tuple(dict.fromkeys(canonical(word) for word in re.findall(r"\bDT_\w+", written)))

@@ -132,6 +132,7 @@ PROTO_2026 = (
         FLOAT    FLOAT    UINT8  FLOAT
         FLOAT    FLOAT    BOOL   FLOAT
         """,
+        unchecked="query_rope key_rope",
         note="the rope inputs are registered as FLOAT here although the kernels take the type of query",
     )
     .PRODUCT(

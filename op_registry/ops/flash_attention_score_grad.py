@@ -75,8 +75,7 @@ CANN_8X = (
 OPDEF_2025_11 = (
     CANN_8X.then(
         "opdef_2025_11",
-        source="hicann/ops-transformer "
-        "attention/flash_attention_score_grad/op_host/flash_attention_score_grad_def.cpp",
+        source="hicann/ops-transformer attention/flash_attention_score_grad/op_host/flash_attention_score_grad_def.cpp",
         cann="8.5.0-alpha",
         note="the types are those of the 2026 header",
     )

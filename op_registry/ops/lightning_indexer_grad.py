@@ -1,4 +1,5 @@
-"""LightningIndexerGrad: the backward pass of the index scores. Attribute names are camelCase, the last misspelled."""
+"""LightningIndexerGrad: the backward pass of the index scores. Attribute names are camelCase, the last
+misspelled."""
 
 from fa_compiler.op_registry.macros import REG_OP
 

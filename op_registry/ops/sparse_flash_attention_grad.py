@@ -1,7 +1,7 @@
 """SparseFlashAttentionGrad: the backward pass of SparseFlashAttention.
 
-Two official orders exist. The newest variant here is that of 2025-12, which the operator document follows; the
-reordered one of 2026 is chosen by name.
+Two official orders exist. The newest variant here is that of 2025-12, which the operator document follows;
+the reordered one of 2026 is chosen by name.
 """
 
 from fa_compiler.op_registry.macros import REG_OP

@@ -1,0 +1,18 @@
+"""The numbered constraints, one module for each operator that has them; `core.py` says how they are written.
+
+How to add those of another operator: write a module with `rules = Rules("IFA")`, one function for each
+number, and `OWN_TYPES`, and name it below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from fa_compiler.op_registry.constraints import flash_attention_score, flash_attention_score_grad
+
+MODULES: Mapping[str, ModuleType] = {
+    "FlashAttentionScore": flash_attention_score,
+    "FlashAttentionScoreGrad": flash_attention_score_grad,
+}
+"""The operators whose constraints are numbered."""

@@ -1,0 +1,533 @@
+"""Checks that the forward and the backward pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import zip_longest
+
+import numpy as np
+
+from fa_compiler.op_registry.constraints.core import Call, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.dtypes import FLOATS
+from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ, shape_of
+from fa_compiler.op_registry.node import Dim
+
+FP8 = ("DT_HIFLOAT8", "DT_FLOAT8_E5M2", "DT_FLOAT8_E4M3FN")
+UNLIMITED = 2147483647
+COMPRESSED_ROWS = 1024
+MASK_SIZE = {
+    2: (2048, 2048),
+    3: (2048, 2048),
+    4: (2048, 2048),
+    6: (3072, 2048),
+    7: (2048, 2048),
+    8: (2048, 2048),
+}
+"""Last two dimensions of atten_mask in the compressed sparse modes."""
+
+MAX_D, MAX_N, MAX_B, MAX_S = 768, 256, 2 << 20, 1 << 20
+
+
+@cache
+def compressed_mask(mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """The content a compressed sparse mode wants in atten_mask, True where a position is excluded.
+
+    Modes 2, 3, 4, 7 and 8: 2048 x 2048, above the diagonal. Mode 6: that, and below it 1024 rows whose left
+    half is free and whose right half is excluded.
+    """
+    upper = np.triu(np.ones((2048, 2048), np.bool_), 1)
+    if mode != 6:
+        return upper
+    lower = np.zeros((1024, 2048), np.bool_)
+    lower[:, 1024:] = True
+    return np.concatenate([upper, lower])
+
+
+def equal_types(call: Call, names: tuple[str, ...]) -> Iterator[Fault]:
+    """The named inputs have one type: a float, or an 8-bit float on 950 with its scales."""
+    first = call.dtype(names[0])
+    for name in names[1:]:
+        dtype = call.dtype(name)
+        if first and dtype and dtype != first:
+            yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
+    if first is None or first in FLOATS:
+        return
+    allowed = ", ".join(FLOATS)
+    if first not in FP8:
+        yield Fault(names[0], f"{names[0]} is {first}, expected one of {allowed}", "aclnn")
+    elif call.product is None or call.product.name != "950":
+        yield Fault(names[0], f"{names[0]} is {first}, which only 950 takes; expected one of {allowed}", "aclnn")
+    else:
+        for scale in ("d_scale_q", "d_scale_k", "d_scale_v"):
+            if call[scale] is None:
+                yield Fault(scale, f"{scale} is absent, expected with a query of type {first}", "aclnn")
+
+
+def layout_and_ranks(call: Call) -> Iterator[Fault]:
+    """input_layout is known, and query, key and value have its rank."""
+    layout = call.attr("input_layout")
+    if layout not in LAYOUTS:
+        yield Fault("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(LAYOUTS)}", "aclnn")
+        return
+    for name in ("query", "key", "value"):
+        rank = call.rank(name)
+        if rank is not None and rank != LAYOUTS[layout]:
+            yield Fault(name, f"{name} has rank {rank}, expected {LAYOUTS[layout]} for {layout}", "aclnn")
+
+
+def head_count(call: Call) -> Iterator[Fault]:
+    """head_num is positive and the head count of query."""
+    head_num, layout = call.attr("head_num"), call.attr("input_layout")
+    if layout not in LAYOUTS:
+        return
+    if head_num <= 0:
+        yield Fault("head_num", f"head_num is {head_num}, expected a positive number", "aclnn")
+        return
+    shape = shape_of(call["query"], LAYOUTS[layout])
+    if layout in ("BSH", "SBH"):
+        width = shape[2]
+        if isinstance(width, int) and width % head_num:
+            yield Fault("head_num", f"query has the width {width}, expected a multiple of head_num {head_num}")
+        return
+    heads = shape[{"BSND": 2, "BNSD": 1, "TND": 1}[layout]]
+    if differ(heads, head_num):
+        yield Fault("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
+
+
+def head_sizes(call: Call) -> Iterator[Fault]:
+    """D of query is D of key, Dv is at most D, D at most 768."""
+    g = call.geometry
+    rank = LAYOUTS.get(g.layout, 0)
+    if rank and g.layout not in ("BSH", "SBH"):
+        d_query, d_key = shape_of(call["query"], rank)[-1], shape_of(call["key"], rank)[-1]
+        if differ(d_query, d_key):
+            yield Fault("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
+    if isinstance(g.n2, int) and g.n2 and g.layout in ("BSH", "SBH"):
+        width = shape_of(call["value"], rank)[2]
+        if isinstance(width, int) and width % g.n2:
+            yield Fault("value", f"value has the width {width}, expected a multiple of its {g.n2} heads")
+    if isinstance(g.d, int) and isinstance(g.dv, int) and g.dv > g.d:
+        yield Fault("value", f"value has the head size {g.dv}, expected at most {g.d}, that of key", "aclnn")
+    if isinstance(g.d, int) and g.d > MAX_D:
+        yield Fault("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
+
+
+def head_groups(call: Call) -> Iterator[Fault]:
+    """N1 is a multiple of N2, and in the documented range."""
+    g = call.geometry
+    rank = LAYOUTS.get(g.layout, 0)
+    if g.layout in ("BSH", "SBH") and isinstance(g.d, int) and g.d:
+        width = shape_of(call["key"], rank)[2]
+        if isinstance(width, int) and width % g.d:
+            yield Fault("key", f"key has the width {width}, expected a multiple of the head size {g.d}")
+    if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
+        yield Fault("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
+    if isinstance(g.n1, int) and g.n1 > MAX_N:
+        yield _range("query", "head count", g.n1, MAX_N)
+
+
+def batch_and_sequence(call: Call, prefix_batch: int) -> Iterator[Fault]:
+    """query, key and value have one batch size, key and value one shape but for D; sizes in the documented
+    range."""
+    g = call.geometry
+    rank = LAYOUTS.get(g.layout, 0)
+    if not rank:
+        return
+    q, k, v = (shape_of(call[name], rank) for name in ("query", "key", "value"))
+    batch = {"SBH": 1, "TND": None}.get(g.layout, 0)
+    if batch is not None and differ(q[batch], k[batch]):
+        yield Fault("key", f"key has the batch size {k[batch]}, expected {q[batch]} as query")
+    names = {"BSH": "BS", "SBH": "SB", "BSND": ("B", "S", "N2"), "BNSD": ("B", "N2", "S"), "TND": ("T", "N2")}
+    for axis, what in enumerate(names[g.layout]):
+        if differ(k[axis], v[axis]):
+            yield Fault("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
+    if isinstance(g.b, int) and g.b > MAX_B:
+        yield _range("query", "batch size", g.b, MAX_B)
+    elif isinstance(g.b, int) and g.b > prefix_batch and call["prefix"] is not None:
+        yield _range("query", "batch size beside a prefix", g.b, prefix_batch)
+    for name, size in (("query", g.t1 if g.tnd else g.s1), ("key", g.t2 if g.tnd else g.s2)):
+        if isinstance(size, int) and size > MAX_S:
+            yield _range(name, "sequence length", size, MAX_S)
+
+
+def _range(name: str, what: str, found: int, limit: int) -> Fault:
+    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
+    return Fault(name, message, "document", extension="EXT-RANGE")
+
+
+def keep_probability(call: Call) -> Iterator[Fault]:
+    """keep_prob is in (0, 1]."""
+    keep = call.attr("keep_prob")
+    if not 0.0 < keep <= 1.0:
+        yield Fault("keep_prob", f"keep_prob is {keep}, expected a number above 0 and at most 1")
+
+
+def pse_type_known(call: Call, shift: str) -> Iterator[Fault]:
+    """pse_type is 0 to 3, and 1 where there is no bias."""
+    kind = call.attr("pse_type")
+    if kind not in (0, 1, 2, 3):
+        yield Fault("pse_type", f"pse_type is {kind}, expected 0, 1, 2 or 3")
+    elif kind != 1 and call[shift] is None:
+        stage: Stage = "aclnn" if kind in (2, 3) else "tiling"
+        yield Fault(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
+
+
+def slopes(call: Call, shift: str) -> Iterator[Fault]:
+    """The slopes of pse_type 2 and 3: float32, [N] or [B,N]."""
+    g, tensor = call.geometry, call[shift]
+    if tensor is None:
+        return
+    kind = call.attr("pse_type")
+    if tensor.dtype and tensor.dtype != "DT_FLOAT":
+        yield Fault(shift, f"{shift} is {tensor.dtype}, expected DT_FLOAT slopes for pse_type {kind}", "aclnn")
+    if tensor.shape is None:
+        return
+    expected = (g.n1,) if len(tensor.shape) == 1 else (g.b, g.n1)
+    if len(tensor.shape) not in (1, 2) or any(map(differ, tensor.shape, expected)):
+        wanted = f"{text((g.n1,))} or {text((g.b, g.n1))}"
+        yield Fault(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
+
+
+def inner_pse_positions(call: Call, shift: str) -> Iterator[Fault]:
+    """Where pse_type 2 and 3 may be used: S1 == S2; not in sparse_mode 7; in mode 8 on aligned sequences
+    only."""
+    g, mode = call.geometry, call.attr("sparse_mode")
+    if not g.tnd and differ(g.s1, g.s2):
+        message = f"query has {g.s1} positions and key {g.s2}, expected as many for pse_type {call.attr('pse_type')}"
+        yield Fault(shift, message)
+    if not g.tnd or call["atten_mask"] is None:
+        return
+    if mode == 7:
+        yield Fault(shift, "sparse_mode is 7, which forbids pse_type 2 and 3, expected pse_type 0 or 1")
+    if mode == 8 and g.q_lens and g.kv_lens:
+        unequal = [i for i, (q, k) in enumerate(zip_longest(g.q_lens, g.kv_lens)) if i and q != k]
+        if unequal:
+            message = f"sequence {unequal[0]} has different lengths of query and key, expected equal ones"
+            yield Fault(shift, f"{message} for pse_type 2 and 3 in sparse_mode 8")
+        start = [(call.content(name) or [0])[0] for name in ("q_start_idx", "kv_start_idx")]
+        constant = all(call[name] is None or call.content(name) for name in ("q_start_idx", "kv_start_idx"))
+        offset = g.q_lens[0] - g.kv_lens[0] + start[0] - start[1]
+        if constant and offset:
+            message = f"query and key of sequence 0 end {offset} positions apart, expected 0 in sparse_mode 8"
+            yield Fault(shift, f"{message} with pse_type 2 and 3")
+
+
+def sparse_mode_known(call: Call) -> Iterator[Fault]:
+    """sparse_mode is one the layout has. Without atten_mask the mode is ignored."""
+    mode = call.attr("sparse_mode")
+    if call["atten_mask"] is None or call.attr("input_layout") not in LAYOUTS:
+        return
+    modes = (0, 1, 2, 3, 4, 6, 7, 8) if call.geometry.tnd else tuple(range(7))
+    if mode not in modes:
+        listed = ", ".join(map(str, modes))
+        layout = call.geometry.layout
+        yield Fault("sparse_mode", f"sparse_mode is {mode}, expected one of {listed} for {layout}")
+
+
+def mask_shape(call: Call, broadcast: str | None) -> Iterator[Fault]:
+    """atten_mask has a shape and, in the compressed modes, a content of its sparse_mode.
+
+    `broadcast` is the extension that also allows 1 in any dimension.
+    """
+    g, mask, mode = call.geometry, call["atten_mask"], call.attr("sparse_mode")
+    if mask is None:
+        return
+    if mask.dtype and mask.dtype not in ("DT_BOOL", "DT_UINT8"):
+        yield Fault("atten_mask", f"atten_mask is {mask.dtype}, expected DT_BOOL or DT_UINT8")
+    shape = mask.shape
+    if shape is None:
+        return
+    if len(shape) not in (2, 4):
+        yield Fault("atten_mask", f"atten_mask has rank {len(shape)}, expected 2 or 4")
+        return
+    if mode in MASK_SIZE:
+        size = MASK_SIZE[mode]
+        if any(map(differ, shape[-2:], size)):
+            message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
+            yield Fault("atten_mask", message)
+        elif mask.value is not None and not np.array_equal(
+            mask.value.reshape(mask.value.shape[-2:]) != 0, compressed_mask(mode)
+        ):
+            what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
+            yield Fault("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
+        return
+    if g.tnd:
+        yield from _packed_mask_shape(call, shape)
+        return
+    full: Shape = (g.b, g.n1, g.s1, g.s2)
+    forms = [(g.s1, g.s2)] if len(shape) == 2 else [full, (g.b, 1, g.s1, g.s2), (1, 1, g.s1, g.s2)]
+    if any(not any(map(_unlike, shape, form)) for form in forms):
+        return
+    wanted = " or ".join(map(text, forms))
+    message = f"atten_mask has the shape {text(shape)}, expected {wanted}"
+    if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full[-len(shape) :], strict=True)):
+        yield Fault("atten_mask", message)
+    else:
+        yield Fault("atten_mask", message, extension=broadcast)
+
+
+def _unlike(found: Dim, wanted: Dim) -> bool:
+    """Whether a dimension is not the one wanted. A 1 must be wanted for certain, the others may be."""
+    if found == 1:
+        return wanted != 1
+    return differ(found, wanted)
+
+
+def _packed_mask_shape(call: Call, shape: Shape) -> Iterator[Fault]:
+    g = call.geometry
+    if len(shape) != 2 or not g.q_lens or not g.kv_lens:
+        return
+    forms = ((max(g.q_lens), max(g.kv_lens)), (sum(g.q_lens), sum(g.kv_lens)))
+    if all(any(map(differ, shape, form)) for form in forms):
+        wanted = " or ".join(map(text, forms))
+        yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted}")
+
+
+def causal(call: Call) -> bool:
+    """Whether the mask is certainly a lower triangle, as compressed ALiBi needs it; True where it may be
+    one."""
+    g, mode = call.geometry, call.attr("sparse_mode")
+    if call["atten_mask"] is None:
+        return False
+    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
+    if mode == 0:
+        size = max(g.q_lens, default=0) if g.q_lens else g.s1
+        return bool(nxt == 0 and (not isinstance(size, int) or pre >= size))
+    if mode == 4 and g.tnd:
+        longest = max(g.kv_lens, default=0) if g.kv_lens else 0
+        return bool(nxt == 0 and pre >= longest)
+    return mode in (2, 3)
+
+
+def bias_shape(call: Call, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Fault]:
+    """The bias of pse_type 0 and 1, not packed: [B|1,N1,S1|1,S2], or its last 1024 rows (compressed ALiBi).
+
+    `broadcast` is the extension that also allows 1 in any dimension; `one_row` says whether [1,N1,1,S2] is
+    legal beside a batch.
+    """
+    g, tensor = call.geometry, call[shift]
+    if tensor is None or tensor.shape is None:
+        return
+    shape = tensor.shape
+    if len(shape) != 4:
+        yield Fault(shift, f"{shift} has rank {len(shape)}, expected 4")
+        return
+    wanted = f"[{size_text(g.b)} or 1,{size_text(g.n1)},{size_text(g.s1)} or 1,{size_text(g.s2)}]"
+    message = f"{shift} has the shape {text(shape)}, expected {wanted}"
+    if shape[2] == COMPRESSED_ROWS and isinstance(g.s1, int) and g.s1 != COMPRESSED_ROWS:
+        yield from _compressed_bias(call, shift)
+        shape = (shape[0], shape[1], g.s1, shape[3])
+    full: Shape = (g.b, g.n1, g.s1, g.s2)
+    if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True)):
+        yield Fault(shift, message)
+    elif any(shape[axis] == 1 and full[axis] != 1 for axis in (1, 3)):
+        yield Fault(shift, message, extension=broadcast)
+    elif not one_row and shape[0] == shape[2] == 1 and g.b != 1 and g.s1 != 1:
+        yield Fault(shift, f"{message}, not 1 in both", extension=broadcast)
+
+
+def _compressed_bias(call: Call, shift: str) -> Iterator[Fault]:
+    """Compressed ALiBi: longer than 1024, square and causal."""
+    g = call.geometry
+    rows = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
+    if isinstance(g.s1, int) and g.s1 < COMPRESSED_ROWS:
+        yield Fault(shift, f"{rows} although query has {g.s1} positions, expected at least {COMPRESSED_ROWS}")
+    elif differ(g.s1, g.s2):
+        yield Fault(shift, f"{rows} and query has {g.s1} positions, expected as many keys, found {g.s2}")
+    elif not causal(call):
+        yield Fault(shift, f"{rows}, expected a causal atten_mask: sparse_mode 2, 3, or 0 with next_tockens 0")
+
+
+def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[Fault]:
+    """The bias of pse_type 0 and 1 in TND: compressed [B|1,N1,1024,maxS2], or flat over the sequences.
+
+    The flat form has N1*sum(S2) or N1*sum(S1*S2) elements: forward as dimension 0 of a tensor of rank 2 or
+    more, backward in a tensor of rank 1 (`flat_rank_one`).
+    """
+    g, tensor = call.geometry, call[shift]
+    if tensor is None:
+        return
+    if g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
+        yield Fault(shift, f"{shift} is given although a sequence is empty, expected none", "document")
+    if tensor.shape is None:
+        return
+    shape = tensor.shape
+    if len(shape) == 4 and shape[2] == COMPRESSED_ROWS:
+        longest = max(g.kv_lens) if g.kv_lens else None
+        if differ(shape[1], g.n1) or differ(shape[3], longest) or (shape[0] != 1 and differ(shape[0], g.b)):
+            form = text((g.b, g.n1, COMPRESSED_ROWS, longest))
+            yield Fault(shift, f"{shift} has the shape {text(shape)}, expected {form}, or 1 for the batch")
+        elif not causal(call):
+            message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected a causal atten_mask"
+            yield Fault(shift, message)
+        elif g.q_lens and g.kv_lens and g.q_lens != g.kv_lens:
+            message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected equal lengths of query and key"
+            yield Fault(shift, message)
+        return
+    fits = len(shape) == 1 if flat_rank_one else len(shape) >= 2
+    rank = "rank 1" if flat_rank_one else "rank 2 or more"
+    if not fits:
+        yield Fault(shift, f"{shift} has the shape {text(shape)}, expected {rank}, or [B,N1,1024,maxS2]")
+    elif g.q_lens and g.kv_lens and isinstance(g.n1, int):
+        pairs = sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=False))
+        sizes = (g.n1 * sum(g.kv_lens), g.n1 * pairs)
+        if all(differ(shape[0], size) for size in sizes):
+            message = f"{shift} has {shape[0]} as dimension 0, expected {sizes[0]} or {sizes[1]} elements"
+            yield Fault(shift, message)
+
+
+def band(call: Call) -> Iterator[Fault]:
+    """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4."""
+    g, mode = call.geometry, call.attr("sparse_mode")
+    if call["atten_mask"] is None or mode not in (0, 4) or not isinstance(g.s1, int) or not isinstance(g.s2, int):
+        return
+    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
+    shift = g.s2 - g.s1 if mode == 4 else 0
+    left, right = pre - shift, nxt + shift
+    where = f"pre_tockens {pre} and next_tockens {nxt} in sparse_mode {mode}"
+    if left < 0 and right < 0:
+        yield Fault("pre_tockens", f"{where} both lie outside, expected a band that meets the scores")
+    elif left < 0 and (right < -left or -left >= g.s2):
+        yield Fault("pre_tockens", f"{where} leave an empty band, expected {-left} or more to the right of it")
+    elif right < 0 and (left < -right or -right >= g.s1):
+        yield Fault("next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it")
+
+
+def packed_band(call: Call) -> Iterator[Fault]:
+    """What the sparse modes want of the sequence lengths and tokens in TND."""
+    g, mode = call.geometry, call.attr("sparse_mode")
+    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
+    if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:
+        return
+    pairs = [(i, q, k) for i, (q, k) in enumerate(zip(g.q_lens, g.kv_lens, strict=False)) if q]
+    if not pairs:
+        return
+    if mode == 0:
+        unbounded = pre >= max(g.q_lens) and (nxt == 0 or nxt >= max(g.kv_lens))
+        if nxt < 0:
+            yield Fault("next_tockens", f"next_tockens is {nxt}, expected 0 or more in sparse_mode 0 of TND")
+        elif not unbounded and (bad := [i for i, q, k in pairs if k + pre < q]):
+            message = f"pre_tockens {pre} leaves rows of sequence {bad[0]} without keys, expected a longer band"
+            yield Fault("pre_tockens", message)
+    if mode in (3, 7) and (longer := [(i, q, k) for i, q, k in pairs if q > k]):
+        i, q, k = longer[0]
+        message = f"sequence {i} has {q} queries and {k} keys, expected at least as many keys in sparse_mode {mode}"
+        yield Fault("actual_seq_qlen", message)
+    if mode == 4:
+        if pre < 0 or (nxt < 0 and pre + nxt < 0):
+            message = f"pre_tockens is {pre} and next_tockens {nxt}, expected pre_tockens and their sum to be >= 0"
+            yield Fault("pre_tockens", message)
+        elif beyond := [i for i, q, k in pairs if q - nxt > k]:
+            yield Fault("next_tockens", f"next_tockens {nxt} leaves rows of sequence {beyond[0]} without keys")
+    if mode in (7, 8):
+        i, q, k = pairs[-1] if mode == 7 else pairs[0]
+        if pre < k:
+            message = f"pre_tockens is {pre}, expected at least {k}, the keys of sequence {i}"
+            yield Fault("pre_tockens", message)
+        if (mode == 7 and nxt > 0) or q - nxt > k:
+            bound = "0 or less and " if mode == 7 else ""
+            yield Fault("next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}")
+
+
+def prefix_lengths(call: Call) -> Iterator[Fault]:
+    """prefix holds one length a sequence, in range; sparse_mode 6 must have it, 5 needs a mask for each
+    batch."""
+    g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
+    if call["atten_mask"] is None or mode not in (5, 6):
+        return
+    if mode == 5 and not g.tnd and g.b != 1:
+        shape = shape_of(call["atten_mask"], 4)
+        if call.rank("atten_mask") == 2 or (shape[0] == 1 and isinstance(g.b, int)):
+            forms = f"{text((g.b, g.n1, g.s1, g.s2))} or {text((g.b, 1, g.s1, g.s2))}"
+            yield Fault("atten_mask", f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5")
+    if tensor is None:
+        if mode == 6:
+            yield Fault("prefix", "prefix is absent, expected a length for each sequence in sparse_mode 6")
+        return
+    if tensor.shape is not None and (len(tensor.shape) != 1 or differ(tensor.shape[0], g.b)):
+        yield Fault("prefix", f"prefix has the shape {text(tensor.shape)}, expected {text((g.b,))}")
+        return
+    given = call.content("prefix")
+    if mode == 5 or given is None:
+        return
+    sizes: list[tuple[int, int]] = []
+    if g.tnd:
+        sizes = list(zip(g.q_lens or (), g.kv_lens or (), strict=False))
+    elif isinstance(g.s1, int) and isinstance(g.s2, int):
+        sizes = [(g.s1, g.s2)] * len(given)
+    for index, (length, (s1, s2)) in enumerate(zip(given, sizes, strict=False)):
+        low = max(s2 - s1, 0)
+        if not low <= length <= s2:
+            yield Fault("prefix", f"prefix of sequence {index} is {length}, expected {low} to {s2}")
+            return
+
+
+def drop_bytes(call: Call) -> Iterator[Fault]:
+    """drop_mask is UINT8 and has a bit for each score."""
+    g, tensor = call.geometry, call["drop_mask"]
+    if tensor is None:
+        return
+    if tensor.dtype and tensor.dtype != "DT_UINT8":
+        yield Fault("drop_mask", f"drop_mask is {tensor.dtype}, expected DT_UINT8")
+    bits = None
+    if g.tnd and g.q_lens and g.kv_lens and isinstance(g.n1, int):
+        bits = g.n1 * sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=False))
+    elif not g.tnd and all(isinstance(size, int) for size in (g.b, g.n1, g.s1, g.s2)):
+        bits = int(np.prod([size for size in (g.b, g.n1, g.s1, g.s2) if isinstance(size, int)], dtype=object))
+    if bits is None or tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape):
+        return
+    found = int(np.prod([size for size in tensor.shape if isinstance(size, int)], dtype=object))
+    if found < -(-bits // 8):
+        message = f"drop_mask has {number(found)} bytes, expected at least {number(-(-bits // 8))}, a bit a score"
+        yield Fault("drop_mask", message)
+
+
+def sink_shape(call: Call) -> Iterator[Fault]:
+    """sink is float32, [N1]."""
+    g, tensor = call.geometry, call["sink"]
+    if tensor is None:
+        return
+    if tensor.dtype and tensor.dtype != "DT_FLOAT":
+        yield Fault("sink", f"sink is {tensor.dtype}, expected DT_FLOAT", "aclnn")
+    if tensor.shape is not None and len(tensor.shape) == 1 and differ(tensor.shape[0], g.n1):
+        yield Fault("sink", f"sink has the shape {text(tensor.shape)}, expected {text((g.n1,))}")
+
+
+def packed_lengths(call: Call) -> Iterator[Fault]:
+    """TND: both cumulative lengths are given, are as many, grow, and end within query and key."""
+    g = call.geometry
+    if not g.tnd:
+        return
+    for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+        if call[name] is None:
+            yield Fault(name, f"{name} is absent, expected cumulative lengths for TND")
+        elif call.rank(name) not in (1, None):
+            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
+    counts = [shape_of(call[name], 1)[0] for name in ("actual_seq_qlen", "actual_seq_kvlen")]
+    if differ(*counts):
+        yield Fault("actual_seq_kvlen", f"actual_seq_kvlen has {counts[1]} lengths, expected {counts[0]}, as query")
+    for name, tensor, total in (("actual_seq_qlen", "query", g.t1), ("actual_seq_kvlen", "key", g.t2)):
+        ends = call.content(name)
+        if not ends:
+            continue
+        used = ends[: max((i + 1 for i, end in enumerate(ends) if end), default=0)]
+        if any(a > b for a, b in zip([0, *used], used, strict=False)):
+            yield Fault(name, f"{name} is {ends}, expected cumulative lengths, which never shrink")
+        elif isinstance(total, int) and max(ends) > total:
+            yield Fault(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
+
+
+def rope_shapes(call: Call) -> Iterator[Fault]:
+    """The rope inputs have the shape of query and key but for the last dimension, and their type."""
+    for name, like in (("query_rope", "query"), ("key_rope", "key")):
+        rope, base = call[name], call[like]
+        if rope is None or base is None:
+            continue
+        if rope.dtype and base.dtype and rope.dtype != base.dtype:
+            yield Fault(name, f"{name} is {rope.dtype}, expected {base.dtype} as {like}", "document")
+        if rope.shape is None or base.shape is None or call.geometry.layout in ("BSH", "SBH"):
+            continue
+        if len(rope.shape) != len(base.shape) or any(map(differ, rope.shape[:-1], base.shape[:-1])):
+            wanted = text((*base.shape[:-1], "Dr"))
+            yield Fault(name, f"{name} has the shape {text(rope.shape)}, expected {wanted}", "document")

@@ -1,0 +1,133 @@
+"""The sizes of one attention call, read off the shapes of query, key and value by their layout.
+
+| layout | query | key | value |
+|---|---|---|---|
+| BSH | B,S1,N1*D | B,S2,N2*D | B,S2,N2*Dv |
+| SBH | S1,B,N1*D | S2,B,N2*D | S2,B,N2*Dv |
+| BSND | B,S1,N1,D | B,S2,N2,D | B,S2,N2,Dv |
+| BNSD | B,N1,S1,D | B,N2,S2,D | B,N2,S2,Dv |
+| TND | T1,N1,D | T2,N2,D | T2,N2,Dv |
+
+No attribute states N2: in BSH and SBH it follows from D = H1 / head_num. Sizes may be symbols or unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa_compiler.op_registry.node import Dim, TensorInfo
+
+LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
+"""The layouts of the training operators, and the rank of query, key and value in each."""
+
+STATISTICS = 8
+"""Columns of softmax_max and softmax_sum, all equal."""
+
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of a call. `t1`, `t2` and the lengths are for TND only, `b`, `s1`, `s2` for the others (there
+    `b` is the number of sequences, if the lengths are known). `q_lens` and `kv_lens` are the lengths of the
+    sequences. Where query and key disagree about D, or key and value about N2 or S2, query and key are
+    believed."""
+
+    layout: str
+    b: Dim = None
+    n1: Dim = None
+    n2: Dim = None
+    s1: Dim = None
+    s2: Dim = None
+    d: Dim = None
+    dv: Dim = None
+    t1: Dim = None
+    t2: Dim = None
+    q_lens: tuple[int, ...] | None = None
+    kv_lens: tuple[int, ...] | None = None
+
+    @property
+    def tnd(self) -> bool:
+        """Whether the batch is packed."""
+        return self.layout == "TND"
+
+
+def differ(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are certainly different: only known numbers are."""
+    return isinstance(a, int) and isinstance(b, int) and a != b
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are certainly equal: equal numbers or the same symbol."""
+    return a is not None and a == b
+
+
+def shape_of(tensor: TensorInfo | None, rank: int) -> Shape:
+    """A tensor's shape if it has the rank, else all unknown."""
+    if tensor is None or tensor.shape is None or len(tensor.shape) != rank:
+        return (None,) * rank
+    return tensor.shape
+
+
+def lengths(tensor: TensorInfo | None) -> tuple[int, ...] | None:
+    """The lengths of packed sequences from constant cumulative sums; a negative step counts as 0."""
+    if tensor is None or tensor.value is None:
+        return None
+    ends = np.asarray(tensor.value, dtype=np.int64).reshape(-1)
+    return tuple(int(n) for n in np.maximum(np.diff(ends, prepend=0), 0))
+
+
+def measure(
+    layout: str,
+    head_num: int | None,
+    query: TensorInfo | None,
+    key: TensorInfo | None,
+    value: TensorInfo | None,
+    q_ends: TensorInfo | None = None,
+    kv_ends: TensorInfo | None = None,
+) -> Geometry:
+    """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked here."""
+    rank = LAYOUTS.get(layout, 0)
+    q, k, v = (shape_of(tensor, rank) for tensor in (query, key, value))
+    if layout in ("BSH", "SBH"):
+        batch, sequence = (0, 1) if layout == "BSH" else (1, 0)
+        d = divide(q[2], head_num)
+        n2 = divide(k[2], d)
+        if n2 is None and same(k[2], q[2]):
+            n2 = head_num
+        dv = d if same(v[2], k[2]) else divide(v[2], n2)
+        return Geometry(layout, _first(q[batch], k[batch]), head_num, n2, q[sequence], k[sequence], d, dv)
+    if layout in ("BSND", "BNSD"):
+        head, sequence = (2, 1) if layout == "BSND" else (1, 2)
+        n1 = _first(q[head], head_num)
+        b = _first(q[0], k[0])
+        return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _first(q[3], k[3]), v[3])
+    if layout == "TND":
+        q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
+        b = len(q_lens) if q_lens is not None else shape_of(q_ends, 1)[0]
+        n1 = _first(q[1], head_num)
+        return Geometry(
+            layout,
+            b=b,
+            n1=n1,
+            n2=k[1],
+            d=_first(q[2], k[2]),
+            dv=v[2],
+            t1=q[0],
+            t2=k[0],
+            q_lens=q_lens,
+            kv_lens=kv_lens,
+        )
+    return Geometry(layout, n1=head_num)
+
+
+def divide(a: Dim, b: Dim) -> Dim:
+    """a / b where both are numbers and b divides a, else None."""
+    return a // b if isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 else None
+
+
+def _first(a: Dim, b: Dim) -> Dim:
+    """The better known of two sizes that ought to be equal."""
+    return b if a is None or (isinstance(a, str) and isinstance(b, int)) else a

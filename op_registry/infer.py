@@ -1,0 +1,125 @@
+"""Types and shapes of the outputs of a node.
+
+An operator's rule is one function here, named in `RULES`. A rule takes what is known of the inputs and
+gives what follows; a size that is not known stays a symbol or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fa_compiler.op_registry.dtypes import FLOATS
+from fa_compiler.op_registry.errors import NodeError
+from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Geometry, Shape, measure
+from fa_compiler.op_registry.node import Dim, TensorInfo, full_attrs
+from fa_compiler.op_registry.registry import get
+
+Inputs = Mapping[str, TensorInfo]
+
+
+def infer(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """What is known of every output of a node, by name.
+
+    `inputs` maps REG_OP names to TensorInfo, absent ones missing; `attrs` may lack those with a default.
+    Raises NodeError if the attributes do not fit the operator, if the layout is unknown, if query, key or
+    value is missing or has another rank than the layout says, or if the operator has no rule yet.
+    """
+    spec = get(op_type)
+    rule = RULES.get(op_type)
+    if rule is None:
+        raise NodeError(f"no shape inference for {op_type} yet")
+    for entry in spec.inputs[:3]:
+        if entry.name not in inputs:
+            raise NodeError(f"{op_type} needs the input {entry.name}")
+    return rule(inputs, full_attrs(spec, attrs))
+
+
+def can_infer(op_type: str) -> bool:
+    """Whether `infer` has a rule for the operator."""
+    return op_type in RULES
+
+
+def _forward(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """FlashAttentionScore: statistics [B,N1,S1,8] or [T1,N1,8] in float32, attention_out as query with Dv
+    for D. softmax_out is never computed; the operator declares it [0,0,0,0]."""
+    geometry = _geometry(inputs, attrs)
+    query = inputs["query"]
+    statistics: Shape
+    if geometry.tnd:
+        statistics = (geometry.t1, geometry.n1, STATISTICS)
+    else:
+        statistics = (geometry.b, geometry.n1, geometry.s1, STATISTICS)
+    out = query.shape
+    if out is not None:
+        out = (*out[:-1], _last(geometry, out[-1]))
+    dtype = _result_type(query, attrs)
+    return {
+        "softmax_max": TensorInfo("DT_FLOAT", statistics),
+        "softmax_sum": TensorInfo("DT_FLOAT", statistics),
+        "softmax_out": TensorInfo(dtype, (0, 0, 0, 0)),
+        "attention_out": TensorInfo(dtype, out),
+    }
+
+
+def _backward(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """FlashAttentionScoreGrad: each gradient has its input's shape; without that input it is empty, [0]."""
+    _geometry(inputs, attrs)
+    dtype = _result_type(inputs["query"], attrs)
+
+    def gradient(name: str, dtype: str) -> TensorInfo:
+        return TensorInfo(dtype, inputs[name].shape if name in inputs else (0,))
+
+    return {
+        "dq": gradient("query", dtype),
+        "dk": gradient("key", dtype),
+        "dv": gradient("value", dtype),
+        "dpse": gradient("pse_shift", dtype),
+        "dq_rope": gradient("query_rope", dtype),
+        "dk_rope": gradient("key_rope", dtype),
+        "dsink": gradient("sink", "DT_FLOAT"),
+    }
+
+
+RULES: Mapping[str, Callable[[Inputs, Mapping[str, Any]], dict[str, TensorInfo]]] = {
+    "FlashAttentionScore": _forward,
+    "FlashAttentionScoreGrad": _backward,
+}
+
+
+def _geometry(inputs: Inputs, attrs: Mapping[str, Any]) -> Geometry:
+    # The operators' own inference takes the layout in either case; everything we emit is upper case.
+    layout = str(attrs["input_layout"]).upper()
+    if layout not in LAYOUTS:
+        raise NodeError(f"input_layout is {attrs['input_layout']!r}, expected one of {', '.join(LAYOUTS)}")
+    for name in ("query", "key", "value"):
+        shape = inputs[name].shape
+        if shape is not None and len(shape) != LAYOUTS[layout]:
+            raise NodeError(f"{name} has rank {len(shape)}, expected {LAYOUTS[layout]} for input_layout {layout}")
+    return measure(
+        layout,
+        attrs["head_num"],
+        inputs["query"],
+        inputs["key"],
+        inputs["value"],
+        inputs.get("actual_seq_qlen"),
+        inputs.get("actual_seq_kvlen"),
+    )
+
+
+def _last(geometry: Geometry, last: Dim) -> Dim:
+    """Last dimension of attention_out, given that of query: Dv, or N1*Dv where heads are folded in."""
+    if geometry.layout not in ("BSH", "SBH"):
+        return geometry.dv
+    if geometry.dv is not None and geometry.dv == geometry.d:
+        return last
+    if isinstance(geometry.dv, int) and isinstance(geometry.n1, int):
+        return geometry.n1 * geometry.dv
+    return None
+
+
+def _result_type(query: TensorInfo, attrs: Mapping[str, Any]) -> str:
+    """Type of the results: the query's, or for 8-bit floats what out_dtype says (0 float16, 1 bfloat16)."""
+    if query.dtype in FLOATS or not query.dtype:
+        return query.dtype
+    return "DT_BF16" if attrs["out_dtype"] == 1 else "DT_FLOAT16"
