@@ -39,7 +39,8 @@ class Atom:
         self.lower = lower
         self.serial = next(_SERIAL)
         # Quotients of quotients would double a name with every layer of a model.
-        self.name = name if name and len(name) <= _LONGEST_NAME else f"{'' if op == 'fresh' else op}?{self.serial}"
+        short = op == "symbol" or 0 < len(name) <= _LONGEST_NAME
+        self.name = name if short else f"{'' if op == 'fresh' else op}?{self.serial}"
         self.is_known = op != "fresh" and all(arg.is_known for arg in args)
 
     def __repr__(self) -> str:
@@ -526,9 +527,9 @@ def _inside(x: Dim, besides: Atom) -> frozenset[Atom]:
     found: set[Atom] = set()
     waiting = [atom for atom in x.atoms if atom is not besides]
     while waiting:
-        for arg in waiting.pop().args:
-            found |= arg.atoms
-            waiting.extend(arg.atoms)
+        new = {atom for arg in waiting.pop().args for atom in arg.atoms} - found
+        found |= new
+        waiting.extend(new)
     return frozenset(found)
 
 
