@@ -87,9 +87,7 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
     _light_nodes(graph.node, light.node, known)
 
 
-def _light_nodes(
-    nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known
-) -> None:
+def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known) -> None:
     for node in nodes:
         copy = onnx.NodeProto()
         copy.name, copy.op_type, copy.domain, copy.overload = (
@@ -100,9 +98,7 @@ def _light_nodes(
         )
         copy.input.extend(node.input)
         copy.output.extend(node.output)
-        if not known(node) or any(
-            attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute
-        ):
+        if not known(node) or any(attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute):
             copy.domain = _PLACEHOLDER
         for attribute in node.attribute:
             if attribute.HasField("t") and _heavy(attribute.t):

@@ -78,9 +78,7 @@ def _add_optimize(commands: _Commands) -> None:
     command.add_argument("model", metavar="IN.onnx", type=Path)
     command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
     _add_options(command)
-    command.add_argument(
-        "--verify", action="store_true", help="run both models in ONNX Runtime before writing"
-    )
+    command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
@@ -88,9 +86,7 @@ def _add_optimize(commands: _Commands) -> None:
 
 
 def _add_inspect(commands: _Commands) -> None:
-    command = _command(
-        commands, "inspect", "tell what would be fused, and why the rest would not; write nothing"
-    )
+    command = _command(commands, "inspect", "tell what would be fused, and why the rest would not; write nothing")
     command.add_argument("model", metavar="IN.onnx", type=Path)
     _add_options(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -99,9 +95,7 @@ def _add_inspect(commands: _Commands) -> None:
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--target", metavar="ort|ascend", default="ort", help="what the result runs on (default ort)"
-    )
+    command.add_argument("--target", metavar="ort|ascend", default="ort", help="what the result runs on (default ort)")
     command.add_argument(
         "--soc-version",
         metavar="S",
@@ -121,13 +115,9 @@ def _add_options(command: argparse.ArgumentParser) -> None:
 
 def _add_verify(commands: _Commands) -> None:
     command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output")
-    command.add_argument(
-        "original", metavar="A.onnx", type=Path, help="the truth, run with optimisations off"
-    )
+    command.add_argument("original", metavar="A.onnx", type=Path, help="the truth, run with optimisations off")
     command.add_argument("other", metavar="B.onnx", type=Path)
-    command.add_argument(
-        "--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)"
-    )
+    command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
         type=_tolerance,

@@ -78,9 +78,7 @@ def _agrees(args: argparse.Namespace, staged: Path) -> bool:
     if not args.quiet or not comparison.same:
         print_comparison(comparison)
     if not comparison.same:
-        print(
-            f"fa-compiler: error: {printable(str(args.output))} was not written: it differs", file=sys.stderr
-        )
+        print(f"fa-compiler: error: {printable(str(args.output))} was not written: it differs", file=sys.stderr)
     return comparison.same
 
 

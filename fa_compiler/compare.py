@@ -92,9 +92,7 @@ def compare_models(
         raise InputError(str(error)) from None
     except Exception as error:
         raise CannotRunError(f"ONNX Runtime runs {original} but not {name}: {one_line(error)}") from None
-    return Comparison(
-        tuple(compare_output(key, value, second, tolerance) for key, value in first.items()), tolerance
-    )
+    return Comparison(tuple(compare_output(key, value, second, tolerance) for key, value in first.items()), tolerance)
 
 
 def tolerance_for(model: onnx.ModelProto) -> float:
@@ -118,9 +116,7 @@ def compare_output(name: str, expected: Any, others: Mapping[str, Any], toleranc
     return _described(name, expected, largest, fault)
 
 
-def compare_arrays(
-    expected: np.ndarray, actual: np.ndarray, tolerance: float
-) -> tuple[float | None, str | None]:
+def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -> tuple[float | None, str | None]:
     """The largest relative difference, and why the arrays do not agree (None if they do)."""
     if expected.dtype != actual.dtype:
         return None, f"the type is {actual.dtype}, not {expected.dtype}"
@@ -188,9 +184,7 @@ class _Runner:
         types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
         if "tensor(bfloat16)" not in types:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
-        values = self._session.run_with_ort_values(
-            names, {key: _to_ort(array) for key, array in feeds.items()}
-        )
+        values = self._session.run_with_ort_values(names, {key: _to_ort(array) for key, array in feeds.items()})
         return dict(zip(names, _from_ort(values), strict=True))
 
 

@@ -59,9 +59,7 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str,
         tensor = info.type.tensor_type
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:
-            raise InputError(
-                f"{name}: no random values can be made for input '{info.name}'; give them by --inputs"
-            )
+            raise InputError(f"{name}: no random values can be made for input '{info.name}'; give them by --inputs")
         shape = tuple(sizes.of(dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
     return feeds
@@ -74,15 +72,14 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         InputError: the file cannot be read, or does not fit the model.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
+        with archive:
             arrays = {name: archive[name] for name in archive.files}
-    except InputError:
-        raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
     wanted = {info.name: info for info in graph_inputs(model)}
     _names_fit(path, arrays, wanted)
@@ -92,13 +89,9 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
 def _names_fit(path: Path, given: Iterable[str], wanted: Iterable[str]) -> None:
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
     if missing:
-        raise InputError(
-            f"{path} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})"
-        )
+        raise InputError(f"{path} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})")
     if extra:
-        raise InputError(
-            f"{path} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})"
-        )
+        raise InputError(f"{path} holds '{extra[0]}', which the model does not take ({', '.join(sorted(wanted))})")
 
 
 def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -> np.ndarray:
@@ -183,10 +176,7 @@ def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
     origin = {info.name: info.name for info in graph.input}
     bounds: dict[str, int] = {}
     for node in graph.node:
-        if (
-            node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape")
-            and node.input[0] in origin
-        ):
+        if node.op_type in ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape") and node.input[0] in origin:
             origin[node.output[0]] = origin[node.input[0]]
         elif node.op_type == "Gather" and node.input[0] in tables and node.input[1] in origin:
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)

@@ -89,9 +89,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
             raise InputError(f"{path} is a folder; give the .onnx file in it")
         size = path.stat().st_size
         if size > PROTO_LIMIT:
-            raise InputError(
-                f"{path} has {size} bytes; an ONNX file over 2 GiB needs its weights in external data"
-            )
+            raise InputError(f"{path} has {size} bytes; an ONNX file over 2 GiB needs its weights in external data")
         content = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -201,6 +199,4 @@ def _replace_tensors(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.Tens
                 if attribute.is_ref():
                     continue
                 if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
-                    node.attributes[name] = ir.AttrTensor(
-                        name, new(attribute.value), doc_string=attribute.doc_string
-                    )
+                    node.attributes[name] = ir.AttrTensor(name, new(attribute.value), doc_string=attribute.doc_string)

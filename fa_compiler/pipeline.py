@@ -104,9 +104,7 @@ def make_options(target: str, soc_version: str | None, cann: str | None, assume:
         raise InputError(str(error)) from None
 
 
-def run(
-    loaded: Loaded, options: Options, progress: Progress | None = None
-) -> tuple[onnx.ModelProto | None, Report]:
+def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> tuple[onnx.ModelProto | None, Report]:
     """Fuse and check a loaded model.
 
     Returns a new proto, whose external tensors hold absolute paths as `location`, or None when nothing was

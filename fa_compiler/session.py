@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 option."""
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
+
+_OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
+"""Session options in which `FOLDER` was set here, and the value."""
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
@@ -52,19 +56,22 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options
-        self._fa_folder: str | None = None
+        self._fa_folder: Path | None = None
         self._fa_temporary: tempfile.TemporaryDirectory[str] | None = None
         refused: InputError | None = None
         model: str | bytes | os.PathLike[str] = path_or_bytes
-        if isinstance(path_or_bytes, (str, bytes, os.PathLike)) and not _is_ort_format(
-            path_or_bytes, options
-        ):
+        if isinstance(path_or_bytes, (str, bytes, os.PathLike)) and not _is_ort_format(path_or_bytes, options):
             try:
                 model = self._fused(path_or_bytes)
             except InputError as error:
                 refused = error
-        with self._weights():
-            super().__init__(model, options, providers, provider_options, **kwargs)
+        try:
+            with self._weights():
+                super().__init__(model, options, providers, provider_options, **kwargs)
+        except Exception as error:
+            if refused is not None:
+                error.add_note(f"fa_compiler could not use the model either: {refused}")
+            raise
         if refused is not None:
             warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)
 
@@ -73,13 +80,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         with self._weights():
             super().set_providers(providers, provider_options)
 
+    def _load(self, source: str | bytes | os.PathLike[str]) -> Loaded:
+        if isinstance(source, bytes):
+            return load_bytes(source, _folder_option(self._fa_options) or Path.cwd())
+        return load(source)
+
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
         """What to load instead of `source`; `source` itself if there is nothing to change."""
-        loaded = (
-            load_bytes(source, _folder_option(self._fa_options))
-            if isinstance(source, bytes)
-            else load(source)
-        )
+        loaded = self._load(source)
         proto, self.fusion_report = run(loaded, Options())
         if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)
@@ -90,8 +98,12 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             return bytes(proto.SerializeToString())
         if not _HAS_FOLDER:
             return self._linked(proto, files, loaded)
-        self._fa_folder = os.path.commonpath([Path(file).parent for file in files])
-        relocate(proto, {file: os.path.relpath(file, self._fa_folder) for file in files})
+        own = _folder_option(self._fa_options)
+        if isinstance(source, bytes) and own is not None:
+            folder = own.resolve()
+        else:
+            folder = self._fa_folder = Path(os.path.commonpath([Path(file).parent for file in files]))
+        relocate(proto, {file: os.path.relpath(file, folder) for file in files})
         return bytes(proto.SerializeToString())
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: Loaded) -> str:
@@ -109,17 +121,22 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
 
     @contextmanager
     def _weights(self) -> Iterator[None]:
-        """Names the weights' folder in the session options while a session is made, then takes it back, so
-        that the next model loaded with the same options cannot find the weights of this one."""
-        if self._fa_folder is None:
-            yield
-            return
-        before = _config(self._fa_options, FOLDER)
-        self._fa_options.add_session_config_entry(FOLDER, self._fa_folder)
+        """Names the weights' folder in the session options while a session is made.
+
+        A folder of the user's own is put back. Otherwise ours stays, for ONNX Runtime warns of every change;
+        it is remembered as ours, so that the next model loaded with the same options is not sought there.
+        """
+        options, users = self._fa_options, _folder_option(self._fa_options)
+        wanted = str(self._fa_folder or users or "")
+        if _config(options, FOLDER) != wanted:
+            options.add_session_config_entry(FOLDER, wanted)
+        if users is None:
+            _OURS[options] = wanted
         try:
             yield
         finally:
-            self._fa_options.add_session_config_entry(FOLDER, before)
+            if users is not None and wanted != str(users):
+                options.add_session_config_entry(FOLDER, str(users))
 
 
 def _config(options: ort.SessionOptions, key: str) -> str:
@@ -129,8 +146,10 @@ def _config(options: ort.SessionOptions, key: str) -> str:
         return ""
 
 
-def _folder_option(options: ort.SessionOptions) -> Path:
-    return Path(_config(options, FOLDER) or Path.cwd())
+def _folder_option(options: ort.SessionOptions) -> Path | None:
+    """The folder the user named for external data of models given as bytes."""
+    folder = _config(options, FOLDER)
+    return Path(folder) if folder and _OURS.get(options) != folder else None
 
 
 def _is_ort_format(source: str | bytes | os.PathLike[str], options: ort.SessionOptions) -> bool:

@@ -234,9 +234,7 @@ def _copy(path: Path, target: int, shift: int) -> None:
                     return
                 stop = size
             while position < stop:
-                position += _copy_some(
-                    source, target, position, shift + position, min(stop - position, 1 << 30)
-                )
+                position += _copy_some(source, target, position, shift + position, min(stop - position, 1 << 30))
 
 
 def _copy_some(source: int, target: int, start: int, place: int, count: int) -> int:

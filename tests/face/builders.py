@@ -27,9 +27,7 @@ def attention(
         helper.make_node("MatMul", ["probs", "value"], ["out"], "context"),
     ]
     scale = numpy_helper.from_array(np.array(0.25, helper.tensor_dtype_to_np_dtype(dtype)), "scale")
-    graph = helper.make_graph(
-        nodes, "attention", [info("query"), info("key"), info("value")], [info("out")], [scale]
-    )
+    graph = helper.make_graph(nodes, "attention", [info("query"), info("key"), info("value")], [info("out")], [scale])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version)
 
 
@@ -61,13 +59,9 @@ def projected(folder: Path, location: str = "weights.bin", rows: int = SIZE) -> 
     return path, weight
 
 
-def external(
-    name: str, shape: tuple[int, ...], location: str, offset: int, length: int | None = None
-) -> TensorProto:
+def external(name: str, shape: tuple[int, ...], location: str, offset: int, length: int | None = None) -> TensorProto:
     """A float32 tensor that lies in another file."""
-    tensor = TensorProto(
-        name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL
-    )
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape, data_location=TensorProto.EXTERNAL)
     size = 4 * int(np.prod(shape)) if length is None else length
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(size))):
         tensor.external_data.add(key=key, value=value)

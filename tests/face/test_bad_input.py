@@ -155,9 +155,7 @@ def test_bad_output(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("link", ["symbolic", "hard", "spelling"])
-def test_output_is_the_input_by_another_name(
-    link: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_output_is_the_input_by_another_name(link: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = saved(attention(), tmp_path / "model.onnx")
     other = tmp_path / "other.onnx"
     if link == "symbolic":

@@ -157,18 +157,14 @@ def test_model_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
-def test_weights_of_a_model_without_a_path_are_sought_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_of_a_model_without_a_path_are_sought_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = projected(tmp_path / "in")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fa_compiler.InputError, match="tensor 'w' needs 1024 bytes"):
         fa_compiler.optimize(onnx.load(path, load_external_data=False))
 
 
-def test_inline_weights_that_would_not_fit_go_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inline_weights_that_would_not_fit_go_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result over the limit of protobuf (here a small one) gets a data file."""
     model = attention(batch=2, length=8)
     weight = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype(np.float32) * 2

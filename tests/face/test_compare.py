@@ -1,0 +1,236 @@
+"""`verify` finds every kind of difference, and accepts what rounding alone explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fa_compiler
+from fa_compiler.cli import main
+from fa_compiler.compare import compare_arrays, compare_models, tolerance_for
+from fa_compiler.errors import InputError
+from fa_compiler.feeds import load_inputs, random_inputs
+
+from .builders import attention, feeds, plain, saved
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "fault"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], None),
+        ([1.0, 2.0], [1.0, 2.00001], None),
+        ([1.0, 2.0], [1.0, 2.0001], "differs by 5e-05"),
+        ([1e-9, 2.0], [-1e-6, 2.0], None),
+        ([1.0, NAN], [1.0, NAN], None),
+        ([1.0, NAN], [1.0, 2.0], "NaN"),
+        ([1.0, 2.0], [1.0, NAN], "NaN"),
+        ([1.0, INF], [1.0, INF], None),
+        ([1.0, INF], [1.0, -INF], "+infinity"),
+        ([1.0, -INF], [1.0, -3e38], "-infinity"),
+        ([0.0, 0.0], [0.0, 0.0], None),
+        ([0.0, 0.0], [0.0, 1e-30], "differs by inf"),
+        ([NAN, INF], [NAN, INF], None),
+        ([1.0], [1.0, 2.0], "the shape is [2], not [1]"),
+        ([], [], None),
+    ],
+)
+def test_float_arrays(expected: list[float], actual: list[float], fault: str | None) -> None:
+    found = compare_arrays(np.array(expected, np.float32), np.array(actual, np.float32), 1e-5)[1]
+    assert (found is None) if fault is None else (found is not None and fault in found)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
+def test_other_arrays_have_to_be_equal(dtype: type[np.generic]) -> None:
+    left = np.array([0, 1, 1], dtype)
+    assert compare_arrays(left, left.copy(), 1.0) == (None, None)
+    assert compare_arrays(left, np.array([0, 1, 0], dtype), 1.0)[1] == "1 of 3 elements differ"
+    assert compare_arrays(left, left.astype(np.float32), 1.0)[1] is not None
+
+
+def test_bfloat16_arrays() -> None:
+    left = np.array([1.0, 256.0], ml_dtypes.bfloat16)
+    assert compare_arrays(left, np.array([1.0, 258.0], ml_dtypes.bfloat16), 1.6e-2)[1] is None
+    assert compare_arrays(left, np.array([1.0, 264.0], ml_dtypes.bfloat16), 1.6e-2)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(TensorProto.FLOAT, 1e-5), (TensorProto.FLOAT16, 2e-3), (TensorProto.BFLOAT16, 1.6e-2)],
+)
+def test_the_coarsest_type_sets_the_tolerance(dtype: int, tolerance: float) -> None:
+    assert tolerance_for(attention(dtype)) == tolerance
+    model = plain()
+    model.graph.node.append(helper.make_node("Cast", ["x"], ["z"], to=dtype))
+    assert tolerance_for(model) == tolerance
+
+
+def _scaled(factor: float) -> onnx.ModelProto:
+    model = attention()
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.float32(0.25 * factor), "scale"))
+    return model
+
+
+def test_verify_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(), tmp_path / "a.onnx")
+    assert main(["optimize", str(path), "-o", str(tmp_path / "b.onnx"), "--quiet", "--verify"]) == 0
+    assert capfd.readouterr().out == ""
+    assert main(["verify", str(path), str(tmp_path / "b.onnx")]) == 0
+    assert "all 1 outputs agree" in capfd.readouterr().out
+    saved(_scaled(1.001), tmp_path / "c.onnx")
+    assert main(["verify", str(path), str(tmp_path / "c.onnx")]) == 1
+    assert "1 of 1 outputs differ" in capfd.readouterr().out
+    assert main(["verify", str(path), str(tmp_path / "c.onnx"), "--rtol", "0.1", "--quiet"]) == 0
+    assert capfd.readouterr().out == ""
+    assert main(["verify", str(path), str(saved(plain(), tmp_path / "d.onnx"))]) == 1
+    assert "d.onnx" in capfd.readouterr().err
+
+
+def test_a_wrong_fusion_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With --verify a fusion that changed the result (here made on purpose) ends with code 1 and without
+    OUT."""
+    path = saved(attention(), tmp_path / "a.onnx")
+    honest = fa_compiler.pipeline.run
+
+    def wrong(*args: object) -> object:
+        proto, report = honest(*args)  # type: ignore[arg-type]
+        scale = next(a for node in proto.graph.node for a in node.attribute if a.name == "scale_value")
+        scale.f *= 1.01
+        return proto, report
+
+    monkeypatch.setattr("fa_compiler.cli_models.run", wrong)
+    out = tmp_path / "out.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--verify", "--report", str(tmp_path / "r.json")]) == 1
+    captured = capfd.readouterr()
+    assert "1 of 1 outputs differ" in captured.out
+    assert "was not written" in captured.err
+    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_inputs_from_a_file(dtype: int, tmp_path: Path) -> None:
+    path = saved(attention(dtype), tmp_path / "a.onnx")
+    fa_compiler.optimize(path, tmp_path / "b.onnx")
+    np.savez(tmp_path / "x.npz", **feeds(5, helper.tensor_dtype_to_np_dtype(dtype)))
+    comparison = compare_models(path, tmp_path / "b.onnx", tmp_path / "x.npz")
+    assert comparison.same
+    assert comparison.outputs[0].shape == (2, 4, 5, 16)
+
+
+def test_bfloat16_goes_through(tmp_path: Path) -> None:
+    """ONNX Runtime has no bfloat16 arrays for NumPy; an Add's kernel it has not either, so Cast and
+    Identity."""
+    info = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = saved(model, tmp_path / "a.onnx")
+    comparison = compare_models(path, path)
+    assert comparison.same
+    assert (comparison.outputs[0].dtype, comparison.outputs[0].shape) == ("bfloat16", (2, 4))
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for stored in (values, values.astype(ml_dtypes.bfloat16), values.astype(ml_dtypes.bfloat16).view(np.uint16)):
+        np.savez(tmp_path / "x.npz", x=stored)
+        loaded = load_inputs(tmp_path / "x.npz", model)["x"]
+        assert loaded.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(loaded.astype(np.float32), values)
+
+
+Write = Callable[[Path], object]
+BAD_NPZ: dict[str, tuple[Write, str]] = {
+    "missing": (lambda path: None, "no such file"),
+    "text": (lambda path: path.write_text("query = 1"), "not an .npz file"),
+    "empty": (lambda path: path.write_bytes(b""), "not an .npz file"),
+    "zip": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(40)), "not an .npz file"),
+    "pickle": (lambda path: np.savez(path, query=np.array([{}], object)), "not an .npz file"),
+    "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
+    "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
+    "other type": (lambda path: np.savez(path, **feeds(dtype=np.float64)), "is float64"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NPZ)
+def test_bad_inputs(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write, expected = BAD_NPZ[case]
+    path = saved(attention(), tmp_path / "a.onnx")
+    npz = tmp_path / "x.npz"
+    write(npz)
+    assert main(["verify", str(path), str(path), "--inputs", str(npz)]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert expected in error
+    assert "x.npz" in error
+
+
+def test_npy_is_no_npz(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with pytest.raises(InputError, match="single array"):
+        load_inputs(tmp_path / "x.npy", attention())
+
+
+def test_an_original_that_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = plain()
+    model.graph.node[0].op_type, model.graph.node[0].domain = "Strange", "my.domain"
+    model.opset_import.add(domain="my.domain", version=1)
+    path = saved(model, tmp_path / "a.onnx")
+    assert main(["verify", str(path), str(path)]) == 2
+    assert "ONNX Runtime cannot run" in capfd.readouterr().err
+    assert main(["optimize", str(path), "-o", str(tmp_path / "b.onnx"), "--verify"]) == 2
+    assert not (tmp_path / "b.onnx").exists()
+
+
+def _inputs(
+    *infos: tuple[str, int, list[int | str | None]], nodes: list[onnx.NodeProto] | None = None
+) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(name, dtype, shape) for name, dtype, shape in infos]
+    return helper.make_model(helper.make_graph(nodes or [], "g", values, []))
+
+
+def test_random_inputs_suit_the_model() -> None:
+    table = helper.make_tensor("table", TensorProto.FLOAT, [7, 2], np.zeros(14))
+    nodes = [
+        helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.INT32),
+        helper.make_node("Gather", ["table", "ids"], ["embedded"], axis=0),
+    ]
+    model = _inputs(
+        ("input_ids", TensorProto.INT64, ["batch_size", "sequence"]),
+        ("attention_mask", TensorProto.INT64, ["batch_size", "past + sequence"]),
+        ("token_type_ids", TensorProto.INT64, ["batch_size", "sequence"]),
+        ("position_ids", TensorProto.INT64, [None, "sequence"]),
+        ("past_key", TensorProto.FLOAT, ["batch_size", 4, "past", 8]),
+        ("bias", TensorProto.FLOAT16, ["größe 1", 3, "2*sequence"]),
+        ("use_cache", TensorProto.BOOL, []),
+        nodes=nodes,
+    )
+    model.graph.initializer.append(table)
+    found = random_inputs(model, "m")
+    assert {name: array.shape for name, array in found.items()} == {
+        "input_ids": (2, 16),
+        "attention_mask": (2, 32),
+        "token_type_ids": (2, 16),
+        "position_ids": (2, 16),
+        "past_key": (2, 4, 16, 8),
+        "bias": (16, 3, 32),
+        "use_cache": (),
+    }
+    assert found["input_ids"].dtype == np.int64
+    assert 0 <= found["input_ids"].min() < found["input_ids"].max() < 7
+    assert set(np.unique(found["attention_mask"])) == {0, 1}
+    assert set(np.unique(found["token_type_ids"])) <= {0, 1}
+    np.testing.assert_array_equal(found["position_ids"][0], np.arange(16))
+    again = random_inputs(model, "m")
+    assert all(np.array_equal(found[name], again[name]) for name in found)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.STRING, TensorProto.FLOAT8E4M3FN])
+def test_inputs_nobody_can_guess(dtype: int) -> None:
+    with pytest.raises(InputError, match="input 'text'"):
+        random_inputs(_inputs(("text", dtype, [1])), "m")
