@@ -32,7 +32,7 @@ Addends before a selection are kept apart from it only when proven above -1e29: 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -49,6 +49,8 @@ DOMINATING = -1e30
 MODERATE = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
 HARMLESS = -1e29
+FINITE_SCORES = "finite-scores"
+"""Reported for Ascend: a NaN guard was left out, which only matters when query, key or value hold NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,33 @@ class MaskPlanner:
 
     def plan(self, terms: tuple[Term, ...], guarded: bool) -> MaskPlan:
         """The plan for the terms of one attention; `guarded` when a NaN guard follows the softmax."""
+        plan = self._exact(terms, guarded)
+        return plan if self.options.target == "ort" or not guarded else self._unguarded(plan, terms)
+
+    def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
+        """The plan without its NaN guard, which Ascend does not have, where no bias can make a row all -inf."""
+        risky = next((term for term in terms if plan.shifts and self._may_be_infinite(term)), None)
+        assumed = {*plan.assumed, FINITE_SCORES}
+        if risky is not None:
+            if NO_EMPTY_ROWS not in self.options.assume:
+                raise Decline(
+                    Code.EMPTY_ROWS,
+                    "the NaN guard gives 0 for a row whose scores are all -inf, which the product does not",
+                    risky.node,
+                    f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                )
+            assumed.add(NO_EMPTY_ROWS)
+        return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
+
+    def _may_be_infinite(self, term: Term) -> bool:
+        if isinstance(term, SelectTerm):
+            return term.fill == -math.inf
+        values, interval = self.sets.of(term.value), self.bounds.of(term.value)
+        if values is not None:
+            return not all(map(math.isfinite, values))
+        return interval is None or not all(map(math.isfinite, interval))
+
+    def _exact(self, terms: tuple[Term, ...], guarded: bool) -> MaskPlan:
         nan_rows = "zero" if guarded else ""
         live = tuple(term for term in terms if not self._is_zero(term))
         if not live:
