@@ -1,0 +1,157 @@
+"""ONNX schemas of the domain "ascend", so that ONNX's checker and shape inference know the fused nodes.
+
+An operator with a dynamic input cannot be stated in ONNX terms: its schema names the inputs before it and takes
+the rest as one variadic tail of any types, which `verify` then checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import onnx
+import onnx.defs
+from onnx.defs import OpSchema
+
+from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.errors import RegistryError
+from fa_compiler.op_registry.infer import can_infer, infer
+from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs, extra_attrs
+from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names
+from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
+
+_ATTR_TYPES = {
+    "Int": OpSchema.AttrType.INT,
+    "Float": OpSchema.AttrType.FLOAT,
+    "Bool": OpSchema.AttrType.INT,
+    "String": OpSchema.AttrType.STRING,
+}
+
+
+def register() -> None:
+    """Make the schemas known to onnx. Calling it again does nothing.
+
+    Raises RegistryError if another package has registered one of the operators under this domain differently.
+    """
+    for name in names():
+        schema = build_schema(get(name))
+        if onnx.defs.has(name, DOMAIN):
+            _check_same(onnx.defs.get_schema(name, VERSION, DOMAIN), schema)
+            continue
+        if can_infer(name) and hasattr(schema, "set_type_and_shape_inference_function"):
+            schema.set_type_and_shape_inference_function(partial(_infer, name))
+        onnx.defs.register_schema(schema)
+
+
+def build_schema(spec: OpSpec) -> OpSchema:
+    """The schema of a prototype, not registered and without inference."""
+    constraints: dict[str, tuple[str, list[str], str]] = {}
+
+    def type_of(name: str, legal: tuple[str, ...]) -> str:
+        variable = f"T_{name}"
+        constraints[variable] = (variable, _type_strings(legal), f"types of {name}")
+        return variable
+
+    inputs: list[OpSchema.FormalParameter] = []
+    for entry in spec.inputs:
+        if entry.kind is Kind.DYNAMIC:
+            constraints["T_tail"] = ("T_tail", _type_strings(tuple(t.ge for t in dtypes.TABLE)), "any type")
+            description = ", ".join(spec.input_names[len(inputs) :])
+            inputs.append(_formal("tail", "T_tail", description, _Options.Variadic, homogeneous=False))
+            break
+        kind = _Options.Single if entry.kind is Kind.REQUIRED else _Options.Optional
+        inputs.append(_formal(entry.name, type_of(entry.name, spec.legal_types(entry.name)), "", kind))
+    outputs = [
+        _formal(entry.name, type_of(f"out_{entry.name}", spec.legal_types(entry.name)), "", _Options.Optional)
+        for entry in spec.outputs
+    ]
+    return OpSchema(
+        spec.name,
+        DOMAIN,
+        VERSION,
+        doc=f"{spec.name} of the Ascend attention family, variant {spec.variant}.",
+        inputs=inputs,
+        outputs=outputs,
+        type_constraints=list(constraints.values()),
+        attributes=[*map(_attribute, spec.attrs), *map(_attribute, extra_attrs(spec).values())],
+    )
+
+
+_Options = OpSchema.FormalParameterOption
+
+
+def _formal(
+    name: str, type: str, description: str, option: OpSchema.FormalParameterOption, homogeneous: bool = True
+) -> OpSchema.FormalParameter:
+    return OpSchema.FormalParameter(
+        name, type, description, param_option=option, is_homogeneous=homogeneous, min_arity=1
+    )
+
+
+def _attribute(entry: AttrSpec) -> OpSchema.Attribute:
+    if entry.required:
+        return OpSchema.Attribute(entry.name, _ATTR_TYPES[entry.type], entry.note or "")
+    value: Any = entry.value_if_absent
+    default = onnx.helper.make_attribute(entry.name, int(value) if entry.type == "Bool" else value)
+    return OpSchema.Attribute(entry.name, default, entry.note or "")
+
+
+def _type_strings(legal: tuple[str, ...]) -> list[str]:
+    """ONNX type strings of GE types. Those that ONNX, or the installed version of it, does not have are left out."""
+    known = {number for _, number in onnx.TensorProto.DataType.items()}
+    rows = (dtypes.lookup(name) for name in legal)
+    return [f"tensor({row.onnx_name})" for row in rows if row.onnx in known]
+
+
+def _check_same(found: OpSchema, ours: OpSchema) -> None:
+    def facts(schema: OpSchema) -> object:
+        parameters = [(p.name, p.option) for p in (*schema.inputs, *schema.outputs)]
+        return parameters, sorted(schema.attributes)
+
+    if facts(found) != facts(ours):
+        raise RegistryError(f"another package has registered {ours.name} in the ONNX domain {DOMAIN!r} differently")
+
+
+def _infer(op_type: str, context: Any) -> None:
+    """Shape inference as onnx calls it. What cannot be inferred is left open; finding faults is the work of
+    `verify`."""
+    spec = get(op_type)
+    types = [context.get_input_type(i) for i in range(context.get_num_inputs())]
+    try:
+        bound = bind_inputs(spec, [_tensor_info(found) for found in types])
+        inputs = {name: info for name, info in bound.items() if isinstance(info, TensorInfo)}
+        inferred = infer(op_type, inputs, dict(_attributes(spec, context)))
+    except RegistryError:
+        return
+    for index, name in enumerate(spec.output_names[: context.get_num_outputs()]):
+        number = dtypes.to_onnx(inferred[name].dtype) if inferred[name].dtype else None
+        if number is not None:
+            context.set_output_type(index, _type_proto(number, inferred[name].shape))
+
+
+def _attributes(spec: OpSpec, context: Any) -> Iterator[tuple[str, Any]]:
+    for name in spec.attr_names:
+        proto = context.get_attribute(name)
+        if proto is not None:
+            yield name, onnx.helper.get_attribute_value(proto)
+
+
+def _tensor_info(proto: onnx.TypeProto | None) -> TensorInfo | None:
+    if proto is None or not proto.HasField("tensor_type"):
+        return None
+    tensor = proto.tensor_type
+    shape: tuple[Dim, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(_dim(dim) for dim in tensor.shape.dim)
+    return TensorInfo(dtypes.from_onnx(tensor.elem_type) or "", shape)
+
+
+def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    return dim.dim_param or None
+
+
+def _type_proto(number: int, shape: tuple[Dim, ...] | None) -> onnx.TypeProto:
+    return onnx.helper.make_tensor_type_proto(number, shape)
