@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,9 @@ def run(
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
     attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
     try:
-        session = _session(op_type, tuple(attributes.items()), types, frozenset(wanted))
+        session = _session(
+            op_type, tuple(attributes.items()), types, frozenset(wanted), os.environ.get("FA_COMPILER_ISA")
+        )
         feeds = {_input_name(i): _to_ort(array) for i, array in enumerate(placed) if array is not None}
         results = session.run_with_ort_values(list(wanted), feeds)
     except (ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException, RuntimeError) as error:
@@ -85,6 +88,7 @@ def _session(
     attributes: tuple[tuple[str, Any], ...],
     types: tuple[int | None, ...],
     wanted: frozenset[str],
+    isa: str | None,  # only part of the key: the library reads the environment when a session is made
 ) -> ort.InferenceSession:
     spec = get(op_type)
     output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]

@@ -568,6 +568,7 @@ void Kernel::compute(ort::KernelContext* context) const {
       if (statistic != nullptr) std::memset(statistic, 0, bytes_of(statistics_dims, sizeof(float)));
     }
   }
+  if (problem.sequence_count == 0) return;
   CallRuntime runtime(api_, context, allocator_.get());
   const Outcome outcome = variant_.attention(problem, runtime.runtime());
   runtime.rethrow();

@@ -133,9 +133,8 @@ void attend(const Row& row) {
   for (int64_t d = 0; d < problem.value_size; ++d) {
     double result = 0;
     for (size_t n = 0; n < keys.size(); ++n) {
-      if (p[n] != 0) result += p[n] * row.value(keys[n], d);
+      result += p[n] / sum * row.value(keys[n], d);
     }
-    result /= sum;
     if (keys.empty() || (undefined && rule == EmptyRows::guard)) result = 0;
     if (empty && rule == EmptyRows::nan) result = std::numeric_limits<double>::quiet_NaN();
     write(problem.out.data, out + d, static_cast<float>(result), problem.type);

@@ -193,14 +193,17 @@ class Tile {
     return s_.row;
   }
 
-  // For values that hold inf or NaN: a probability of 0 keeps them out.
+  // For values that hold inf or NaN: a key that is not attended must not be read, for 0 * inf is NaN.
   void add_values_carefully(const float* values, int64_t keys) {
+    const int64_t padded = blocks_of(keys, kLanes) * kLanes;
     for (int64_t r = 0; r < span_.count(); ++r) {
+      if (s_.views[r].empty()) continue;
       float* sums = s_.sums + r * columns_;
       for (int64_t d = 0; d < columns_; ++d) sums[d] *= s_.shrink[r];
+      const uint8_t* hidden = hidden_keys(s_.views[r], keys, padded);
       for (int64_t j = 0; j < keys; ++j) {
+        if (hidden != nullptr && hidden[j] != 0) continue;
         const float p = s_.scores[r * kScoreRow + j];
-        if (p == 0) continue;
         for (int64_t d = 0; d < columns_; ++d) {
           sums[d] += p * values[d / kPanel * kPanel * keys + j * kPanel + d % kPanel];
         }
