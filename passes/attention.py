@@ -80,6 +80,11 @@ class AttentionMatch:
     output_dims: Arrangement
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
 
+    @property
+    def node(self) -> ir.Node:
+        """The softmax, which the report names."""
+        return self.anchor.node
+
 
 @dataclass(frozen=True)
 class Matcher:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs
+from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
 from fa_compiler.passes.attention import AttentionMatch
 from fa_compiler.passes.axes import Arrangement, Axes, product
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
 from fa_compiler.passes.mask import Masked, Shift
+from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import distinct_consumers
@@ -31,6 +32,8 @@ from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
 OP = "FlashAttentionScore"
+DEFAULT_PRODUCT = "A2"
+"""The Ascend product that is verified for when the user names none."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Emitter:
     builder: Builder
     options: Options
     replaced: list[ir.Node] = field(default_factory=list)
+    made: list[ir.Node] = field(default_factory=list)
 
     def emit(self, match: AttentionMatch) -> Fused:
         """Add the node and let it take the place of the matched result. Raises Decline before any use is changed."""
@@ -91,6 +95,7 @@ class Emitter:
         inputs["atten_mask"] = masks.atten_mask()
         shapes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs)
+        self._check(node, match)
         for reader, vector in shapes:
             ir.convenience.replace_all_uses_with(reader.outputs[0], vector)
             self.replaced.append(reader)
@@ -100,9 +105,9 @@ class Emitter:
 
     def finish(self) -> None:
         """Remove what the fused nodes made superfluous and restore a topological order."""
-        if not self.replaced and not self.builder.nodes:
+        if not self.made and not self.builder.nodes:
             return
-        sweep(self.builder.graph, [*self.replaced, *self.builder.nodes])
+        sweep(self.builder.graph, [*self.replaced, *self.made, *self.builder.nodes])
         check_acyclic(self.builder.graph)
         self.builder.graph.sort()
 
@@ -115,7 +120,7 @@ class Emitter:
         landings = self._landing_places(match)
         plans = [plan for name in LAYOUTS if (plan := self._layout(match, name, landings)) is not None]
         if not plans:
-            raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.anchor.node)
+            raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
         return min(plans, key=lambda plan: plan.cost)
 
     def _layout(
@@ -164,13 +169,17 @@ class Emitter:
         return places
 
     def _node(self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None]) -> ir.Node:
-        spec = get(OP)
+        spec = get(OP, self.options.cann)
         attrs: dict[str, int | float | str] = {
             "scale_value": float(np.float32(match.scale)),
             "head_num": self._size(match, match.roles.heads),
             "input_layout": plan.name,
-            "pse_type": 1 if inputs.get("real_shift") is None else 0,
         }
+        if inputs.get("real_shift") is not None:
+            # The bias is added after the scale; the default type 1 scales it, too.
+            if all(attr.name != "pse_type" for attr in spec.attrs):
+                raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no pse_type", match.node)
+            attrs["pse_type"] = 0
         attrs.update(self._row_attrs(match))
         present = {name: value for name, value in inputs.items() if value is not None}
         name = self.builder.names.new(f"{PREFIX}_{OP}")
@@ -188,7 +197,15 @@ class Emitter:
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
         self.builder.graph.append(node)
+        self.made.append(node)
         return node
+
+    def _check(self, node: ir.Node, match: AttentionMatch) -> None:
+        """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""
+        target = "ort" if self.options.target == "ort" else self.options.product or DEFAULT_PRODUCT
+        for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
+            if target != "ort" or violation.extension is None:
+                raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)
 
     def _output_name(self, node: str, output: str) -> str:
         """Unused outputs have no name where nobody has to compute them."""
@@ -291,7 +308,7 @@ class _Masks:
 
     @property
     def _culprit(self) -> ir.Node:
-        return self.match.anchor.node
+        return self.match.node
 
     def _full_groups(self, views: list[View], rows: bool, heads: bool) -> frozenset[int]:
         """Which of the groups batch, heads, rows, columns Ascend wants written out in full."""

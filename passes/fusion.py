@@ -9,16 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.op_registry import DOMAIN, VERSION
-
-try:
-    from fa_compiler.op_registry import extensions_used
-except ImportError:
-
-    def extensions_used(node):
-        return ()
-
-
+from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names

@@ -70,6 +70,7 @@ class ShapeInfo:
         self._bound: Mapping[str, ir.Attr] = {}
         self._opsets: Mapping[str, int] = main.opset_imports if main is not None else {}
         self._calls: frozenset[ir.OperatorIdentifier] = frozenset()
+        self._open: set[ir.Node] = set()
 
     # -- questions ----------------------------------------------------------------------------
 
@@ -113,6 +114,9 @@ class ShapeInfo:
             producer = value.producer()
             if producer is None:
                 found = self._facts[value] = self._leaf(value)
+            elif producer in self._open:
+                # A graph with a cycle: no valid model.
+                return Fact()
             else:
                 self._ensure(producer)
                 found = self._facts.get(value, Fact())
@@ -157,23 +161,23 @@ class ShapeInfo:
     def _ensure(self, node: ir.Node) -> None:
         """Infer `node` after the producers of its inputs, whatever order the graph lists them in."""
         waiting = [node]
-        opened: set[ir.Node] = set()
         while waiting:
             current = waiting[-1]
             if current.outputs and all(output in self._facts for output in current.outputs):
                 waiting.pop()
                 continue
             missing = []
-            if current not in opened:
-                opened.add(current)
+            if current not in self._open:
+                self._open.add(current)
                 for value in current.inputs:
                     producer = None if value is None or value in self._facts else value.producer()
-                    if producer is not None and producer not in opened:
+                    if producer is not None and producer not in self._open:
                         missing.append(producer)
             if missing:
                 waiting.extend(missing)
                 continue
             self.infer_node(current)
+            self._open.discard(current)
             waiting.pop()
 
     def _leaf(self, value: ir.Value) -> Fact:

@@ -270,6 +270,8 @@ class Dim:
         exact = left.exact_div(right)
         if exact is not None:
             return exact
+        if right.const is not None and right.const < 0:
+            left, right = -left, -right
         by = right.const
         whole = Dim(0)
         if by is not None and by > 0:
@@ -307,7 +309,7 @@ class Dim:
         if left.exact_div(right) is not None:
             return Dim(0)
         by = right.const
-        if by is not None and by > 0:
+        if by:
             left = _split(left, by)[1]
             value = left.const
             if value is not None:

@@ -106,13 +106,13 @@ def _range(ctx: Context) -> Fact:
         return Fact(fresh(1), dtype)
     start, limit, delta = known
     if not all(isinstance(bound, Dim) for bound in known):
-        if any(isinstance(bound, Dim) for bound in known) or not float(delta):
+        # Floats that are small integers count without rounding; others could give one step more or less.
+        if any(isinstance(bound, Dim) or abs(bound) >= 2**11 or bound != int(bound) for bound in known):
             return Fact(fresh(1), dtype)
-        steps = (np.float64(limit) - np.float64(start)) / np.float64(delta)
-        # A quotient next to an integer could round either way.
-        if not np.isfinite(steps) or abs(steps - round(steps)) < 1e-6 * max(1.0, abs(steps)):
-            return Fact(fresh(1), dtype) if steps != round(steps) else Fact((Dim(max(0, int(steps))),), dtype)
-        return Fact((Dim(max(0, int(np.ceil(steps)))),), dtype)
+        start, limit, delta = (Dim(int(bound)) for bound in known)
+        if delta == 0:
+            return Fact(fresh(1), dtype)
+        return Fact((Dim.max(Dim.ceildiv(limit - start, delta), 0),), dtype)
     if delta == 0:
         return Fact(fresh(1), dtype)
     if delta.is_at_least(1) or (-delta).is_at_least(1):
