@@ -412,6 +412,8 @@ def test_integer_arithmetic_that_wraps_around_is_not_followed() -> None:
         (20, "float[B,3,8,D] x, float[6,3,1,1] w", "y = Conv<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
         (20, "float[B,S] x", "n = Size(x) v = Reshape(n, m) y = ConstantOfShape(v)", "<int64[1] m = {1}>", (B * S,)),
         (20, "float[B,S] x", "y = Trilu(x)", "", (B, S)),
+        (20, "float[B,S] x", "y = Range(a, b, c)", "<float a = {0.0}, float b = {7.0}, float c = {2.0}>", (4,)),
+        (20, "int64[B,S] x", "y = Range(a, b, c)", "<int64 a = {5}, int64 b = {0}, int64 c = {-2}>", (3,)),
         (20, "float[B,S] x", "y = Dropout(x)", "", (B, S)),
         (20, "float[B,S] x", "t = Shape(x) y = Expand(one, t)", "<float one = {1.0}>", (B, S)),
         (20, "float[B,S] x, float[S] s", "a = com.microsoft.FusedMatMul<transA = 1>(x, x) y = Add(a, s)", "", (S, S)),
@@ -644,6 +646,13 @@ def test_nodes_in_any_order() -> None:
     del proto.graph.node[:]
     proto.graph.node.extend(reversed(nodes))
     assert Checked(proto, sizes=()).shape() == (S, B)
+
+
+def test_a_cycle_ends() -> None:
+    found = Checked(parse("float[B,S] x", "t = Relu(x) u = Neg(t) y = Neg(u)"), sizes=())
+    relu, neg, _ = found.model.graph
+    relu.replace_input_with(0, neg.outputs[0])
+    assert analyse(found.model).shape(found.model.graph.outputs[0]) is None
 
 
 def test_a_bare_graph_can_be_analysed() -> None:
