@@ -7,8 +7,8 @@ How to add an operator: one file in `reference/ops/` with one function marked `@
 else.
 """
 
-from fa_compiler.reference.call import InvalidInput
+from fa_compiler.reference.call import ReferenceInputError
 from fa_compiler.reference.op_runs import evaluator, onnx_ops
 from fa_compiler.reference.runner import run
 
-__all__ = ["InvalidInput", "evaluator", "onnx_ops", "run"]
+__all__ = ["ReferenceInputError", "evaluator", "onnx_ops", "run"]

@@ -84,9 +84,7 @@ class Attention:
         call = self.call
         dtype = call.tensor("query").dtype
         if dtype.name not in FLOATS:
-            raise call.error(
-                "query", f"dtype {dtype.name} is not part of this reference; it takes {', '.join(FLOATS)}"
-            )
+            raise call.error("query", f"dtype {dtype.name} is not part of this reference; it takes {', '.join(FLOATS)}")
         for name in ("key", "value", "query_rope", "key_rope", "dy", "attention_in"):
             other = call.optional(name)
             if other is not None and other.dtype != dtype:

@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
-class InvalidInput(ValueError):
+class ReferenceInputError(ValueError):
     """An input or attribute the reference cannot compute with; the text names the operator and the input."""
 
     def __init__(self, op_type: str, name: str, problem: str, node: str = "") -> None:
@@ -44,9 +44,9 @@ class Call:
     attrs: Mapping[str, Any]
     exact: bool
 
-    def error(self, name: str, problem: str) -> InvalidInput:
+    def error(self, name: str, problem: str) -> ReferenceInputError:
         """The error to raise about the input or attribute `name`."""
-        return InvalidInput(self.op_type, name, problem)
+        return ReferenceInputError(self.op_type, name, problem)
 
     def optional(self, name: str) -> Array | None:
         """The tensor, or None when it is absent."""

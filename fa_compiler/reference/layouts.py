@@ -124,9 +124,7 @@ def sides(call: Call) -> tuple[Side, Side]:
             _packed_lengths(call, "actual_seq_kvlen", key[0]),
         )
         if len(q_lengths) != len(kv_lengths):
-            raise call.error(
-                "actual_seq_kvlen", f"has {len(kv_lengths)} batches, the query has {len(q_lengths)}"
-            )
+            raise call.error("actual_seq_kvlen", f"has {len(kv_lengths)} batches, the query has {len(q_lengths)}")
         return Side(layout, heads, q_lengths, query[0]), Side(layout, kv_heads, kv_lengths, key[0])
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
         if call.optional(name) is not None:

@@ -133,9 +133,7 @@ class AllowedSet:
         if not np.array_equal(excluded.reshape(shape), _compressed_mask(shape[0])):
             content = "1 above the diagonal and 0 elsewhere"
             if self.mode == 6:
-                content = (
-                    "1 above the diagonal of the first 2048 rows and in the right half of the others, else 0"
-                )
+                content = "1 above the diagonal of the first 2048 rows and in the right half of the others, else 0"
             raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes a mask that is {content}")
 
     def _packed_mask(self, excluded: Bools) -> Bools:
@@ -146,8 +144,7 @@ class AllowedSet:
         if excluded.shape not in (own, joint):
             raise self.call.error(
                 "atten_mask",
-                f"shape {list(excluded.shape)} is neither [maxS1, maxS2] = "
-                f"{list(own)} nor [T1, T2] = {list(joint)}",
+                f"shape {list(excluded.shape)} is neither [maxS1, maxS2] = {list(own)} nor [T1, T2] = {list(joint)}",
             )
         return excluded
 

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from fa_compiler.op_registry import DOMAIN, bind_inputs, bind_outputs, get
-from fa_compiler.reference.call import OPERATORS, Array, InvalidInput
+from fa_compiler.reference.call import OPERATORS, Array, ReferenceInputError
 from fa_compiler.reference.runner import run
 
 
@@ -26,9 +26,7 @@ class _AscendOp(OpRun):
         anything else would become the absent inputs of all later nodes.
         """
         results = super().run(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return tuple(
-            value if name else None for name, value in zip(self.onnx_node.output, results, strict=True)
-        )
+        return tuple(value if name else None for name, value in zip(self.onnx_node.output, results, strict=True))
 
     def _run(self, *args: Any, **attrs: Any) -> tuple[Array, ...]:
         spec = get(self.op_type)
@@ -37,8 +35,8 @@ class _AscendOp(OpRun):
         wanted = [name for name, value in bound.items() if value]
         try:
             results = run(self.op_type, bind_inputs(spec, args, given), given, wanted)
-        except InvalidInput as error:
-            raise InvalidInput(error.op_type, error.name, error.problem, self.onnx_node.name) from None
+        except ReferenceInputError as error:
+            raise ReferenceInputError(error.op_type, error.name, error.problem, self.onnx_node.name) from None
         not_wanted = np.zeros(0)
         return tuple(results.get(name, not_wanted) for name in list(bound)[: len(self.output)])
 

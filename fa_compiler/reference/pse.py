@@ -31,9 +31,7 @@ class Pse:
         self.given = call.optional(name) is not None
         if not self.given:
             if self.type != 1:
-                raise call.error(
-                    name, f"absent, but pse_type {self.type} needs it (without it pse_type must be 1)"
-                )
+                raise call.error(name, f"absent, but pse_type {self.type} needs it (without it pse_type must be 1)")
         elif self.type in (2, 3):
             self._set_slopes(call.tensor(name))
         else:
@@ -105,9 +103,7 @@ class Pse:
             self.compressed = True
         else:
             expected = (batches, heads, self.query.total, self.key.total)
-        if tensor.ndim != 4 or any(
-            have not in (1, want) for have, want in zip(tensor.shape, expected, strict=True)
-        ):
+        if tensor.ndim != 4 or any(have not in (1, want) for have, want in zip(tensor.shape, expected, strict=True)):
             raise self.call.error(
                 self.name, f"shape {list(tensor.shape)} is not {list(expected)}, nor that with axes of size 1"
             )
@@ -122,12 +118,7 @@ class Pse:
         causal = allowed.given and (
             allowed.mode in (2, 3)
             or (allowed.mode == 0 and allowed.pre >= longest and allowed.next == 0)
-            or (
-                allowed.mode == 4
-                and self.query.layout == "TND"
-                and allowed.pre >= longest
-                and allowed.next == 0
-            )
+            or (allowed.mode == 4 and self.query.layout == "TND" and allowed.pre >= longest and allowed.next == 0)
         )
         if not causal:
             raise self.call.error(
@@ -152,9 +143,7 @@ class Pse:
                 + ("rank 1" if backward else "rank 2 or more with all of them on axis 0"),
             )
         if sum(full) == sum(rows) and full != rows:
-            raise self.call.error(
-                self.name, "with these lengths the bias could be one row or a matrix a batch"
-            )
+            raise self.call.error(self.name, "with these lengths the bias could be one row or a matrix a batch")
         self.flat_is_full = count == sum(full)
         sizes = full if self.flat_is_full else rows
         self.flat = tensor.reshape(-1)

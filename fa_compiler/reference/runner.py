@@ -9,7 +9,7 @@ import numpy as np
 
 from fa_compiler.op_registry import full_attrs, get
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
-from fa_compiler.reference.call import OPERATORS, Array, Call, InvalidInput
+from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
 
 
 def run(
@@ -25,16 +25,16 @@ def run(
     or missing. Missing attributes take the default of the newest variant. `outputs` asks for some outputs
     only; `dtype="float64"` for unrounded float64 results of pure float64 arithmetic.
 
-    Raises InvalidInput for inputs the operator, or this reference, does not take.
+    Raises ReferenceInputError for inputs the operator, or this reference, does not take.
     """
     spec = get(op_type)
     function = OPERATORS.get(op_type)
     if function is None:
-        raise InvalidInput(
+        raise ReferenceInputError(
             op_type, "operator", f"has no reference; there is one of {', '.join(sorted(OPERATORS))}"
         )
     if dtype not in (None, "float64"):
-        raise InvalidInput(op_type, "dtype", f'must be None or "float64", got {dtype!r}')
+        raise ReferenceInputError(op_type, "dtype", f'must be None or "float64", got {dtype!r}')
     _check_names(op_type, "input", inputs, [item.name for item in spec.inputs])
     output_names = [item.name for item in spec.outputs]
     wanted = output_names if outputs is None else list(outputs)
@@ -48,8 +48,7 @@ def run(
     results = function(call)
     with np.errstate(over="ignore"):
         return {
-            name: results[name].data if dtype else results[name].data.astype(results[name].dtype)
-            for name in wanted
+            name: results[name].data if dtype else results[name].data.astype(results[name].dtype) for name in wanted
         }
 
 
@@ -61,9 +60,7 @@ def _arrays(value: Any) -> Array | list[Array] | None:
     return np.asarray(value)
 
 
-def _check_names(
-    op_type: str, what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str]
-) -> None:
+def _check_names(op_type: str, what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
-            raise InvalidInput(op_type, name, f"is no {what} of this operator; they are {', '.join(known)}")
+            raise ReferenceInputError(op_type, name, f"is no {what} of this operator; they are {', '.join(known)}")

@@ -63,9 +63,7 @@ def unpack(call: Call, name: str, side: Side, order: str) -> list[Floats]:
                 f"[N,T,8] statistics need T = {side.total} to be the last value of "
                 f"actual_seq_qlen, which is {sum(side.lengths)}",
             )
-        return [
-            data[:, start : start + length] for start, length in zip(side.starts, side.lengths, strict=True)
-        ]
+        return [data[:, start : start + length] for start, length in zip(side.starts, side.lengths, strict=True)]
     blocks = data.reshape(-1)
     return [
         blocks[start * side.heads : (start + length) * side.heads].reshape(side.heads, length)

@@ -59,9 +59,7 @@ def test_full_mask_modes(data):
         shape = shape[2:]
     mask = np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 3, shape)
     mask = mask.astype(np.uint8) if data.draw(st.booleans()) else mask.astype(bool)
-    got = reads(
-        s1, s2, {"atten_mask": mask}, batches, heads, sparse_mode=mode, pre_tockens=pre, next_tockens=nxt
-    )
+    got = reads(s1, s2, {"atten_mask": mask}, batches, heads, sparse_mode=mode, pre_tockens=pre, next_tockens=nxt)
     every = np.broadcast_to(mask, full)
     for b in range(batches):
         for n in range(heads):
@@ -71,9 +69,7 @@ def test_full_mask_modes(data):
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from([2, 3, 4]), SIZES, SIZES, TOKENS, TOKENS)
 def test_structural_modes(mode, s1, s2, pre, nxt):
-    got = reads(
-        s1, s2, {"atten_mask": causal_constant()}, sparse_mode=mode, pre_tockens=pre, next_tockens=nxt
-    )
+    got = reads(s1, s2, {"atten_mask": causal_constant()}, sparse_mode=mode, pre_tockens=pre, next_tockens=nxt)
     np.testing.assert_array_equal(got[0, 0], expected(mode, s1, s2, None, pre, nxt))
 
 
@@ -82,9 +78,7 @@ def test_structural_modes(mode, s1, s2, pre, nxt):
 def test_compressed_prefix(data):
     s1, s2 = data.draw(SIZES), data.draw(SIZES)
     prefix = [data.draw(st.integers(max(0, s2 - s1), s2)) for _ in range(2)]
-    got = reads(
-        s1, s2, {"atten_mask": prefix_constant(), "prefix": np.array(prefix)}, batches=2, sparse_mode=6
-    )
+    got = reads(s1, s2, {"atten_mask": prefix_constant(), "prefix": np.array(prefix)}, batches=2, sparse_mode=6)
     for b in range(2):
         np.testing.assert_array_equal(got[b, 0], expected(6, s1, s2, prefix=prefix[b]))
 
@@ -97,9 +91,7 @@ def test_packed_modes(data):
     q_lens = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     kv_lens = [data.draw(st.integers(1, 5)) if length else 0 for length in q_lens]
     pre, nxt = data.draw(TOKENS), data.draw(TOKENS)
-    prefix = [
-        data.draw(st.integers(max(0, k - q), k)) if q else 0 for q, k in zip(q_lens, kv_lens, strict=True)
-    ]
+    prefix = [data.draw(st.integers(max(0, k - q), k)) if q else 0 for q, k in zip(q_lens, kv_lens, strict=True)]
     joint = data.draw(st.booleans())
     inputs = {}
     mask = None

@@ -61,9 +61,7 @@ def test_unmasked_is_a_small_negative_number():
     """-1e4 in float64 leaves the scores of an empty row as they are, and hides a masked key elsewhere."""
     inputs, mask = data()
     added = scores_of(inputs).astype(np.float64) + np.where(mask, -1e4, 0.0)
-    np.testing.assert_allclose(
-        reference(inputs, "unmasked"), naive_softmax(added) @ inputs["value"], **SINGLE
-    )
+    np.testing.assert_allclose(reference(inputs, "unmasked"), naive_softmax(added) @ inputs["value"], **SINGLE)
 
 
 @pytest.mark.parametrize("value", [None, "", "zero"])
@@ -123,9 +121,7 @@ def test_structural_masks_too(value):
     """sparse_mode 3 with S1 > S2: the first rows see nothing; the mean and the softmax go over all keys."""
     q, k, v = random(0, 1, 1, 4, 2), random(1, 1, 1, 2, 2), random(2, 1, 1, 2, 3)
     mask = np.triu(np.ones((2048, 2048), np.uint8), 1)
-    got = out({"query": q, "key": k, "value": v, "atten_mask": mask}, sparse_mode=3, cpu_empty_rows=value)[
-        0, 0
-    ]
+    got = out({"query": q, "key": k, "value": v, "atten_mask": mask}, sparse_mode=3, cpu_empty_rows=value)[0, 0]
     scores = np.zeros((4, 2)) if value == "mean" else (q @ k.swapaxes(-1, -2))[0, 0]
     np.testing.assert_allclose(got[:2], (naive_softmax(scores) @ v[0, 0])[:2], **EXACT)
     np.testing.assert_allclose(got[2], v[0, 0, 0], **EXACT)

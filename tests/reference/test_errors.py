@@ -125,7 +125,7 @@ def call(start, inputs, attrs):
 @pytest.mark.parametrize("case", CASES)
 def test_forward(case):
     inputs, attrs, name, text = CASES[case]
-    with pytest.raises(reference.InvalidInput) as error:
+    with pytest.raises(reference.ReferenceInputError) as error:
         call(base, inputs, attrs)
     assert str(error.value).startswith(f"FlashAttentionScore: {name}: ")
     assert text in str(error.value)
@@ -134,7 +134,7 @@ def test_forward(case):
 @pytest.mark.parametrize("case", PACKED)
 def test_packed(case):
     inputs, attrs, name, text = PACKED[case]
-    with pytest.raises(reference.InvalidInput) as error:
+    with pytest.raises(reference.ReferenceInputError) as error:
         call(packed, inputs, attrs)
     assert str(error.value).startswith(f"FlashAttentionScore: {name}: ")
     assert text in str(error.value)
@@ -149,11 +149,11 @@ def test_compressed_bias_needs_a_causal_mask():
     inputs = {name: np.zeros((1, 1, 1025, 1), np.float32) for name in ("query", "key", "value")}
     inputs["real_shift"] = np.zeros((1, 1, 1024, 1025), np.float32)
     attrs = {"head_num": 1, "input_layout": "BNSD", "pse_type": 0}
-    with pytest.raises(reference.InvalidInput, match=r"real_shift: .*causal"):
+    with pytest.raises(reference.ReferenceInputError, match=r"real_shift: .*causal"):
         reference.run("FlashAttentionScore", inputs, attrs)
     inputs["key"] = inputs["value"] = np.zeros((1, 1, 1026, 1), np.float32)
     inputs["real_shift"] = np.zeros((1, 1, 1024, 1026), np.float32)
-    with pytest.raises(reference.InvalidInput, match=r"real_shift: .*as many queries"):
+    with pytest.raises(reference.ReferenceInputError, match=r"real_shift: .*as many queries"):
         reference.run("FlashAttentionScore", inputs, attrs)
 
 
@@ -167,7 +167,7 @@ def test_ambiguous_packed_bias():
         "actual_seq_kvlen": np.array([1, 2]),
         "real_shift": f32(2, 1),
     }
-    with pytest.raises(reference.InvalidInput, match=r"real_shift: .*one row or a matrix"):
+    with pytest.raises(reference.ReferenceInputError, match=r"real_shift: .*one row or a matrix"):
         reference.run("FlashAttentionScore", inputs, {"head_num": 1, "input_layout": "TND"})
 
 
@@ -188,19 +188,19 @@ def test_backward(change, name):
     inputs |= {"dy": f32(2, 4, 3, 2), "attention_in": f32(2, 4, 3, 2)}
     inputs |= {"softmax_max": f32(2, 4, 3, 8), "softmax_sum": np.ones((2, 4, 3, 8), np.float32)}
     reference.run("FlashAttentionScoreGrad", inputs, attrs)
-    with pytest.raises(reference.InvalidInput, match=f"^FlashAttentionScoreGrad: {name}: "):
+    with pytest.raises(reference.ReferenceInputError, match=f"^FlashAttentionScoreGrad: {name}: "):
         reference.run("FlashAttentionScoreGrad", inputs | change, attrs)
 
 
 def test_run_itself():
     inputs, attrs = base()
-    with pytest.raises(reference.InvalidInput, match="RingAttentionUpdate: operator: has no reference"):
+    with pytest.raises(reference.ReferenceInputError, match="RingAttentionUpdate: operator: has no reference"):
         reference.run("RingAttentionUpdate", {}, {})
     with pytest.raises(ValueError, match="FlashAttentionScor'"):
         reference.run("FlashAttentionScor", {}, {})
-    with pytest.raises(reference.InvalidInput, match="attn_out: is no output"):
+    with pytest.raises(reference.ReferenceInputError, match="attn_out: is no output"):
         reference.run("FlashAttentionScore", inputs, attrs, ["attn_out"])
-    with pytest.raises(reference.InvalidInput, match="dtype"):
+    with pytest.raises(reference.ReferenceInputError, match="dtype"):
         reference.run("FlashAttentionScore", inputs, attrs, dtype="float32")
     with pytest.raises(ValueError, match="head_num"):
         reference.run("FlashAttentionScore", inputs, {"input_layout": "BNSD"})

@@ -67,9 +67,7 @@ def problem(layout="BNSD", b=1, n1=2, n2=1, s1=3, s2=4, d=2, dv=2, rope=0):
     shapes = {"query": (n1, s1, d), "key": (n2, s2, d), "value": (n2, s2, dv)}
     if rope:
         shapes |= {"query_rope": (n1, s1, rope), "key_rope": (n2, s2, rope)}
-    inputs = {
-        name: to_layout(random(seed, b, *shape), layout) for seed, (name, shape) in enumerate(shapes.items())
-    }
+    inputs = {name: to_layout(random(seed, b, *shape), layout) for seed, (name, shape) in enumerate(shapes.items())}
     if layout == "TND":
         inputs |= {"actual_seq_qlen": cumulative(*[s1] * b), "actual_seq_kvlen": cumulative(*[s2] * b)}
     return inputs, {"input_layout": layout, "head_num": n1, "scale_value": 0.8}
@@ -172,11 +170,11 @@ def test_both_orders_of_packed_statistics():
     turned = {name: true[name].transpose(1, 0, 2) for name in ("softmax_max", "softmax_sum")}
     for name, value in backward(inputs, attrs, dy, "same_as_input", **turned).items():
         np.testing.assert_array_equal(value, blocks[name])
-    with pytest.raises(reference.InvalidInput, match="softmax_max"):
+    with pytest.raises(reference.ReferenceInputError, match="softmax_max"):
         backward(inputs, attrs, dy, "same_as_input")
     longer = {**inputs, "query": random(0, 6, 3, 2)}
     more = {name: np.zeros((3, 6, 8)) for name in turned}
-    with pytest.raises(reference.InvalidInput, match="last value of actual_seq_qlen"):
+    with pytest.raises(reference.ReferenceInputError, match="last value of actual_seq_qlen"):
         backward(longer, attrs, random(3, 6, 3, 2), "same_as_input", **more)
 
 
@@ -217,3 +215,18 @@ def test_dtypes():
         "dsink": "float32",
     }
     assert list(reference.run("FlashAttentionScoreGrad", inputs, attrs, ["dv"])) == ["dv"]
+
+
+def test_a_poisoned_query_reaches_only_the_keys_it_attends():
+    """Row 1 is NaN and attends key 0 only: the gradients of the other keys are those without row 1."""
+    inputs, attrs = problem(n1=1)
+    inputs["query"][:, :, 1] = np.nan
+    inputs["atten_mask"] = np.array([[0, 0, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0]], np.uint8)
+    dy = random(9, 1, 1, 3, 2)
+    got = backward(inputs, attrs, dy)
+    rows = [0, 2]
+    fewer = {**inputs, "query": inputs["query"][:, :, rows], "atten_mask": inputs["atten_mask"][rows]}
+    want = backward(fewer, attrs, dy[:, :, rows])
+    assert np.isnan(got["dk"][0, 0, 0]).all()
+    for name in ("dk", "dv"):
+        np.testing.assert_allclose(got[name][:, :, 1:], want[name][:, :, 1:], **EXACT)

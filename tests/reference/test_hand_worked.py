@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -108,12 +109,8 @@ def test_fully_masked_row_is_zero():
     }
     result = forward(inputs, dtype=None)
     np.testing.assert_array_equal(result["attention_out"][0, 0, :, 0], [0.0, 5.0])
-    np.testing.assert_array_equal(
-        result["softmax_max"][0, 0, :, 3], np.array([-3.4028235e38, 1.0], np.float32)
-    )
-    np.testing.assert_array_equal(
-        result["softmax_sum"][0, 0, :, 3], np.array([3.4028235e38, 1.0], np.float32)
-    )
+    np.testing.assert_array_equal(result["softmax_max"][0, 0, :, 3], np.array([-3.4028235e38, 1.0], np.float32))
+    np.testing.assert_array_equal(result["softmax_sum"][0, 0, :, 3], np.array([3.4028235e38, 1.0], np.float32))
     assert result["softmax_max"].dtype == np.float32
 
 
@@ -200,13 +197,7 @@ def test_gradient():
     np.testing.assert_allclose(result["dv"].reshape(-1), [0.25, 0.75], **EXACT)
     np.testing.assert_allclose(result["dk"].reshape(-1), [-0.75, 0.75], **EXACT)
     np.testing.assert_allclose(result["dq"].reshape(-1), [0.75 * LN3], **EXACT)
-    assert (
-        result["dpse"].shape
-        == result["dq_rope"].shape
-        == result["dk_rope"].shape
-        == result["dsink"].shape
-        == (0,)
-    )
+    assert result["dpse"].shape == result["dq_rope"].shape == result["dk_rope"].shape == result["dsink"].shape == (0,)
 
 
 def test_gradient_of_the_sink():
@@ -238,7 +229,6 @@ def test_results_are_float64_results_rounded_once(dtype):
 
 
 def test_bfloat16():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     inputs = {
         "query": tensor(1).astype(ml_dtypes.bfloat16),
         "key": tensor(0, 1).astype(ml_dtypes.bfloat16),

@@ -67,9 +67,7 @@ def test_packed_batches_of_any_length():
                 for x in (q[row : row + s1], k[column : column + s2], v[column : column + s2])
             ]
             want, want_max, _ = attention(*one)
-            np.testing.assert_allclose(
-                got["attention_out"][row : row + s1], want[0].transpose(1, 0, 2), **EXACT
-            )
+            np.testing.assert_allclose(got["attention_out"][row : row + s1], want[0].transpose(1, 0, 2), **EXACT)
             np.testing.assert_allclose(got["softmax_max"][row : row + s1, :, 5], want_max[0].T, **EXACT)
         row, column = row + s1, column + s2
     assert row == 5
@@ -137,9 +135,7 @@ def test_empty_tensors(layout, empty):
 
 def test_key_heads_empty():
     q, k = np.ones((1, 2, 3, 4)), np.ones((1, 0, 3, 4))
-    np.testing.assert_array_equal(
-        forward({"query": q, "key": k, "value": k})["attention_out"], np.zeros((1, 2, 3, 4))
-    )
+    np.testing.assert_array_equal(forward({"query": q, "key": k, "value": k})["attention_out"], np.zeros((1, 2, 3, 4)))
 
 
 def test_packed_batch_without_keys_is_zero():

@@ -112,8 +112,7 @@ def test_packed_bias_is_flat(full):
     for b in range(2):
         s1, s2 = q_lens[b], kv_lens[b]
         one = [
-            x.transpose(1, 0, 2)[None]
-            for x in (q[row : row + s1], k[column : column + s2], v[column : column + s2])
+            x.transpose(1, 0, 2)[None] for x in (q[row : row + s1], k[column : column + s2], v[column : column + s2])
         ]
         want, _, _ = attention(*one, bias=lambda _, n, i, j, b=b: blocks[b][n, i if full else 0, j])
         np.testing.assert_allclose(got[row : row + s1], want[0].transpose(1, 0, 2), **EXACT)

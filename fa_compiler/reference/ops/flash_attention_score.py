@@ -26,9 +26,7 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
     for batch, head, kv_head in attention.heads():
         sink = None if attention.sink is None else float(attention.sink[head])
-        rows = softmax(
-            attention.scores(batch, head, kv_head), attention.allowed(batch, head), sink, empty_rows
-        )
+        rows = softmax(attention.scores(batch, head, kv_head), attention.allowed(batch, head), sink, empty_rows)
         row_max[batch][head] = rows.max
         row_sum[batch][head] = rows.sum
         kept = attention.dropout.factors(batch, head)

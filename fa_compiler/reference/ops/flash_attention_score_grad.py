@@ -65,7 +65,7 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         "dq": Output(d_query_main, dtype),
         "dk": Output(d_key_main, dtype),
         "dv": Output(kv_side.join(d_value, attention.value_width), dtype),
-        "dpse": Output(np.zeros(0 if pse is None else pse.shape), dtype if pse is None else pse.dtype),
+        "dpse": Output(np.zeros(0 if pse is None else pse.shape), dtype),
         "dq_rope": Output(d_query_rope, dtype),
         "dk_rope": Output(d_key_rope, dtype),
         "dsink": Output(np.zeros(0) if attention.sink is None else d_sink, np.dtype(np.float32)),
