@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 from onnx import TensorProto, helper
+from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
 from fa_compiler.lowering.ort.descriptors import OPERATORS
 from fa_compiler.lowering.ort.library import register_custom_ops
@@ -32,6 +33,12 @@ Array = npt.NDArray[Any]
 # Any opset that every supported ONNX Runtime knows: the model holds nothing of it.
 _ONNX_OPSET = 17
 _IR_VERSION = 8
+
+# ONNX Runtime has a class for each status code and no common base; a few errors are plain RuntimeErrors.
+_ORT_ERRORS = (
+    RuntimeError,
+    *(error for error in vars(pybind).values() if isinstance(error, type) and issubclass(error, Exception)),
+)
 
 
 class KernelError(ValueError):
@@ -65,7 +72,7 @@ def run(
         )
         feeds = {_input_name(i): _to_ort(array) for i, array in enumerate(placed) if array is not None}
         results = session.run_with_ort_values(list(wanted), feeds)
-    except (ort.capi.onnxruntime_pybind11_state.OnnxRuntimeException, RuntimeError) as error:
+    except _ORT_ERRORS as error:
         raise KernelError(_own_words(str(error))) from None
     return {name: _from_ort(result) for name, result in zip(wanted, results, strict=True)}
 

@@ -15,9 +15,8 @@ namespace {
 constexpr int64_t kCompressedMask = 2048;  // rows and columns of the constant mask of sparse_mode 2, 3 and 4
 constexpr int64_t kMaxHeadSize = 768;
 
-// "node 'layer0/attn' (FlashAttentionScore)", then the complaint.
 [[noreturn]] void refuse(const std::string& node, const std::string& text, ort::ErrorCode code) {
-  throw Error{code, "node '" + node + "' (" + kName + "): " + text};
+  throw Error{code, node + ": " + text};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -34,7 +33,8 @@ Value one_of(const std::string& node, const char* name, const std::string& text,
   refuse(node, std::string(name) + " is \"" + text + "\", expected one of " + known, ort::ErrorCode::invalid_argument);
 }
 
-Attributes read_attributes(const std::string& node, const NodeInfo& info) {
+Attributes read_attributes(const NodeInfo& info) {
+  const std::string& node = info.title();
   const auto unsupported = [&node](const std::string& what) {
     refuse(node, what + " is not supported by the CPU kernel yet", ort::ErrorCode::not_implemented);
   };
@@ -542,10 +542,12 @@ size_t bytes_of(const Dims& dims, size_t element) {
 
 }  // namespace
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info)
-    : api_(api), node_(NodeInfo(api, info).name()), attributes_(read_attributes(node_, NodeInfo(api, info))),
-      allocator_(allocator_of(api, info)), variant_(chosen_variant()) {
-  const Tensor mask = NodeInfo(api, info).constant_input(input_atten_mask);
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, NodeInfo(api, info, kName)) {}
+
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
+    : api_(api), node_(node.title()), attributes_(read_attributes(node)), allocator_(allocator_of(api, info)),
+      variant_(chosen_variant()) {
+  const Tensor mask = node.constant_input(input_atten_mask);
   if (mask.present() && needs_compressed_mask(attributes_)) {
     Call::check_compressed_mask(node_, attributes_, mask, false);
     constant_mask_checked_ = true;

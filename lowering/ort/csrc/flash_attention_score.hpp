@@ -1,8 +1,6 @@
 // The operator FlashAttentionScore: from a node's attributes and tensors to a checked Problem.
 #pragma once
 
-#include <optional>
-
 #include "op.hpp"
 #include "variants.hpp"
 
@@ -38,8 +36,10 @@ class Kernel {
   void compute(ort::KernelContext* context) const;
 
  private:
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
+
   ort::Api api_;
-  std::string node_;
+  std::string node_;  // how messages name it
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;

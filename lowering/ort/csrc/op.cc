@@ -58,12 +58,12 @@ ort::Status* read_text(std::string& text, Getter getter) {
 
 }  // namespace
 
-std::string NodeInfo::name() const {
-  std::string text;
-  check(api_, read_text(text, [this](char* out, size_t* size) {
+NodeInfo::NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_type) : api_(api), info_(info) {
+  std::string name;
+  check(api_, read_text(name, [this](char* out, size_t* size) {
     return ort::KernelInfo_GetNodeName(api_, info_, out, size);
   }));
-  return text;
+  title_ = "node '" + name + "' (" + op_type + ")";
 }
 
 bool NodeInfo::has_input(size_t index) const {
@@ -86,29 +86,31 @@ Tensor NodeInfo::constant_input(size_t index) const {
 }
 
 // A missing attribute is a failure to ONNX Runtime; one of another type is an error to us.
-bool NodeInfo::found(ort::Status* status) const {
+bool NodeInfo::found(ort::Status* status, const char* name) const {
   if (status == nullptr) return true;
   const std::string text = ort::GetErrorMessage(api_, status);
   ort::ReleaseStatus(api_, status);
-  if (text.find("don't match") != std::string::npos) throw std::runtime_error(text);
+  if (text.find("don't match") != std::string::npos) {
+    throw Error{ort::ErrorCode::invalid_argument, title_ + ": attribute " + name + " has the wrong type"};
+  }
   return false;
 }
 
 int64_t NodeInfo::integer(const char* name, int64_t fallback) const {
   int64_t value = fallback;
-  return found(ort::KernelInfoGetAttribute_int64(api_, info_, name, &value)) ? value : fallback;
+  return found(ort::KernelInfoGetAttribute_int64(api_, info_, name, &value), name) ? value : fallback;
 }
 
 float NodeInfo::number(const char* name, float fallback) const {
   float value = fallback;
-  return found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value)) ? value : fallback;
+  return found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value), name) ? value : fallback;
 }
 
 std::string NodeInfo::string(const char* name, const std::string& fallback) const {
   std::string text;
   const bool present = found(read_text(text, [this, name](char* out, size_t* size) {
     return ort::KernelInfoGetAttribute_string(api_, info_, name, out, size);
-  }));
+  }), name);
   return present ? text : fallback;
 }
 

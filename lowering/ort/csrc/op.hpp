@@ -53,9 +53,10 @@ Tensor tensor_of(ort::Api api, const ort::Value* value);
 // Reads attributes and inputs of a node while its kernel is made.
 class NodeInfo {
  public:
-  NodeInfo(ort::Api api, const ort::KernelInfo* info) : api_(api), info_(info) {}
+  NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_type);
 
-  std::string name() const;
+  // "node 'layer0/attention' (FlashAttentionScore)", as every message begins.
+  const std::string& title() const { return title_; }
   bool has_input(size_t index) const;
   Tensor constant_input(size_t index) const;  // not present if the input is no constant
 
@@ -65,10 +66,11 @@ class NodeInfo {
   std::string string(const char* name, const std::string& fallback) const;
 
  private:
-  bool found(ort::Status* status) const;
+  bool found(ort::Status* status, const char* name) const;
 
   ort::Api api_;
   const ort::KernelInfo* info_;
+  std::string title_;
 };
 
 struct AllocatorDeleter {
