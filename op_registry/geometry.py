@@ -106,6 +106,8 @@ def measure(
         return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _first(q[3], k[3]), v[3])
     if layout == "TND":
         q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
+        if q_lens and kv_lens and len(q_lens) != len(kv_lens):
+            q_lens = kv_lens = None
         b = len(q_lens) if q_lens is not None else shape_of(q_ends, 1)[0]
         n1 = _first(q[1], head_num)
         return Geometry(

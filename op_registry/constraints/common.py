@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import zip_longest
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,7 +88,7 @@ def head_count(call: Call) -> Iterator[Fault]:
     if layout in ("BSH", "SBH"):
         width = shape[2]
         if isinstance(width, int) and width % head_num:
-            yield Fault("head_num", f"query has the width {width}, expected a multiple of head_num {head_num}")
+            yield Fault("head_num", f"head_num is {head_num}, expected a divisor of the width {width} of query")
         return
     heads = shape[{"BSND": 2, "BNSD": 1, "TND": 1}[layout]]
     if differ(heads, head_num):
@@ -193,24 +193,25 @@ def inner_pse_positions(call: Call, shift: str) -> Iterator[Fault]:
     """Where pse_type 2 and 3 may be used: S1 == S2; not in sparse_mode 7; in mode 8 on aligned sequences
     only."""
     g, mode = call.geometry, call.attr("sparse_mode")
+    slopes_here = f"{shift} holds slopes of pse_type {call.attr('pse_type')}"
     if not g.tnd and differ(g.s1, g.s2):
-        message = f"query has {g.s1} positions and key {g.s2}, expected as many for pse_type {call.attr('pse_type')}"
-        yield Fault(shift, message)
+        yield Fault(shift, f"{slopes_here} for {g.s1} queries and {g.s2} keys, expected as many of both")
     if not g.tnd or call["atten_mask"] is None:
         return
     if mode == 7:
-        yield Fault(shift, "sparse_mode is 7, which forbids pse_type 2 and 3, expected pse_type 0 or 1")
+        yield Fault(shift, f"{slopes_here} in sparse_mode 7, expected pse_type 0 or 1")
     if mode == 8 and g.q_lens and g.kv_lens:
-        unequal = [i for i, (q, k) in enumerate(zip_longest(g.q_lens, g.kv_lens)) if i and q != k]
-        if unequal:
-            message = f"sequence {unequal[0]} has different lengths of query and key, expected equal ones"
-            yield Fault(shift, f"{message} for pse_type 2 and 3 in sparse_mode 8")
-        start = [(call.content(name) or [0])[0] for name in ("q_start_idx", "kv_start_idx")]
-        constant = all(call[name] is None or call.content(name) for name in ("q_start_idx", "kv_start_idx"))
-        offset = g.q_lens[0] - g.kv_lens[0] + start[0] - start[1]
-        if constant and offset:
-            message = f"query and key of sequence 0 end {offset} positions apart, expected 0 in sparse_mode 8"
-            yield Fault(shift, f"{message} with pse_type 2 and 3")
+        pairs = list(zip(g.q_lens, g.kv_lens, strict=True))
+        if unequal := [i for i, (q, k) in enumerate(pairs) if i and q != k]:
+            q, k = pairs[unequal[0]]
+            message = f"{slopes_here} in sparse_mode 8 where sequence {unequal[0]} has {q} queries and {k} keys"
+            yield Fault(shift, f"{message}, expected as many of both")
+        starts = [call.content(name) if call[name] else [0] for name in ("q_start_idx", "kv_start_idx")]
+        if starts[0] and starts[1]:
+            apart = g.q_lens[0] - g.kv_lens[0] + starts[0][0] - starts[1][0]
+            if apart:
+                message = f"{slopes_here} in sparse_mode 8 where sequence 0 ends {apart} positions after its keys"
+                yield Fault(shift, f"{message}, expected 0")
 
 
 def sparse_mode_known(call: Call) -> Iterator[Fault]:
@@ -236,7 +237,7 @@ def mask_shape(call: Call, broadcast: str | None) -> Iterator[Fault]:
     if mask.dtype and mask.dtype not in ("DT_BOOL", "DT_UINT8"):
         yield Fault("atten_mask", f"atten_mask is {mask.dtype}, expected DT_BOOL or DT_UINT8")
     shape = mask.shape
-    if shape is None:
+    if shape is None or any(sparse_mode_known(call)):
         return
     if len(shape) not in (2, 4):
         yield Fault("atten_mask", f"atten_mask has rank {len(shape)}, expected 2 or 4")
@@ -370,7 +371,7 @@ def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[F
     if not fits:
         yield Fault(shift, f"{shift} has the shape {text(shape)}, expected {rank}, or [B,N1,1024,maxS2]")
     elif g.q_lens and g.kv_lens and isinstance(g.n1, int):
-        pairs = sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=False))
+        pairs = sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
         sizes = (g.n1 * sum(g.kv_lens), g.n1 * pairs)
         if all(differ(shape[0], size) for size in sizes):
             message = f"{shift} has {shape[0]} as dimension 0, expected {sizes[0]} or {sizes[1]} elements"
@@ -400,7 +401,7 @@ def packed_band(call: Call) -> Iterator[Fault]:
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:
         return
-    pairs = [(i, q, k) for i, (q, k) in enumerate(zip(g.q_lens, g.kv_lens, strict=False)) if q]
+    pairs = [(i, q, k) for i, (q, k) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)) if q]
     if not pairs:
         return
     if mode == 0:
@@ -412,7 +413,10 @@ def packed_band(call: Call) -> Iterator[Fault]:
             yield Fault("pre_tockens", message)
     if mode in (3, 7) and (longer := [(i, q, k) for i, q, k in pairs if q > k]):
         i, q, k = longer[0]
-        message = f"sequence {i} has {q} queries and {k} keys, expected at least as many keys in sparse_mode {mode}"
+        message = (
+            f"actual_seq_qlen gives sequence {i} {q} queries for {k} keys, expected at least as many keys "
+            f"in sparse_mode {mode}"
+        )
         yield Fault("actual_seq_qlen", message)
     if mode == 4:
         if pre < 0 or (nxt < 0 and pre + nxt < 0):
@@ -472,7 +476,7 @@ def drop_bytes(call: Call) -> Iterator[Fault]:
         yield Fault("drop_mask", f"drop_mask is {tensor.dtype}, expected DT_UINT8")
     bits = None
     if g.tnd and g.q_lens and g.kv_lens and isinstance(g.n1, int):
-        bits = g.n1 * sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=False))
+        bits = g.n1 * sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
     elif not g.tnd and all(isinstance(size, int) for size in (g.b, g.n1, g.s1, g.s2)):
         bits = int(np.prod([size for size in (g.b, g.n1, g.s1, g.s2) if isinstance(size, int)], dtype=object))
     if bits is None or tensor.shape is None or not all(isinstance(size, int) for size in tensor.shape):
@@ -512,7 +516,7 @@ def packed_lengths(call: Call) -> Iterator[Fault]:
         if not ends:
             continue
         used = ends[: max((i + 1 for i, end in enumerate(ends) if end), default=0)]
-        if any(a > b for a, b in zip([0, *used], used, strict=False)):
+        if any(a > b for a, b in pairwise([0, *used])):
             yield Fault(name, f"{name} is {ends}, expected cumulative lengths, which never shrink")
         elif isinstance(total, int) and max(ends) > total:
             yield Fault(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")

@@ -223,8 +223,8 @@ def empty(call: Call) -> Iterator[Fault]:
     """Empty tensors are fine, but for a packed sequence that has queries and no keys."""
     g = call.geometry
     if g.tnd and g.q_lens and g.kv_lens:
-        for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=False)):
+        for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):
             if queries and not keys:
-                message = f"sequence {index} has {queries} queries and no key, expected keys"
+                message = f"actual_seq_kvlen gives sequence {index} no key for {queries} queries, expected keys"
                 yield Fault("actual_seq_kvlen", message, "document")
                 return
