@@ -22,6 +22,8 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "op_registry").is_dir():
     # In a checkout the sub-packages lie beside this folder; an installed package has them inside.
     __path__.append(str(_ROOT))
 
+from fa_compiler.op_registry import schemas as _schemas  # noqa: E402  # needs __path__
+
 if TYPE_CHECKING:
     from fa_compiler import ops, reference
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
@@ -73,3 +75,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+_schemas.register()

@@ -29,10 +29,17 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+class _Console(Console):
+    """Rich ends the program with code 1 when nobody reads on, which here means "different"."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console(stream: TextIO | None = None) -> Console:
     """A console on a stream, standard output by default."""
     stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+    return _Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
 def print_report(report: Report, explain: bool) -> None:

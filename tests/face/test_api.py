@@ -1,0 +1,203 @@
+"""`optimize` from Python: what it accepts, returns and never changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fa_compiler
+from fa_compiler.errors import InternalError
+
+from .builders import SIZE, attention, external, feeds, plain, projected, saved
+
+
+def types(model: onnx.ModelProto | ir.Model) -> list[str]:
+    nodes = model.graph.node if isinstance(model, onnx.ModelProto) else list(model.graph)
+    return [node.op_type for node in nodes]
+
+
+def run(model: onnx.ModelProto) -> np.ndarray:
+    options = ort.SessionOptions()
+    fa_compiler.register_custom_ops(options)
+    return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, feeds())[0])
+
+
+def test_path(tmp_path: Path) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    for given in (path, str(path)):
+        result = fa_compiler.optimize(given)
+        assert isinstance(result.model, onnx.ModelProto)
+        assert types(result.model) == ["FlashAttentionScore"]
+        assert result.report.model == str(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_proto_is_not_changed(tmp_path: Path) -> None:
+    model = attention()
+    before = model.SerializeToString(deterministic=True)
+    result = fa_compiler.optimize(model, tmp_path / "out.onnx")
+    assert model.SerializeToString(deterministic=True) == before
+    assert isinstance(result.model, onnx.ModelProto)
+    assert result.model.SerializeToString(deterministic=True) == onnx.load(tmp_path / "out.onnx").SerializeToString(
+        deterministic=True
+    )
+    np.testing.assert_allclose(run(result.model), run(model), rtol=0, atol=1e-5)
+
+
+def test_renaming_a_value_does_not_reach_the_given_proto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnx-ir writes a new name of an initializer through to its tensor; ours are detached from the proto."""
+    model = attention()
+    model.graph.node.append(helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(3), "c")))
+    honest = fa_compiler.pipeline.fuse
+
+    def renaming(graph: ir.Model, *args: object) -> object:
+        graph.graph.initializers["scale"].name = "renamed"
+        for node in graph.graph:
+            if node.op_type == "Constant":
+                node.attributes["value"].value.name = "renamed"
+        return honest(graph, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("fa_compiler.pipeline.fuse", renaming)
+    before = model.SerializeToString(deterministic=True)
+    fa_compiler.optimize(model)
+    assert model.SerializeToString(deterministic=True) == before
+    given = ir.from_proto(model)
+    fa_compiler.optimize(given)
+    assert given.graph.initializers["scale"].const_value.name == "scale"
+
+
+def test_ir_model_gives_an_ir_model(tmp_path: Path) -> None:
+    path, weight = projected(tmp_path / "in")
+    model = ir.load(path)
+    result = fa_compiler.optimize(model)
+    assert isinstance(result.model, ir.Model)
+    assert "FlashAttentionScore" in types(result.model)
+    assert "Softmax" in types(model)
+    np.testing.assert_array_equal(result.model.graph.initializers["w"].const_value.numpy(), weight)
+    (tmp_path / "out").mkdir()
+    result = fa_compiler.optimize(model, tmp_path / "out" / "m.onnx")
+    assert isinstance(result.model, ir.Model)
+    assert Path(result.model.graph.initializers["w"].const_value.path) == tmp_path / "out" / "m.onnx.data"
+    np.testing.assert_array_equal(result.model.graph.initializers["w"].const_value.numpy(), weight)
+    np.testing.assert_array_equal(model.graph.initializers["w"].const_value.numpy(), weight)
+
+
+def test_other_things_are_no_models() -> None:
+    with pytest.raises(TypeError, match="not int"):
+        fa_compiler.optimize(7)  # type: ignore[arg-type]
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(fa_compiler.InputError, match="'gpu'"):
+        fa_compiler.optimize(plain(), target="gpu")  # type: ignore[arg-type]
+    with pytest.raises(fa_compiler.InputError, match="'luck'"):
+        fa_compiler.optimize(plain(), assume="luck")
+    with pytest.raises(fa_compiler.InputError, match="'Ascend7'"):
+        fa_compiler.optimize(plain(), target="ascend", soc_version="Ascend7")
+
+
+def test_output_may_not_be_the_input(tmp_path: Path) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    with pytest.raises(fa_compiler.InputError, match="input itself"):
+        fa_compiler.optimize(path, path)
+
+
+@pytest.mark.parametrize("ir_version", [7, 8, 10])
+def test_versions_are_kept(ir_version: int) -> None:
+    model = attention(ir_version=ir_version)
+    model.opset_import.add(domain="my.domain", version=3)
+    result = fa_compiler.optimize(model).model
+    assert isinstance(result, onnx.ModelProto)
+    assert result.ir_version == ir_version
+    assert {opset.domain: opset.version for opset in result.opset_import} == {"": 17, "my.domain": 3, "ascend": 1}
+
+
+def test_without_a_fused_node_there_is_no_new_domain() -> None:
+    model = plain()
+    result = fa_compiler.optimize(model).model
+    assert result == model
+    assert result is not model
+
+
+def test_inference_is_not_lost() -> None:
+    """The checker accepts the result and knows the type of every value of the fused graph."""
+    result = fa_compiler.optimize(attention()).model
+    assert isinstance(result, onnx.ModelProto)
+    onnx.checker.check_model(result, full_check=True)
+
+
+def test_unknown_domains_and_ops_are_left_alone(tmp_path: Path) -> None:
+    """Ops nobody knows, in their own domain and in the standard one, beside attention."""
+    model = attention()
+    model.opset_import.add(domain="my.domain", version=1)
+    model.graph.node.append(helper.make_node("Strange", ["out"], ["z"], "strange", domain="my.domain", depth=3))
+    model.graph.node.append(helper.make_node("SimplifiedLayerNormalization", ["z"], ["y"], "norm", epsilon=1e-5))
+    model.graph.output[0].name = "y"
+    model.graph.value_info.append(helper.make_tensor_value_info("out", 1, ["batch", 4, "seq", 16]))
+    result = fa_compiler.optimize(model, tmp_path / "out.onnx").model
+    assert types(result) == ["FlashAttentionScore", "Strange", "SimplifiedLayerNormalization"]
+    assert isinstance(result, onnx.ModelProto)
+    assert list(result.graph.node[1:]) == list(model.graph.node[5:])
+
+
+def test_weights_in_a_branch_stay_outside(tmp_path: Path) -> None:
+    """External tensors of subgraphs, as initializers and as Constant nodes, follow the model."""
+
+    def branch(name: str, offset: int, constant: bool) -> onnx.GraphProto:
+        tensor = external(f"w_{name}", (SIZE, SIZE), "w.bin", offset)
+        nodes = [helper.make_node("MatMul", ["out", f"w_{name}"], [f"y_{name}"])]
+        if constant:
+            nodes.insert(0, helper.make_node("Constant", [], [f"w_{name}"], value=tensor))
+        y = helper.make_tensor_value_info(f"y_{name}", 1, None)
+        return helper.make_graph(nodes, name, [], [y], [] if constant else [tensor])
+
+    model = attention(batch=2, length=8)
+    model.graph.input.append(helper.make_tensor_value_info("flag", TensorProto.BOOL, []))
+    branches = {"then_branch": branch("yes", 0, True), "else_branch": branch("no", 4 * SIZE * SIZE, False)}
+    model.graph.node.append(helper.make_node("If", ["flag"], ["y"], "choose", **branches))
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", 1, [2, 4, 8, SIZE]))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    path, out = saved(model, tmp_path / "in" / "m.onnx"), tmp_path / "out" / "m.onnx"
+    weights = np.random.default_rng(0).standard_normal((2, SIZE, SIZE)).astype(np.float32)
+    (tmp_path / "in" / "w.bin").write_bytes(weights.tobytes())
+    assert fa_compiler.optimize(path, out).report.count("fused") == 1
+    original = ort.InferenceSession(str(path))
+    for given in (out, path):
+        session = fa_compiler.InferenceSession(given)
+        for flag in (False, True):
+            inputs = {**feeds(), "flag": np.array(flag)}
+            expected = original.run(None, inputs)[0]
+            np.testing.assert_allclose(session.run(None, inputs)[0], expected, rtol=0, atol=1e-4)
+
+
+def test_a_broken_result_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a pass made an invalid graph, the final checks stop it."""
+    honest = fa_compiler.pipeline.fuse
+
+    def breaking(model: ir.Model, *args: object) -> object:
+        report = honest(model, *args)  # type: ignore[arg-type]
+        next(node for node in model.graph if node.domain == "ascend").attributes["head_num"] = ir.AttrInt64(
+            "head_num", 3
+        )
+        return report
+
+    monkeypatch.setattr("fa_compiler.pipeline.fuse", breaking)
+    with pytest.raises(InternalError, match="fa_"):
+        fa_compiler.optimize(attention(), tmp_path / "out.onnx")
+
+    def dangling(model: ir.Model, *args: object) -> object:
+        report = honest(model, *args)  # type: ignore[arg-type]
+        model.graph.append(ir.node("Relu", [ir.Value(name="nowhere")], num_outputs=1))
+        return report
+
+    monkeypatch.setattr("fa_compiler.pipeline.fuse", dangling)
+    with pytest.raises(InternalError, match="nowhere"):
+        fa_compiler.optimize(attention(), tmp_path / "out.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,336 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+import fa_compiler
+from fa_compiler import writing
+from fa_compiler.cli import main
+
+from .builders import attention, ops, plain, projected, saved
+
+COMMAND = [sys.executable, "-m", "fa_compiler"]
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """Output, exit codes and streams of the real command."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    done = subprocess.run(
+        [*COMMAND, "optimize", "model.onnx", "-o", "out.onnx"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 fused (of 1)" in done.stdout
+    assert "wrote out.onnx" in done.stdout
+    assert ops(tmp_path / "out.onnx") == ["FlashAttentionScore"]
+    done = subprocess.run([*COMMAND, "inspect", str(path) + "x"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"fa-compiler: error: {path}x: no such file\n"
+
+
+def test_reader_that_goes_away(tmp_path: Path) -> None:
+    """`fa-compiler ... | head` ends quietly."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*COMMAND, "registry", "list"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_full_output_stream(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "registry", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert "No space left" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+_SLOW = """
+import sys, time
+import fa_compiler.pipeline as pipeline
+from fa_compiler.cli import main
+
+def fuse(*args):
+    print("ready", flush=True)
+    time.sleep(60)
+
+pipeline.fuse = fuse
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(number: signal.Signals, tmp_path: Path) -> None:
+    saved(attention(), tmp_path / "model.onnx")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOW, "optimize", "model.onnx", "-o", "out.onnx"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    _, error = process.communicate()
+    assert (process.returncode, error) == (130, "fa-compiler: error: interrupted; nothing was written\n")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def _on_a_terminal(arguments: list[str], folder: Path) -> str:
+    """What a command prints to a terminal on standard error."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    except OSError:
+        pass  # how Linux tells that the other side of a terminal is closed
+    os.close(ours)
+    assert process.wait() == 0
+    return seen.decode()
+
+
+def test_progress_is_for_terminals(tmp_path: Path) -> None:
+    saved(attention(), tmp_path / "model.onnx")
+    arguments = ["optimize", "model.onnx", "-o", "out.onnx"]
+    assert "attention" in _on_a_terminal(arguments, tmp_path)
+    assert _on_a_terminal([*arguments, "--quiet"], tmp_path) == ""
+
+
+def test_version_and_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capfd.readouterr().out == f"fa-compiler {fa_compiler.__version__}\n"
+    for command in ([], ["optimize"], ["inspect"], ["verify"], ["registry"], ["registry", "diff"]):
+        assert main([*command, "--help"]) == 0
+        assert "exit codes:" in capfd.readouterr().out
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["version"] == fa_compiler.__version__
+
+
+def test_report_is_the_json_of_the_schema(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, report = saved(attention(), tmp_path / "model.onnx"), tmp_path / "report.json"
+    out = str(tmp_path / "out.onnx")
+    assert main(["optimize", str(path), "-o", out, "--report", str(report), "--quiet"]) == 0
+    assert capfd.readouterr().out == ""
+    written = json.loads(report.read_text())
+    assert {"schema", "model", "target", "blocks", "summary", "seconds"} <= written.keys()
+    assert (written["schema"], written["model"], written["target"]) == (1, str(path), "ort")
+    assert written["summary"] == {"softmaxes": 1, "fused": 1, "declined": 0, "not_attention": 0}
+    keys = "id kind pair anchor status op node layout mask heads extensions assumed code reason culprit hint"
+    assert list(written["blocks"][0]) == keys.split()
+    assert written["blocks"][0]["anchor"] == "attn/Softmax"
+    assert main(["inspect", str(path), "--json"]) == 0
+    inspected = json.loads(capfd.readouterr().out)
+    assert inspected["blocks"] == written["blocks"]
+
+
+def test_explain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A fused block and a declined one, in sentences."""
+    model = attention()
+    model.graph.output.append(helper.make_tensor_value_info("probs", 1, ["batch", 4, "seq", "seq"]))
+    path = saved(model, tmp_path / "model.onnx")
+    assert main(["inspect", str(path), "--explain"]) == 0
+    text = capfd.readouterr().out
+    assert "probabilities_are_output" in text
+    assert fa_compiler.passes.Code.PROBABILITIES_ARE_OUTPUT.meaning in text
+    assert "1 declined" in text
+    assert main(["inspect", str(saved(attention(), path)), "--explain"]) == 0
+    assert "as FlashAttentionScore, BNSD, 4 heads, no mask, node " in capfd.readouterr().out
+
+
+def test_no_attention_is_a_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = saved(plain(), tmp_path / "model.onnx")
+    assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), "--verify"]) == 0
+    text = capfd.readouterr().out
+    assert "no attention found" in text
+    assert "copy of the input" in text
+    assert (tmp_path / "out.onnx").read_bytes() == path.read_bytes()
+
+
+def test_force_replaces_the_input(tmp_path: Path) -> None:
+    path, _ = projected(tmp_path)
+    weights = (tmp_path / "weights.bin").read_bytes()
+    assert main(["optimize", str(path), "-o", str(path), "--force", "--quiet", "--verify"]) == 0
+    assert "FlashAttentionScore" in ops(path)
+    assert (tmp_path / "weights.bin").read_bytes() == weights
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "weights.bin"]
+
+
+def test_existing_output_is_replaced_with_its_mode(tmp_path: Path) -> None:
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    out.write_bytes(b"old")
+    out.chmod(0o640)
+    assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
+    assert ops(out) == ["FlashAttentionScore"]
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_new_output_obeys_the_umask(tmp_path: Path) -> None:
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    before = os.umask(0o027)
+    try:
+        assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
+    finally:
+        os.umask(before)
+    assert out.stat().st_mode & 0o777 == 0o640
+
+
+def test_link_at_the_output_is_replaced(tmp_path: Path) -> None:
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    out.symlink_to("elsewhere")
+    assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
+    assert not out.is_symlink()
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+def test_output_to_a_pipe(tmp_path: Path) -> None:
+    """What exists and is no regular file is written to, not replaced."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    done = subprocess.run(
+        [*COMMAND, "optimize", str(path), "-o", "/dev/stdout", "--quiet"], capture_output=True, check=True
+    )
+    model = onnx.load_model_from_string(done.stdout)
+    assert [node.op_type for node in model.graph.node] == ["FlashAttentionScore"]
+    assert main(["optimize", str(path), "-o", "/dev/null", "--quiet"]) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_dash_is_a_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(attention(), tmp_path / "model.onnx").rename(tmp_path / "-")
+    assert main(["optimize", "-", "-o", "out.onnx", "--quiet"]) == 0
+    assert main(["optimize", "out.onnx", "-o", "-", "--quiet", "--force"]) == 0
+    assert ops(tmp_path / "-") == ["FlashAttentionScore"]
+
+
+def test_weird_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Symbols, nodes and files may be called anything."""
+    model = attention(batch="größe der Menge", length="длина [seq] 長さ + 1?")
+    model.graph.node[3].name = "[bold]Soft max[/bold] ☃"
+    path = saved(model, tmp_path / "ein Modell ☃ [x].onnx")
+    out = tmp_path / "[red] aus.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--explain", "--verify"]) == 0
+    text = capfd.readouterr().out
+    assert "[bold]Soft max[/bold] ☃" in text
+    assert "wrote" in text
+    shape = onnx.load(out).graph.output[0].type.tensor_type.shape
+    assert [dim.dim_param or dim.dim_value for dim in shape.dim] == [
+        "größe der Menge",
+        4,
+        "длина [seq] 長さ + 1?",
+        16,
+    ]
+
+
+@pytest.mark.parametrize("product", [[], ["--soc-version", "Ascend910B2"], ["--soc-version", "950", "--cann", "9.0"]])
+def test_ascend_target(product: list[str], tmp_path: Path) -> None:
+    path, out = saved(attention(10), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--target", "ascend", "--quiet", "--verify", *product]) == 0
+    node = onnx.load(out).graph.node[0]
+    assert (node.op_type, node.domain) == ("FlashAttentionScore", "ascend")
+    assert all(node.output), "an unnamed output"
+    assert not [a.name for a in node.attribute if a.name.startswith("cpu_")]
+
+
+def test_assumptions_may_be_repeated_or_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(plain(), tmp_path / "model.onnx")
+    seen = []
+    honest = fa_compiler.pipeline.fuse
+
+    def watched(model: object, options: object, *args: object) -> object:
+        seen.append(options.assume)  # type: ignore[attr-defined]
+        return honest(model, options, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("fa_compiler.pipeline.fuse", watched)
+    both = {"no-empty-rows", "masks-dominate"}
+    assert main(["inspect", str(path), "--assume", "no-empty-rows, masks-dominate,"]) == 0
+    assert main(["inspect", str(path), "--assume", "no-empty-rows", "--assume", "masks-dominate"]) == 0
+    assert main(["inspect", str(path)]) == 0
+    assert seen == [both, both, set()]
+
+
+def test_temporary_files_are_hidden_beside_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move into place is atomic because it stays within one folder."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    moves: list[tuple[Path, Path]] = []
+    honest = writing.Path.replace
+
+    def watched(source: Path, target: Path) -> Path:
+        moves.append((source, target))
+        return honest(source, target)
+
+    monkeypatch.setattr(writing.Path, "replace", watched)
+    assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), "--quiet"]) == 0
+    ((source, target),) = moves
+    assert source.parent == target.parent == tmp_path
+    assert source.name.startswith(".out.onnx.")
+
+
+HEADER = """
+REG_OP(FlashAttentionScore)
+    .INPUT(query, TensorType({DT_FLOAT16, DT_BF16, DT_FLOAT32}))
+    .OUTPUT(attention_out, TensorType({DT_FLOAT16, DT_BF16, DT_FLOAT32}))
+    .REQUIRED_ATTR(head_num, Int)
+    .OP_END_FACTORY_REG(FlashAttentionScore)
+"""
+
+
+def test_registry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["registry", "list"]) == 0
+    text = capfd.readouterr().out
+    for name in fa_compiler.op_registry.names():
+        assert name in text
+    assert main(["registry", "show", "FlashAttentionScore"]) == 0
+    text = capfd.readouterr().out
+    assert "REG_OP(FlashAttentionScore)" in text
+    assert ".OPTIONAL_INPUT(sink" in text
+    assert main(["registry", "show", "FlashAttentionScore", "--cann", "8.0"]) == 0
+    assert ".OPTIONAL_INPUT(sink" not in capfd.readouterr().out
+
+
+def test_registry_diff(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    header = tmp_path / "ops.h"
+    assert main(["registry", "show", "FlashAttentionScore"]) == 0
+    header.write_text(capfd.readouterr().out)
+    assert main(["registry", "diff", str(header)]) == 1
+    text = capfd.readouterr().out
+    assert "FlashAttentionScoreGrad: no header declares it" in text
+    assert f"{header}:" not in text
+    for name in fa_compiler.op_registry.names():
+        assert main(["registry", "show", name]) == 0
+    header.write_text(capfd.readouterr().out)
+    assert main(["registry", "diff", str(tmp_path)]) == 0
+    assert capfd.readouterr().out == "the headers take what would be emitted\n"
+    header.write_text(HEADER)
+    assert main(["registry", "diff", str(header)]) == 1
+    assert "input key is missing in the header" in capfd.readouterr().out
