@@ -57,9 +57,7 @@ class SkippedError(Exception):
     """The model cannot be checked."""
 
 
-def check(
-    options: argparse.Namespace, entry: dict[str, Any], totals: Counter[str], unknown: Counter[str]
-) -> None:
+def check(options: argparse.Namespace, entry: dict[str, Any], totals: Counter[str], unknown: Counter[str]) -> None:
     """Check one model and count what was found."""
     path = options.corpus / entry["file"]
     proto = onnx.load(path)
@@ -140,9 +138,7 @@ def run_all(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, n
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     settings.log_severity_level = 4
     try:
-        session = ort.InferenceSession(
-            exposed.SerializeToString(), settings, providers=["CPUExecutionProvider"]
-        )
+        session = ort.InferenceSession(exposed.SerializeToString(), settings, providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         wanted = {item.name for item in session.get_inputs()}
         values = session.run(names, {name: feed for name, feed in feeds.items() if name in wanted})
