@@ -1,0 +1,208 @@
+"""The library as ONNX Runtime meets it: symbols, registration, threads, memory, typed descriptors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from fa_compiler import ops
+from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
+from fa_compiler.op_registry import dtypes, get
+
+from .problems import OP, OUTPUTS, Form, agree, check
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_library_shows_one_symbol_and_needs_only_libc() -> None:
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", library_path()], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert [word for word in shown if len(word) > 1 and not re.fullmatch("[0-9a-f]+", word)] == ["RegisterCustomOps"]
+    dynamic = subprocess.run(["readelf", "-d", library_path()], capture_output=True, text=True, check=True).stdout
+    needed = set(re.findall(r"NEEDED.*\[(\S+?)\.so", dynamic))
+    assert needed <= {"libc", "libm", "libpthread", "ld-linux-x86-64", "ld-linux-aarch64"}
+
+
+def test_both_names_give_an_absolute_path() -> None:
+    assert library_path() == custom_ops_library()
+    assert Path(library_path()).is_absolute()
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_STEM", "libnothing")
+    monkeypatch.setattr(library, "_recorded", lambda: None)
+    monkeypatch.setattr(library, "_built", list)
+    library_path.cache_clear()
+    try:
+        with pytest.raises(library.LibraryNotBuilt, match="pip install"):
+            library_path()
+    finally:
+        library_path.cache_clear()
+
+
+def test_registering_twice_is_harmless() -> None:
+    options = ort.SessionOptions()
+    for _ in range(2):
+        register_custom_ops(options)
+    for _ in range(2):
+        ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    # Options that are gone must not be confused with new ones at the same address.
+    for _ in range(20):
+        options = ort.SessionOptions()
+        register_custom_ops(options)
+        ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_descriptors_are_current() -> None:
+    assert descriptors.PATH.read_text() == descriptors.render(), "run python -m fa_compiler.lowering.ort.descriptors"
+
+
+@pytest.mark.parametrize("row", descriptors.combinations(get(OP)), ids=lambda row: "-".join(
+    row[name].removeprefix("DT_").lower() for name in ("query", "real_shift", "atten_mask")))
+def test_every_type_combination(row: dict[str, str]) -> None:
+    rng = np.random.default_rng(5)
+    form = Form(dtype=dtypes.to_numpy(row["query"]).name, attrs={"pse_type": 0})
+    inputs = form.inputs(rng) | {
+        "real_shift": rng.standard_normal((1, 2, 33, 29)).astype(dtypes.to_numpy(row["real_shift"])),
+        "atten_mask": (rng.random((33, 29)) < 0.3).astype(dtypes.to_numpy(row["atten_mask"])),
+    }
+    check(inputs, form.all_attrs)
+
+
+@pytest.mark.parametrize("present", range(8))
+def test_optional_inputs_and_outputs_absent_and_present(present: int) -> None:
+    """A missing input in the middle and at the end, a missing output at the start: ONNX Runtime names them "" or
+    leaves them off, and older versions crash when a library asks for their types."""
+    rng = np.random.default_rng(6)
+    form = Form(attrs={"pse_type": 1 - (present & 1)})
+    inputs = form.inputs(rng)
+    if present & 1:
+        inputs["real_shift"] = rng.standard_normal((1, 2, 33, 29)).astype(np.float32)
+    if present & 2:
+        inputs["padding_mask"] = np.zeros(3, np.float32)  # taken and ignored, as by the operator
+    if present & 4:
+        inputs["atten_mask"] = rng.random((33, 29)) < 0.3
+    for outputs in (("attention_out",), ("softmax_max", "attention_out"), OUTPUTS):
+        check(inputs, form.all_attrs, outputs)
+
+
+def test_ignored_inputs_do_not_matter() -> None:
+    rng = np.random.default_rng(8)
+    form = Form()
+    inputs = form.inputs(rng)
+    plain = ops.run(OP, inputs, form.all_attrs, ["attention_out"])["attention_out"]
+    ignored = {
+        "drop_mask": np.zeros(7, np.uint8),  # keep_prob is 1
+        "padding_mask": np.ones(3, np.float32),
+        "prefix": np.array([1, 2]),  # of sparse_mode 5 and 6
+        "q_start_idx": np.array([4]),  # of pse_type 2 and 3
+        "kv_start_idx": np.array([5]),
+    }
+    got = ops.run(OP, inputs | ignored, form.all_attrs, ["attention_out"])["attention_out"]
+    np.testing.assert_array_equal(got, plain)
+
+
+def test_four_threads_share_one_session() -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    register_custom_ops(options)
+    session = ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    rng = np.random.default_rng(9)
+    feeds = [
+        dict(zip("qkv", rng.standard_normal((3, 1, 4, 64 + 16 * i, 32), np.float32), strict=True)) for i in range(8)
+    ]
+    alone = [session.run(None, feed)[0] for feed in feeds]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda feed: session.run(None, feed)[0], feeds * 10))
+    for i, got in enumerate(together):
+        np.testing.assert_array_equal(got, alone[i % len(feeds)])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    register_custom_ops(options)
+    session = ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
+    form = Form(batch=1, heads=4, kv_heads=4, queries=130, keys=300)
+    inputs = form.inputs(np.random.default_rng(10))
+    (got,) = session.run(None, {"q": inputs["query"], "k": inputs["key"], "v": inputs["value"]})
+    want = ops.run(OP, inputs, form.all_attrs | {"scale_value": 1.0}, ["attention_out"])["attention_out"]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
+    """At 8192 x 8192 the scores of two heads alone would take 512 MiB. In a process of its own: peak memory only
+    ever rises."""
+    code = """
+import resource
+import numpy as np
+from fa_compiler import ops
+
+def run(length):
+    x = np.ones((1, 2, length, 16), np.float32)
+    ops.run("FlashAttentionScore", {"query": x, "key": x, "value": x},
+            {"head_num": 2, "input_layout": "BNSD"}, ["attention_out"])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+run(64)
+before = run(64)
+print((run(8192) - before) // 1024)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=ROOT
+    )
+    # The tensors (four of 1 MiB), packed keys and values (2 MiB) and a worker's memory, each some times over.
+    assert int(result.stdout) < 64
+
+
+def test_a_fused_node_between_others_and_with_unknown_shapes() -> None:
+    """The kernel has no shape inference of its own; ONNX Runtime must not need one."""
+    node = helper.make_node(OP, ["q1", "k", "v"], ["m", "", "", "o"], name="attention", domain="ascend",
+                            head_num=2, input_layout="BNSD", scale_value=1.0)
+    nodes = [
+        helper.make_node("Add", ["q", "q"], ["q1"]),
+        node,
+        helper.make_node("Neg", ["o"], ["out"]),
+        helper.make_node("ReduceMax", ["m"], ["top"], keepdims=0),
+    ]
+    model = _graph(nodes, {"out": TensorProto.FLOAT, "top": TensorProto.FLOAT})
+    options = ort.SessionOptions()
+    register_custom_ops(options)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    form = Form()
+    inputs = form.inputs(np.random.default_rng(11))
+    feeds = {"q": inputs["query"] / 2, "k": inputs["key"], "v": inputs["value"]}
+    out, top = session.run(["out", "top"], feeds)
+    want = ops.run(OP, inputs, form.all_attrs | {"scale_value": 1.0})
+    agree(out, -want["attention_out"], "out")
+    agree(top, want["softmax_max"].max(), "top")
+
+
+def _model() -> onnx.ModelProto:
+    node = helper.make_node(OP, ["q", "k", "v"], ["", "", "", "out"], name="attention", domain="ascend",
+                            head_num=4, input_layout="BNSD", scale_value=1.0)
+    return _graph([node], {"out": TensorProto.FLOAT})
+
+
+def _graph(nodes: list[onnx.NodeProto], outputs: dict[str, int]) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in "qkv"],
+        [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ascend", 1)]
+    return helper.make_model(graph, ir_version=8, opset_imports=opsets)
