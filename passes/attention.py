@@ -16,7 +16,7 @@ axis that cannot be proven to be the one it must be; scores that are rounded on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import onnx_ir as ir
 
@@ -57,6 +57,10 @@ class Roles:
     depth: Axes
     value_depth: Axes
 
+    def refined(self, space: AxisSpace) -> Roles:
+        """The same roles in the finest parts known by now."""
+        return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
+
 
 @dataclass(frozen=True)
 class AttentionMatch:
@@ -79,6 +83,21 @@ class AttentionMatch:
     output: ir.Value
     output_dims: Arrangement
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
+
+    def refined(self) -> AttentionMatch:
+        """The same match after axes may have been split further, which may tell heads from batch."""
+        roles = self.roles.refined(self.space)
+        if not roles.heads:
+            batch, heads = _batch_and_heads([roles.batch])
+            roles = replace(
+                roles, batch=batch, heads=heads, kv_heads=_kv_heads(self.key, self.value, heads, self.space)
+            )
+        return replace(
+            self,
+            roles=roles,
+            output_dims=self.space.resolve_all(self.output_dims),
+            shapes=tuple((reader, self.space.resolve_all(dims)) for reader, dims in self.shapes),
+        )
 
     @property
     def node(self) -> ir.Node:

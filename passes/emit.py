@@ -81,7 +81,9 @@ class Emitter:
 
     def emit(self, match: AttentionMatch) -> Fused:
         """Add the node and let it take the place of the matched result. Raises Decline before any use is changed."""
-        plan = self._best_layout(match)
+        places = self._landing_places(match)
+        match = match.refined()
+        plan = self._best_layout(match, places)
         space, builder = match.space, self.builder
         witnesses = [(view.base, space.resolve_all(view.base_dims)) for view, _, _ in plan.operands]
         mover = Mover(builder, space, witnesses)
@@ -116,8 +118,8 @@ class Emitter:
         assert size is not None
         return size
 
-    def _best_layout(self, match: AttentionMatch) -> LayoutPlan:
-        landings = self._landing_places(match)
+    def _best_layout(self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]]) -> LayoutPlan:
+        landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         plans = [plan for name in LAYOUTS if (plan := self._layout(match, name, landings)) is not None]
         if not plans:
             raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
@@ -150,7 +152,10 @@ class Emitter:
         return None if best is None else LayoutPlan(name, tuple(operands), best)
 
     def _landing_places(self, match: AttentionMatch) -> list[tuple[ir.Value, Arrangement, int]]:
-        """The product's value and those behind it that only rearrange it, with the work each makes superfluous."""
+        """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
+
+        Looking at them may split axes further.
+        """
         viewer = Viewer(self.builder.info, match.space)
         value, dims, saved = match.output, match.output_dims, 0
         places = [(value, dims, saved)]
@@ -164,7 +169,7 @@ class Emitter:
             if moved is None:
                 break
             saved += COPY_COST if readers[0].op_type == "Transpose" else 1
-            value, dims = readers[0].outputs[0], match.space.resolve_all(moved)
+            value, dims = readers[0].outputs[0], moved
             places.append((value, dims, saved))
         return places
 
