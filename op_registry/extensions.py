@@ -14,9 +14,9 @@ EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
 rule (0), and "zero" says the same; "mean" gives the mean of value over all keys; "unmasked" the softmax
 without the mask; "nan" NaN."""
 
-NAN_ROWS = ("", "zero")
+NAN_ROWS = ("", "zero", "infinite")
 """Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every
-attended score -inf). "" is NaN, as arithmetic has it; "zero" is 0."""
+attended score -inf). "" is NaN, as arithmetic has it; "zero" is 0; "infinite" is 0 for rows whose attended scores are all -inf, else NaN."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ EXTENSIONS = (
     Extension(
         "EXT-NAN-ROWS",
         _FORWARD,
-        "the attribute cpu_nan_rows = zero gives 0 for a row whose softmax is undefined, as the guard "
+        "the attribute cpu_nan_rows gives 0 instead of NaN for rows whose softmax is undefined, as the guard "
         "where(isnan(p), 0, p) does",
         attr="cpu_nan_rows",
         values=NAN_ROWS,
