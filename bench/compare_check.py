@@ -1,6 +1,7 @@
 """Check models with onnx alone: the full checker, which knows none of our schemas, and node counts.
 
-A helper process of coverage.py: one JSON job a line (`original`, `optimised`), one verdict a line.
+A helper process of coverage.py: one JSON job a line (`original`, `optimised`), one verdict a line. A job
+with `variant` writes other inputs (see compare_inputs.py) for `original` to the file `to` instead.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import compare_inputs
+import numpy as np
 import onnx
-
 from compare_outputs import TOLERANCES
 from line_server import serve
 
@@ -31,11 +33,7 @@ def check(job: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "original_problem": full_check(job["original"]),
         "problem": full_check(job["optimised"]),
-        "softmaxes": sum(
-            n
-            for (_, op), n in kinds.items()
-            if op in ("Softmax", "Attention", "FlexAttention")
-        ),
+        "softmaxes": sum(n for (_, op), n in kinds.items() if op in ("Softmax", "Attention", "FlexAttention")),
         "nodes": len(ours) + sum(_in_functions(optimised, optimised.graph.node)),
         "coarsest": _coarsest(original),
         "same_interface": _interface(original) == _interface(optimised),
@@ -46,7 +44,7 @@ def full_check(path: str) -> str | None:
     """The first line of the full checker's complaint about a model file, or None."""
     try:
         onnx.checker.check_model(path, full_check=True)
-    except Exception as error:  # noqa: BLE001 - any failure is a finding
+    except Exception as error:  # any failure is a finding
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return None
 
@@ -59,13 +57,9 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
                 yield from _nodes(graph.node)
 
 
-def _in_functions(
-    model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]
-) -> Iterable[int]:
+def _in_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterable[int]:
     """One 1 for each node of our domain that a call of a model-local function brings."""
-    bodies = {
-        (function.domain, function.name): function for function in model.functions
-    }
+    bodies = {(function.domain, function.name): function for function in model.functions}
     for node in _nodes(nodes):
         body = bodies.get((node.domain, node.op_type))
         if body is not None:
@@ -78,20 +72,26 @@ def _coarsest(model: onnx.ModelProto) -> str | None:
     found = {HALVES.get(tensor.data_type) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info):
         found.add(HALVES.get(value.type.tensor_type.elem_type))
-    return max(
-        (name for name in found if name), key=TOLERANCES.__getitem__, default=None
-    )
+    return max((name for name in found if name), key=TOLERANCES.__getitem__, default=None)
 
 
 def _interface(model: onnx.ModelProto) -> list[bytes]:
     """Inputs and outputs as they stand, and the IR version: none of them may change."""
     values = (*model.graph.input, *model.graph.output)
-    described = [
-        value.name.encode() + value.type.SerializeToString(deterministic=True)
-        for value in values
-    ]
+    described = [value.name.encode() + value.type.SerializeToString(deterministic=True) for value in values]
     return [*described, str(model.ir_version).encode()]
 
 
+def answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Check two models, or write a variant of the inputs."""
+    if "variant" not in job:
+        return check(job)
+    with np.load(job["inputs"]) as archive:
+        feeds = {name: archive[name] for name in archive.files}
+    varied = compare_inputs.vary(onnx.load(job["original"]), feeds, job["variant"])
+    np.savez(job["to"], allow_pickle=False, **varied)
+    return {}
+
+
 if __name__ == "__main__":
-    serve(check, {"onnx": onnx.__version__})
+    serve(answer, {"onnx": onnx.__version__})

@@ -10,24 +10,27 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import fa_compiler
 import ml_dtypes
 import numpy as np
 import onnx
-from fa_compiler.lowering.ort import library_path
-from fa_compiler.reference import evaluator
-from onnx.reference import ReferenceEvaluator
-
 from compare_check import full_check
 from compare_outputs import compare
 from line_server import serve
+from onnx.reference import ReferenceEvaluator
+
+import fa_compiler
+from fa_compiler.lowering.ort import library_path
+from fa_compiler.reference import evaluator
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one job; an exception is an answer too."""
+    """Do one job; an exception is an answer too. `refused` says that the original is no valid model."""
     try:
         return by_reference(job) if "inputs" in job else optimise(job)
-    except Exception as error:  # noqa: BLE001 - any failure is a finding
+    except fa_compiler.InputError as error:
+        refused = full_check(job["original"]) is not None
+        return {"error": f"InputError: {error}", "refused": refused}
+    except Exception as error:  # any failure is a finding
         text = (str(error).strip().splitlines() or [""])[0][:300]
         return {"error": f"{type(error).__name__}: {text}"}
 
@@ -37,9 +40,7 @@ def optimise(job: Mapping[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     result = fa_compiler.optimize(job["original"], job["optimised"], target="ort")
     seconds = time.perf_counter() - start
-    problem = (
-        full_check(job["optimised"]) if full_check(job["original"]) is None else None
-    )
+    problem = full_check(job["optimised"]) if full_check(job["original"]) is None else None
     return {
         "error": None,
         "report": result.report.to_json(),
@@ -58,18 +59,14 @@ def by_reference(job: Mapping[str, Any]) -> dict[str, Any]:
     feeds = {name: value for name, value in feeds.items() if name in wanted}
     try:
         expected: Any = ReferenceEvaluator(original).run(None, feeds)
-    except Exception as error:  # noqa: BLE001 - any failure is a finding
+    except Exception as error:  # any failure is a finding
         return {
             "error": None,
             "original_error": f"{type(error).__name__}: {str(error)[:200]}",
         }
     actual: Any = evaluator(onnx.load(job["optimised"])).run(None, feeds)
     found = compare(names, expected, actual, job["coarsest"])
-    problems = [
-        f"[reference] output {each.name}: {each.problem}"
-        for each in found
-        if each.problem
-    ]
+    problems = [f"[reference] output {each.name}: {each.problem}" for each in found if each.problem]
     worst = max((each.error for each in found), default=0.0)
     return {"error": None, "original_error": None, "problems": problems, "worst": worst}
 
@@ -79,6 +76,4 @@ def _bits_to_bfloat16(array: np.ndarray) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    serve(
-        answer, {"fa_compiler": fa_compiler.__version__, "library": str(library_path())}
-    )
+    serve(answer, {"fa_compiler": fa_compiler.__version__, "library": str(library_path())})

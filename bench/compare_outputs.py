@@ -47,9 +47,12 @@ def compare(
     if len(names) != len(original) or len(names) != len(optimised):
         text = f"{len(original)} outputs became {len(optimised)}"
         return [Difference("", "", np.inf, text)]
-    return [
-        _one(*item, coarsest) for item in zip(names, original, optimised, strict=True)
-    ]
+    return [_one(*item, coarsest) for item in zip(names, original, optimised, strict=True)]
+
+
+def tolerance_of(dtype: str, coarsest: str | None) -> float:
+    """The tolerance of an output of a float type, in a model whose coarsest type is `coarsest`."""
+    return max(TOLERANCES[dtype], TOLERANCES.get(coarsest or "", 0.0))
 
 
 def _one(name: str, a: np.ndarray, b: np.ndarray, coarsest: str | None) -> Difference:
@@ -69,7 +72,7 @@ def _one(name: str, a: np.ndarray, b: np.ndarray, coarsest: str | None) -> Diffe
             0.0 if same else np.inf,
             None if same else f"{int((a != b).sum())} values changed",
         )
-    tolerance = max(TOLERANCES[dtype], TOLERANCES.get(coarsest or "", 0.0))
+    tolerance = tolerance_of(dtype, coarsest)
     x, y = a.astype(np.float64), b.astype(np.float64)
     for what, test in (("NaN", np.isnan), ("+inf", np.isposinf), ("-inf", np.isneginf)):
         before, after = test(x), test(y)
@@ -82,9 +85,5 @@ def _one(name: str, a: np.ndarray, b: np.ndarray, coarsest: str | None) -> Diffe
     gap = float(np.abs(x[finite] - y[finite]).max())
     largest = float(np.abs(x[finite]).max())
     error = 0.0 if gap == 0 else gap / largest if largest else np.inf
-    problem = (
-        None
-        if error <= tolerance
-        else f"differs by {error:.2e} of the largest value (allowed {tolerance:g})"
-    )
+    problem = None if error <= tolerance else f"differs by {error:.2e} of the largest value (allowed {tolerance:g})"
     return verdict(error, problem)

@@ -27,11 +27,11 @@ from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
+from compare_inputs import VARIANTS
+from line_server import HelperError, LineServer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-
-from line_server import LineServer, ServerFailure
 
 HERE = Path(__file__).parent
 
@@ -66,9 +66,11 @@ class Outcome:
     declined: list[dict[str, Any]] = field(default_factory=list)
     not_attention: int = 0
     compared: str = "no"
-    """"ort", "reference", or "no" when neither runs the original."""
+    """"ort", "reference", "no" when neither runs the original, or "refused" when it is no valid model."""
     runs: dict[str, str] = field(default_factory=dict)
     """onnxruntime version -> "same", "wrong" or "original does not run"."""
+    varied: int = 0
+    """On how many other inputs the two were compared as well, in the first onnxruntime."""
     error: float = 0.0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -78,13 +80,9 @@ class Outcome:
 class Bench:
     """One worker's helper processes."""
 
-    def __init__(
-        self, stack: ExitStack, pythons: Sequence[str], timeout: float, folder: Path
-    ) -> None:
+    def __init__(self, stack: ExitStack, pythons: Sequence[str], timeout: float, folder: Path) -> None:
         def server(python: str, script: str) -> LineServer:
-            return stack.enter_context(
-                LineServer([python, str(HERE / script)], timeout)
-            )
+            return stack.enter_context(LineServer([python, str(HERE / script)], timeout))
 
         self.folder = folder
         self.optimiser = server(sys.executable, "compare_optimise.py")
@@ -95,16 +93,14 @@ class Bench:
 
     def examine(self, entry: dict[str, Any], corpus: Path) -> Outcome:
         """Optimise, check, run and compare one model."""
-        outcome = Outcome(
-            entry["id"], group_of(entry), entry["expected"], entry["already_fused"]
-        )
+        outcome = Outcome(entry["id"], group_of(entry), entry["expected"], entry["already_fused"])
         paths = {
             "original": str(corpus / entry["file"]),
             "optimised": str(self.folder / f"{entry['id']}.onnx"),
         }
         try:
             self._examine(outcome, entry, corpus, paths)
-        except ServerFailure as failure:
+        except HelperError as failure:
             outcome.problems.append(str(failure))
         return outcome
 
@@ -116,6 +112,9 @@ class Bench:
         paths: dict[str, str],
     ) -> None:
         answer = self.optimiser.ask(paths)
+        if answer.get("refused"):
+            outcome.compared = "refused"
+            return
         if answer["error"] is not None:
             outcome.problems.append(f"optimize failed: {answer['error']}")
             return
@@ -134,7 +133,7 @@ class Bench:
         for version, runner in zip(self.versions, self.runners, strict=True):
             try:
                 verdict = runner.ask(job)
-            except ServerFailure as failure:
+            except HelperError as failure:
                 verdict = {
                     "original_error": None,
                     "problems": [str(failure)],
@@ -145,22 +144,36 @@ class Bench:
                 continue
             outcome.compared = "ort"
             outcome.runs[version] = "wrong" if verdict["problems"] else "same"
-            outcome.problems += [
-                f"ORT {version} {problem}" for problem in verdict["problems"]
-            ]
+            outcome.problems += [f"ORT {version} {problem}" for problem in verdict["problems"]]
             outcome.error = max(outcome.error, verdict["error"])
+        if outcome.runs[self.versions[0]] == "same":
+            self._vary(outcome, job)
         if outcome.compared == "no":
-            verdict = self.optimiser.ask(
-                {k: v for k, v in job.items() if k != "library"}
-            )
+            verdict = self.optimiser.ask({k: v for k, v in job.items() if k != "library"})
             if verdict["error"] is not None:
-                outcome.problems.append(
-                    f"the reference does not run the optimised model: {verdict['error']}"
-                )
+                outcome.problems.append(f"the reference does not run the optimised model: {verdict['error']}")
             elif verdict["original_error"] is None:
                 outcome.compared = "reference"
                 outcome.problems += verdict["problems"]
                 outcome.error = verdict["worst"]
+
+    def _vary(self, outcome: Outcome, job: dict[str, Any]) -> None:
+        """Compare on other inputs too, where the original takes them.
+
+        These are harsher than the corpus's own, so a difference is held against what ONNX Runtime's own
+        optimisations make of the original on the same inputs.
+        """
+        for variant, words in enumerate(VARIANTS):
+            varied = {**job, "variant": variant, "to": str(self.folder / f"{outcome.id}.npz")}
+            self.checker.ask(varied)
+            try:
+                verdict = self.runners[0].ask({**job, "inputs": varied["to"], "lenient": True})
+            except HelperError as failure:
+                verdict = {"original_error": None, "problems": [str(failure)], "error": float("inf")}
+            if verdict["original_error"] is None:
+                outcome.varied += 1
+                outcome.problems += [f"({words}) {problem}" for problem in verdict["problems"]]
+                outcome.error = max(outcome.error, verdict["error"])
 
     @staticmethod
     def _read_report(outcome: Outcome, report: dict[str, Any]) -> None:
@@ -175,9 +188,7 @@ class Bench:
                 outcome.not_attention += 1
 
     @staticmethod
-    def _read_check(
-        outcome: Outcome, answer: dict[str, Any], check: dict[str, Any]
-    ) -> None:
+    def _read_check(outcome: Outcome, answer: dict[str, Any], check: dict[str, Any]) -> None:
         report = answer["report"]
         if check["original_problem"] is None:
             for where, problem in (
@@ -190,20 +201,12 @@ class Bench:
             outcome.problems.append("inputs, outputs or the IR version changed")
         fused = sum(block["status"] == "fused" for block in report["blocks"])
         if fused != check["nodes"]:
-            outcome.problems.append(
-                f"the report says {fused} fused, the model has {check['nodes']} nodes"
-            )
+            outcome.problems.append(f"the report says {fused} fused, the model has {check['nodes']} nodes")
         if len(report["blocks"]) < check["softmaxes"]:
-            outcome.problems.append(
-                f"{len(report['blocks'])} blocks for {check['softmaxes']} softmaxes"
-            )
+            outcome.problems.append(f"{len(report['blocks'])} blocks for {check['softmaxes']} softmaxes")
         for block in report["blocks"]:
-            if block["status"] == "declined" and not (
-                block["code"] and block["reason"]
-            ):
-                outcome.problems.append(
-                    f"block {block['id']} is declined without code or reason"
-                )
+            if block["status"] == "declined" and not (block["code"] and block["reason"]):
+                outcome.problems.append(f"block {block['id']} is declined without code or reason")
 
     def _inputs(self, entry: dict[str, Any], corpus: Path) -> str:
         """The inputs file of a model; one that has none gets seeded random ones of its manifest shapes."""
@@ -212,11 +215,7 @@ class Bench:
         rng = np.random.default_rng(0)
         arrays = {}
         for name, (dtype, shape) in entry["input_shapes"].items():
-            small = (
-                rng.integers(0, 2, shape)
-                if np.dtype(dtype).kind in "iub"
-                else rng.standard_normal(shape)
-            )
+            small = rng.integers(0, 2, shape) if np.dtype(dtype).kind in "iub" else rng.standard_normal(shape)
             arrays[name] = small.astype(dtype)
         path = self.folder / f"{entry['id']}.npz"
         np.savez(path, **arrays)
@@ -225,12 +224,8 @@ class Bench:
 
 def group_of(entry: dict[str, Any]) -> str:
     """The generator of a model, in a few words."""
-    exporter = re.sub(
-        r"torch\.onnx (\w+) torch ([\d.]+).*", r"torch \2 \1", entry["exporter"]
-    )
-    return " ".join(
-        word for word in (entry["cls"], exporter, entry.get("attn_impl")) if word
-    )
+    exporter = re.sub(r"torch\.onnx (\w+) torch ([\d.]+).*", r"torch \2 \1", entry["exporter"])
+    return " ".join(word for word in (entry["cls"], exporter, entry.get("attn_impl")) if word)
 
 
 def kind_of(entry: dict[str, Any]) -> str | None:
@@ -238,9 +233,7 @@ def kind_of(entry: dict[str, Any]) -> str | None:
     if entry["cls"] not in "AG":
         return None
     arch = entry.get("arch") or ""
-    return next(
-        (kind for kind, pattern in ISSUE2.items() if re.fullmatch(pattern, arch)), None
-    )
+    return next((kind for kind, pattern in ISSUE2.items() if re.fullmatch(pattern, arch)), None)
 
 
 def examine_all(
@@ -267,16 +260,10 @@ def examine_all(
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
         progress = Console(stderr=True)
         results = pool.map(work, entries)
-        return list(
-            track(
-                results, "models", total=len(entries), console=progress, transient=True
-            )
-        )
+        return list(track(results, "models", total=len(entries), console=progress, transient=True))
 
 
-def print_totals(
-    console: Console, title: str, groups: dict[str, list[Outcome]]
-) -> None:
+def print_totals(console: Console, title: str, groups: dict[str, list[Outcome]]) -> None:
     """One row a group, and the sum."""
     table = Table(title=title, title_justify="left", show_footer=len(groups) > 1)
     columns: dict[str, Callable[[list[Outcome]], int]] = {
@@ -285,13 +272,9 @@ def print_totals(
         "fused": lambda rows: sum(row.fused for row in rows),
         "declined": lambda rows: sum(len(row.declined) for row in rows),
         "complete": lambda rows: sum(row.fused == row.expected for row in rows),
-        "same (ORT)": lambda rows: sum(
-            row.compared == "ort" and not row.problems for row in rows
-        ),
-        "same (ref.)": lambda rows: sum(
-            row.compared == "reference" and not row.problems for row in rows
-        ),
-        "not run": lambda rows: sum(row.compared == "no" for row in rows),
+        "same (ORT)": lambda rows: sum(row.compared == "ort" and not row.problems for row in rows),
+        "same (ref.)": lambda rows: sum(row.compared == "reference" and not row.problems for row in rows),
+        "not run": lambda rows: sum(row.compared in ("no", "refused") for row in rows),
         "defects": lambda rows: sum(bool(row.problems) for row in rows),
     }
     everything = [row for rows in groups.values() for row in rows]
@@ -303,26 +286,22 @@ def print_totals(
     console.print(table)
 
 
-def print_runs(console: Console, outcomes: Iterable[Outcome]) -> None:
+def print_runs(console: Console, outcomes: Sequence[Outcome]) -> None:
     """One line for each onnxruntime."""
     runs: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         for version, word in outcome.runs.items():
             runs[version][word] += 1
     for version, words in runs.items():
-        console.print(
-            f"onnxruntime {version}: "
-            + ", ".join(f"{n} {word}" for word, n in words.most_common())
-        )
+        console.print(f"onnxruntime {version}: " + ", ".join(f"{n} {word}" for word, n in words.most_common()))
+    console.print(f"compared on {sum(outcome.varied for outcome in outcomes)} other sets of inputs, too")
 
 
 def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
     """The declined blocks by code, with the models that have them."""
     table = Table(title="Declined blocks", title_justify="left")
     for column in ("code", "blocks", "models"):
-        table.add_column(
-            column, justify="right" if column == "blocks" else "left", overflow="fold"
-        )
+        table.add_column(column, justify="right" if column == "blocks" else "left", overflow="fold")
     models: dict[str, list[str]] = defaultdict(list)
     for outcome in outcomes:
         for block in outcome.declined:
@@ -350,11 +329,7 @@ def print_fused(console: Console, outcomes: Iterable[Outcome]) -> None:
 def print_defects(console: Console, outcomes: Iterable[Outcome]) -> int:
     """Every defect with its model; returns how many models have one."""
     broken = [outcome for outcome in outcomes if outcome.problems]
-    console.print(
-        f"\n[bold]Defects: {len(broken)} models[/bold]"
-        if broken
-        else "\n[bold green]No defects.[/]"
-    )
+    console.print(f"\n[bold]Defects: {len(broken)} models[/bold]" if broken else "\n[bold green]No defects.[/]")
     for outcome in broken:
         for problem in outcome.problems:
             console.print(f"  {outcome.id}: {problem}", markup=False, highlight=False)
@@ -379,15 +354,9 @@ def print_missing(console: Console, groups: dict[str, list[Outcome]]) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--corpus", type=Path, required=True, help="folder with manifest.json"
-    )
-    parser.add_argument(
-        "--filter", default="", metavar="REGEX", help="only models whose id matches"
-    )
-    parser.add_argument(
-        "--kinds", choices=["all", "issue2"], default="all", help="which architectures"
-    )
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with manifest.json")
+    parser.add_argument("--filter", default="", metavar="REGEX", help="only models whose id matches")
+    parser.add_argument("--kinds", choices=["all", "issue2"], default="all", help="which architectures")
     parser.add_argument("--jobs", type=int, default=2, help="models at a time (2)")
     parser.add_argument(
         "--timeout",
@@ -402,20 +371,15 @@ def main() -> int:
         metavar="PYTHON",
         help="an interpreter with another onnxruntime, to run the models there too",
     )
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="keep the optimised models here"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="OUT", help="write every outcome as JSON"
-    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the optimised models here")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
 
     manifest = json.loads((arguments.corpus / "manifest.json").read_text())
     entries = [
         entry
         for entry in manifest["models"]
-        if re.search(arguments.filter, entry["id"])
-        and (arguments.kinds == "all" or kind_of(entry))
+        if re.search(arguments.filter, entry["id"]) and (arguments.kinds == "all" or kind_of(entry))
     ]
     if not entries:
         parser.error("no model of the corpus matches")
@@ -423,20 +387,15 @@ def main() -> int:
         keep = arguments.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
         pythons = [sys.executable, *arguments.ort_python]
-        outcomes = examine_all(
-            entries, arguments.corpus, pythons, arguments.jobs, arguments.timeout, keep
-        )
+        outcomes = examine_all(entries, arguments.corpus, pythons, arguments.jobs, arguments.timeout, keep)
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for entry, outcome in zip(entries, outcomes, strict=True):
-        groups[
-            (kind_of(entry) or "") if arguments.kinds == "issue2" else outcome.group
-        ].append(outcome)
+        groups[(kind_of(entry) or "") if arguments.kinds == "issue2" else outcome.group].append(outcome)
     print_totals(
         console,
-        "Attention blocks by "
-        + ("architecture" if arguments.kinds == "issue2" else "generator"),
+        "Attention blocks by " + ("architecture" if arguments.kinds == "issue2" else "generator"),
         groups,
     )
     print_runs(console, outcomes)
@@ -445,9 +404,7 @@ def main() -> int:
     if arguments.kinds == "issue2":
         print_missing(console, groups)
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
-        )
+        arguments.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
     return 1 if print_defects(console, outcomes) else 0
 
 

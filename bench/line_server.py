@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 
-class ServerFailure(Exception):
+class HelperError(Exception):
     """The helper crashed or took too long; it is started anew for the next question."""
 
 
@@ -44,7 +44,7 @@ class LineServer:
         self._errors.close()
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one question and wait for its answer; raises `ServerFailure`."""
+        """Send one question and wait for its answer; raises `HelperError`."""
         if self._process is None:
             self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -94,18 +94,16 @@ class LineServer:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _failure(self, what: str) -> ServerFailure:
+    def _failure(self, what: str) -> HelperError:
         code = self._process.poll() if self._process is not None else None
         self.stop()
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         detail = f" (exit {code})" if code is not None else ""
-        return ServerFailure(what + detail + (f": {last[0][:200]}" if last else ""))
+        return HelperError(what + detail + (f": {last[0][:200]}" if last else ""))
 
 
-def serve(
-    answer: Callable[[dict[str, Any]], dict[str, Any]], greeting: Mapping[str, Any]
-) -> None:
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], greeting: Mapping[str, Any]) -> None:
     """Be such a helper: greet, then answer each line of standard input.
 
     What the answering code prints goes to standard error, so that it cannot disturb the answers.

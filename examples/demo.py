@@ -17,14 +17,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import fa_compiler
 import numpy as np
 import onnx
 import onnxruntime as rt
+import weights
 from rich.console import Console
 from rich.table import Table
 
-import weights
+import fa_compiler
 
 MODELS = Path(__file__).parent / "models"
 LENGTHS = (512, 2048)
@@ -104,14 +104,10 @@ def timed(model: rt.InferenceSession, feeds: Feeds) -> float:
     return time.perf_counter() - start
 
 
-def measure(
-    original: Path, optimised: Path, repetitions: tuple[int, int]
-) -> list[Timing]:
+def measure(original: Path, optimised: Path, repetitions: tuple[int, int]) -> list[Timing]:
     """Compare and time the two files at each length; runs alternate, so that both meet the same noise."""
     truth_of = session(original, rt.GraphOptimizationLevel.ORT_DISABLE_ALL)
-    expected = {
-        length: truth_of.run(None, inputs(length, length // 8)) for length in LENGTHS
-    }
+    expected = {length: truth_of.run(None, inputs(length, length // 8)) for length in LENGTHS}
     del truth_of
     before = session(original, rt.GraphOptimizationLevel.ORT_ENABLE_ALL)
     after = session(optimised, rt.GraphOptimizationLevel.ORT_ENABLE_ALL)
@@ -133,15 +129,9 @@ def show_blocks(console: Console, report: fa_compiler.Report) -> None:
         table.add_column(name, header_style="dim")
     for block in report.blocks:
         heads = "/".join(map(str, block.heads)) if block.heads else ""
-        became = (
-            f"[green]{block.op}[/]"
-            if block.status == "fused"
-            else f"[yellow]{block.code}[/]"
-        )
+        became = f"[green]{block.op}[/]" if block.status == "fused" else f"[yellow]{block.code}[/]"
         name = block.anchor if len(block.anchor) <= 46 else "…" + block.anchor[-45:]
-        table.add_row(
-            name, became, block.layout or "", block.mask or block.reason or "", heads
-        )
+        table.add_row(name, became, block.layout or "", block.mask or block.reason or "", heads)
     console.print(table)
 
 

@@ -23,7 +23,6 @@ import onnx
 import onnxruntime
 import torch
 import transformers
-
 import weights
 
 MODELS = Path(__file__).parent / "models"
@@ -42,9 +41,7 @@ class Family:
     output: str
 
 
-def bert(
-    spelling: Spelling, size: dict[str, int] | None = None
-) -> transformers.PreTrainedModel:
+def bert(spelling: Spelling, size: dict[str, int] | None = None) -> transformers.PreTrainedModel:
     """A BERT encoder; small unless `size` says otherwise."""
     small = {
         "vocab_size": 256,
@@ -121,14 +118,10 @@ class _OneOutput(torch.nn.Module):
         self.output = output
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask)[
-            self.output
-        ]
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[self.output]
 
 
-def export(
-    name: str, exporter: Exporter, spelling: Spelling, seed: int = 0
-) -> onnx.ModelProto:
+def export(name: str, exporter: Exporter, spelling: Spelling, seed: int = 0) -> onnx.ModelProto:
     """Export one family with dynamic batch and sequence length, as its exporter writes it."""
     torch.manual_seed(seed)
     family = FAMILIES[name]
@@ -192,22 +185,16 @@ def _check(path: str, model: torch.nn.Module) -> None:
     for batch, length in ((1, 24), (3, 40)):
         ids, mask = _sample(batch, length)
         expected = model(ids, mask).numpy()
-        actual = session.run(
-            None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        )[0]
+        actual = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
         real = mask.numpy().astype(bool)
         if not np.allclose(actual[real], expected[real], atol=1e-4):
-            raise SystemExit(
-                f"{path}: the export differs from torch at batch {batch}, length {length}"
-            )
+            raise SystemExit(f"{path}: the export differs from torch at batch {batch}, length {length}")
 
 
 def _save(model: onnx.ModelProto, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(model, str(path))
-    print(
-        f"{path.name:34} {path.stat().st_size / 1024:8.0f} KB  {len(model.graph.node):5} nodes"
-    )
+    print(f"{path.name:34} {path.stat().st_size / 1024:8.0f} KB  {len(model.graph.node):5} nodes")
 
 
 def main() -> None:

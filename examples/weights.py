@@ -60,9 +60,7 @@ def strip(model: onnx.ModelProto, seed: int = 0, threshold: int = THRESHOLD) -> 
     return count
 
 
-def set_recipe(
-    tensor: onnx.TensorProto, mean: float, std: float, seed: int = 0
-) -> None:
+def set_recipe(tensor: onnx.TensorProto, mean: float, std: float, seed: int = 0) -> None:
     """Make `tensor` a recipe: normal numbers with this mean and standard deviation."""
     for field in ("raw_data", "float_data", "int32_data"):
         tensor.ClearField(field)
@@ -89,9 +87,7 @@ def fill(model: onnx.ModelProto) -> int:
         recipe = {entry.key: entry.value for entry in tensor.external_data}
         if recipe.get("location") != LOCATION:
             continue
-        rng = np.random.default_rng(
-            [int(recipe["seed"]), zlib.crc32(tensor.name.encode())]
-        )
+        rng = np.random.default_rng([int(recipe["seed"]), zlib.crc32(tensor.name.encode())])
         values = rng.standard_normal(tuple(tensor.dims), dtype=np.float32)
         values *= np.float32(float(recipe["std"]))
         values += np.float32(float(recipe["mean"]))
@@ -136,11 +132,7 @@ def _walk(message: Any) -> Iterator[Any]:
     if isinstance(message, onnx.TensorProto):
         return
     for _, value in message.ListFields():
-        children = (
-            value
-            if hasattr(value, "__len__") and not isinstance(value, (str, bytes))
-            else [value]
-        )
+        children = value if hasattr(value, "__len__") and not isinstance(value, (str, bytes)) else [value]
         for child in children:
             if hasattr(child, "ListFields"):
                 yield from _walk(child)

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "tests" / "graphs"), str(ROOT / "bench")]
 import compare_check  # noqa: E402 - found by the line above
 import harness  # noqa: E402
 from examine import prepare  # noqa: E402
-from line_server import LineServer, ServerFailure  # noqa: E402
+from line_server import HelperError, LineServer  # noqa: E402
 
 
 def environment(folder: Path, version: str) -> Path:
@@ -49,14 +49,12 @@ def environment(folder: Path, version: str) -> Path:
 def check(python: Path, jobs: dict[str, dict[str, Any]]) -> int:
     """Run all jobs under one interpreter; print and count the failures."""
     ran = failures = 0
-    with LineServer(
-        [str(python), str(ROOT / "bench" / "compare_run.py")], timeout=120
-    ) as server:
+    with LineServer([str(python), str(ROOT / "bench" / "compare_run.py")], timeout=120) as server:
         version = server.start()["onnxruntime"]
         for name, job in jobs.items():
             try:
                 verdict = server.ask(job)
-            except ServerFailure as failure:
+            except HelperError as failure:
                 verdict = {"original_error": None, "problems": [str(failure)]}
             if verdict["original_error"] is not None:
                 continue
@@ -64,9 +62,7 @@ def check(python: Path, jobs: dict[str, dict[str, Any]]) -> int:
             for problem in verdict["problems"]:
                 print(f"{version} {name}: {problem}")
             failures += bool(verdict["problems"])
-    print(
-        f"onnxruntime {version}: {ran} of {len(jobs)} originals run, {failures} optimised ones fail"
-    )
+    print(f"onnxruntime {version}: {ran} of {len(jobs)} originals run, {failures} optimised ones fail")
     return failures
 
 
@@ -86,11 +82,7 @@ def main() -> int:
         del job["report"]
         jobs[name] = {**job, "coarsest": compare_check.check(job)["coarsest"]}
     pythons = [environment(arguments.folder, version) for version in arguments.versions]
-    return (
-        1
-        if sum(check(python, jobs) for python in [Path(sys.executable), *pythons])
-        else 0
-    )
+    return 1 if sum(check(python, jobs) for python in [Path(sys.executable), *pythons]) else 0
 
 
 if __name__ == "__main__":

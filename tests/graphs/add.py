@@ -17,15 +17,11 @@ import numpy as np
 import onnx
 
 
-def add(
-    name: str, model: onnx.ModelProto, feeds: dict[str, np.ndarray], source: str
-) -> None:
+def add(name: str, model: onnx.ModelProto, feeds: dict[str, np.ndarray], source: str) -> None:
     """Store the graph and its entry, which says nothing yet of what the compiler makes of it."""
     wanted = {value.name for value in model.graph.input}
     described = {
-        key: harness.describe_input(array, seed)
-        for seed, (key, array) in enumerate(feeds.items())
-        if key in wanted
+        key: harness.describe_input(array, seed) for seed, (key, array) in enumerate(feeds.items()) if key in wanted
     }
     harness.store(name, model)
     index = harness.read_index() if harness.INDEX.exists() else {}
@@ -38,17 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name")
     parser.add_argument("model", type=Path)
-    parser.add_argument(
-        "inputs", type=Path, help="an npz; two-byte void arrays are bfloat16"
-    )
+    parser.add_argument("inputs", type=Path, help="an npz; two-byte void arrays are bfloat16")
     parser.add_argument("--source", required=True)
     arguments = parser.parse_args()
     with np.load(arguments.inputs) as archive:
         feeds = {key: archive[key] for key in archive.files}
-    feeds = {
-        k: v.view(ml_dtypes.bfloat16) if v.dtype.kind == "V" else v
-        for k, v in feeds.items()
-    }
+    feeds = {k: v.view(ml_dtypes.bfloat16) if v.dtype.kind == "V" else v for k, v in feeds.items()}
     add(arguments.name, onnx.load(str(arguments.model)), feeds, arguments.source)
 
 

@@ -35,9 +35,7 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
     The job is one of bench/compare_run.py, with the JSON report added as `report`.
     """
     entry = harness.read_index()[name]
-    paths = {
-        key: str(folder / f"{name}.{key}.onnx") for key in ("original", "optimised")
-    }
+    paths = {key: str(folder / f"{name}.{key}.onnx") for key in ("original", "optimised")}
     onnx.save(harness.load(name), paths["original"])
     inputs = str(folder / f"{name}.npz")
     np.savez(inputs, allow_pickle=False, **harness.inputs(entry))
@@ -61,14 +59,10 @@ def examine(name: str, folder: Path) -> Examination:
     if not check["same_interface"]:
         problems.append("inputs, outputs or the IR version changed")
     if len(report["blocks"]) < check["softmaxes"]:
-        problems.append(
-            f"{len(report['blocks'])} blocks for {check['softmaxes']} softmaxes"
-        )
+        problems.append(f"{len(report['blocks'])} blocks for {check['softmaxes']} softmaxes")
     verdict = compare_run.run({**job, "coarsest": check["coarsest"]})
     compared = "ort"
     if verdict["original_error"] is not None:
         verdict = compare_optimise.by_reference({**job, "coarsest": check["coarsest"]})
         compared = "reference" if verdict["original_error"] is None else "no"
-    return Examination(
-        harness.summary(report), compared, problems + verdict.get("problems", [])
-    )
+    return Examination(harness.summary(report), compared, problems + verdict.get("problems", []))

@@ -46,9 +46,7 @@ def write_index(index: Index) -> None:
 
 def load(name: str) -> onnx.ModelProto:
     """The graph with weights drawn for it."""
-    model = onnx.load_model_from_string(
-        lzma.decompress((HERE / f"{name}.onnx.xz").read_bytes())
-    )
+    model = onnx.load_model_from_string(lzma.decompress((HERE / f"{name}.onnx.xz").read_bytes()))
     weights.fill(model)
     return model
 
@@ -57,9 +55,7 @@ def store(name: str, model: onnx.ModelProto) -> None:
     """Keep a model: without notes and large weights. The model is changed in place."""
     weights.without_notes(model)
     weights.strip(model)
-    data = lzma.compress(
-        model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME
-    )
+    data = lzma.compress(model.SerializeToString(deterministic=True), preset=9 | lzma.PRESET_EXTREME)
     (HERE / f"{name}.onnx.xz").write_bytes(data)
 
 
@@ -73,12 +69,7 @@ def describe_input(array: np.ndarray, seed: int) -> dict[str, Any]:
     values = array.astype(np.float64)
     spec: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     plain = array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
-    if (
-        plain
-        and array.size > 16
-        and np.isfinite(values).all()
-        and np.unique(values).size > 4
-    ):
+    if plain and array.size > 16 and np.isfinite(values).all() and np.unique(values).size > 4:
         mean, std = float(values.mean()), float(values.std())
         if np.abs(values - mean).max() < 8 * std:
             return {**spec, "normal": [round(mean, 4), round(std, 4), seed]}
@@ -86,13 +77,9 @@ def describe_input(array: np.ndarray, seed: int) -> dict[str, Any]:
 
 
 def _read_input(spec: dict[str, Any]) -> np.ndarray:
-    dtype = np.dtype(
-        spec["dtype"] if spec["dtype"] != "bfloat16" else ml_dtypes.bfloat16
-    )
+    dtype = np.dtype(spec["dtype"] if spec["dtype"] != "bfloat16" else ml_dtypes.bfloat16)
     if "values" in spec:
-        values = [
-            float(item) if isinstance(item, str) else item for item in spec["values"]
-        ]
+        values = [float(item) if isinstance(item, str) else item for item in spec["values"]]
         return np.array(values).astype(dtype).reshape(spec["shape"])
     mean, std, seed = spec["normal"]
     drawn: np.ndarray = np.random.default_rng(seed).normal(mean, std, spec["shape"])
