@@ -20,17 +20,21 @@ class Softmax(NamedTuple):
     sum: Floats
 
 
-def softmax(scores: Floats, allowed: Bools, sink: float | None = None, empty_rows: str = "") -> Softmax:
+def softmax(
+    scores: Floats, allowed: Bools, sink: float | None = None, empty_rows: str = "", nan_rows: str = ""
+) -> Softmax:
     """Softmax of [S1,S2] scores over the allowed keys; a sink takes part in max and sum, but has no value.
 
     An *empty* row attends no key. Its max is -FLT_MAX and its sum FLT_MAX, or with a sink (sink, 1), as the
     operator writes them. Its probabilities follow `empty_rows`, the extension attribute cpu_empty_rows:
 
-        ""          0; every other row is a plain IEEE softmax
-        "zero"      0, and a row whose softmax is undefined (NaN) is 0 too
+        "", "zero"  0
         "mean"      uniform over all keys
         "unmasked"  the softmax over all keys
         "nan"       NaN
+
+    Every other row is a plain IEEE softmax, NaN where that is undefined. `nan_rows`, the attribute cpu_nan_rows, makes
+    such rows 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
     """
     probabilities, row_max, row_sum = _plain(scores, allowed, sink)
     read = allowed
@@ -39,9 +43,9 @@ def softmax(scores: Floats, allowed: Bools, sink: float | None = None, empty_row
     row_max[empty] = -FLT_MAX if sink is None else sink
     row_sum[empty] = FLT_MAX if sink is None else 1.0
     probabilities[empty] = 0.0
-    if empty_rows == "zero":
-        probabilities[undefined] = 0.0
-    elif empty_rows:
+    if nan_rows:
+        probabilities[undefined if nan_rows == "zero" else row_max == -np.inf] = 0.0
+    if empty_rows not in ("", "zero"):
         read = allowed | empty[:, None]
         if empty_rows == "mean":
             probabilities[empty] = 1.0 / scores.shape[1]

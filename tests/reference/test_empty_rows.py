@@ -85,15 +85,27 @@ def poisoned():
 
 
 @pytest.mark.parametrize(
-    ("value", "nan_rows"),
-    [("", [0, 1, 2]), ("zero", []), ("mean", [0, 1, 2]), ("unmasked", [0, 1, 2]), ("nan", [0, 1, 2, 4])],
+    ("empty_rows", "nan_rows", "undefined"),
+    [
+        ("", "", [0, 1, 2]),
+        ("zero", "", [0, 1, 2]),
+        ("mean", "", [0, 1, 2]),
+        ("unmasked", "", [0, 1, 2]),
+        ("nan", "", [0, 1, 2, 4]),
+        ("zero", "zero", []),
+        ("mean", "zero", []),
+        ("nan", "zero", [4]),
+        ("", "infinite", [0, 1]),
+        ("nan", "infinite", [0, 1, 4]),
+    ],
 )
-def test_undefined_rows_are_nan_unless_guarded(value, nan_rows):
-    got = forward(poisoned(), dtype=None, pse_type=0, cpu_empty_rows=value)["attention_out"][0, 0]
-    assert [i for i in range(5) if np.isnan(got[i]).all()] == nan_rows
-    assert [i for i in range(5) if np.isnan(got[i]).any()] == nan_rows
-    if value == "zero":
-        np.testing.assert_array_equal(got[[0, 1, 2, 4]], 0.0)
+def test_undefined_rows_are_nan_unless_guarded(empty_rows, nan_rows, undefined):
+    attrs = {"cpu_empty_rows": empty_rows, "cpu_nan_rows": nan_rows}
+    got = forward(poisoned(), dtype=None, pse_type=0, **attrs)["attention_out"][0, 0]
+    assert [i for i in range(5) if np.isnan(got[i]).all()] == undefined
+    assert [i for i in range(5) if np.isnan(got[i]).any()] == undefined
+    guarded = [i for i in (0, 1, 2) if i not in undefined]
+    np.testing.assert_array_equal(got[guarded], 0.0)
 
 
 def test_guard_equals_the_torch_spelling():
@@ -103,7 +115,7 @@ def test_guard_equals_the_torch_spelling():
               + np.where(inputs["atten_mask"] != 0, np.float32(-np.inf), np.float32(0)))  # fmt: skip
     p = naive_softmax(scores)
     want = np.where(np.isnan(p), 0, p) @ inputs["value"]
-    got = forward(inputs, dtype=None, pse_type=0, cpu_empty_rows="zero")["attention_out"]
+    got = forward(inputs, dtype=None, pse_type=0, cpu_nan_rows="zero")["attention_out"]
     np.testing.assert_allclose(got, want, **SINGLE)
 
 

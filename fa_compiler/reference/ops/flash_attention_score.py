@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.op_registry.extensions import EMPTY_ROWS
+from fa_compiler.op_registry.extensions import EMPTY_ROWS, NAN_ROWS
 from fa_compiler.reference.attention import Attention
 from fa_compiler.reference.call import Call, Output, operator
 from fa_compiler.reference.softmax import softmax, weighted_sum
@@ -20,13 +20,14 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     attention = Attention(call, pse_name="real_shift")
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
-    empty_rows = _empty_rows(call, attention)
+    empty_rows, nan_rows = _empty_rows(call, attention), _nan_rows(call)
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]
     row_sum = [np.zeros((side.heads, length)) for length in side.lengths]
     out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
     for batch, head, kv_head in attention.heads():
         sink = None if attention.sink is None else float(attention.sink[head])
-        rows = softmax(attention.scores(batch, head, kv_head), attention.allowed(batch, head), sink, empty_rows)
+        scores, allowed = attention.scores(batch, head, kv_head), attention.allowed(batch, head)
+        rows = softmax(scores, allowed, sink, empty_rows, nan_rows)
         row_max[batch][head] = rows.max
         row_sum[batch][head] = rows.sum
         kept = attention.dropout.factors(batch, head)
@@ -48,4 +49,11 @@ def _empty_rows(call: Call, attention: Attention) -> str:
         raise call.error("cpu_empty_rows", f"must be one of {', '.join(EMPTY_ROWS[1:])}, got {value!r}")
     if attention.sink is not None and value not in ("", "zero"):
         raise call.error("cpu_empty_rows", f"{value!r} has no meaning beside a sink, which no mask excludes")
+    return value
+
+
+def _nan_rows(call: Call) -> str:
+    value = str(call.attrs.get("cpu_nan_rows", ""))
+    if value not in NAN_ROWS:
+        raise call.error("cpu_nan_rows", f"must be one of {', '.join(NAN_ROWS[1:])}, got {value!r}")
     return value
