@@ -2,14 +2,15 @@
 
 The first model is the truth: it runs with graph optimisations off. An output agrees when NaN and infinities
 sit at the same places and the finite values differ by at most the tolerance times the largest finite value of
-the original; integer, boolean and text outputs have to be equal.
+the original; integer, boolean and text outputs have to be equal. Unless a tolerance was asked for, an output also
+agrees when ONNX Runtime's own optimisations change the original's half as much.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,15 @@ class CannotRunError(FaCompilerError):
 @dataclass(frozen=True)
 class Output:
     """How one output compares. `largest` is the largest difference relative to the largest finite value of
-    the original (None where it does not apply), `fault` says why the output does not agree."""
+    the original (None where it does not apply), `fault` says why the output does not agree. `noise` is how much ONNX
+    Runtime differs from itself here, where that was needed to judge."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     largest: float | None
     fault: str | None
+    noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,19 @@ def compare_models(
         raise InputError(str(error)) from None
     except Exception as error:
         raise CannotRunError(f"ONNX Runtime runs {original} but not {name}: {one_line(error)}") from None
-    return Comparison(tuple(compare_output(key, value, second, tolerance) for key, value in first.items()), tolerance)
+    outputs = [compare_output(key, value, second, tolerance) for key, value in first.items()]
+    if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
+        third = _Runner(original, proto, optimise=True).run(feeds)
+        outputs = [_pardoned(output, first[output.name], third.get(output.name)) for output in outputs]
+    return Comparison(tuple(outputs), tolerance)
+
+
+def _pardoned(output: Output, first: Any, third: Any) -> Output:
+    """Some models enlarge rounding: what ONNX Runtime's own optimisations change, a fusion may change twice."""
+    if output.fault is None or output.largest is None or not isinstance(third, np.ndarray):
+        return output
+    noise = compare_arrays(first, third, float("inf"))[0] or 0.0
+    return replace(output, noise=noise, fault=None if output.largest <= 2 * noise else output.fault)
 
 
 def tolerance_for(model: onnx.ModelProto) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from fa_compiler.errors import InputError, one_line
 
 BATCH = 2
 LENGTH = 16
-"""Sizes given to symbolic dimensions: BATCH to a batch, LENGTH to any other."""
+"""Sizes given to symbolic dimensions: BATCH to a batch and to a first dimension, LENGTH to any other; twice that
+to the length of a mask over past and present."""
 
 MAX_INDEX = 1000
 """Random indices stay below this even where the table they index is larger."""
@@ -52,7 +53,7 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str,
         InputError: an input is no tensor of numbers.
     """
     rng = np.random.default_rng(seed)
-    sizes = _Sizes()
+    sizes = _Sizes(_sums(graph_inputs(model)))
     bounds = _index_bounds(model.graph)
     feeds: dict[str, np.ndarray] = {}
     for info in graph_inputs(model):
@@ -109,8 +110,8 @@ def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) 
 class _Sizes:
     """One size for each symbol; an expression of symbols is computed from them."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+    def __init__(self, known: dict[str, int]) -> None:
+        self._known = known
 
     def of(self, dim: onnx.TensorShapeProto.Dimension, axis: int) -> int:
         if dim.HasField("dim_value"):
@@ -124,8 +125,7 @@ class _Sizes:
 
     def _symbol(self, name: str, axis: int) -> int:
         if name not in self._known:
-            first = axis == 0 and not any(size == BATCH for size in self._known.values())
-            self._known[name] = BATCH if "batch" in name.lower() or first else LENGTH
+            self._known[name] = BATCH if "batch" in name.lower() or axis == 0 else LENGTH
         return self._known[name]
 
     def _computed(self, node: ast.expr, axis: int) -> int:
@@ -146,6 +146,28 @@ class _Sizes:
                     case ast.FloorDiv():
                         return a // b
         raise ValueError("no plain expression")
+
+
+def _sums(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
+    """Symbols that must be the sum of two lengths: exporters often name them apart from their terms.
+
+    With a cache among the inputs that is the last dimension of a mask, if no other input has it.
+    """
+    ends: dict[str, set[bool]] = {}
+    past = present = 0
+    for info in inputs:
+        dims = info.type.tensor_type.shape.dim
+        mask = "mask" in info.name.lower()
+        if "past" in info.name.lower() and len(dims) > 2:
+            past = dims[-2].dim_value or LENGTH
+        elif not mask and len(dims) > 1:
+            present = present or dims[-1].dim_value or LENGTH
+        for position, dim in enumerate(dims):
+            if dim.dim_param:
+                ends.setdefault(dim.dim_param, set()).add(mask and position == len(dims) - 1)
+    if not past:
+        return {}
+    return {name: past + (present or LENGTH) for name, kinds in ends.items() if kinds == {True}}
 
 
 def _values(

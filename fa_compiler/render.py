@@ -72,7 +72,8 @@ def print_comparison(comparison: Comparison) -> None:
     rows = []
     for output in comparison.outputs:
         largest = "" if output.largest is None else f"{output.largest:.2g}"
-        verdict = Text("same", "green") if output.fault is None else Text(printable(output.fault), "red")
+        noise = "" if output.noise is None else f" (ONNX Runtime differs from itself by {output.noise:.2g})"
+        verdict = Text(f"same{noise}", "green") if output.fault is None else Text(printable(output.fault), "red")
         rows.append((output.name, f"{output.dtype}{list(output.shape)}", largest, verdict))
     out = console()
     out.print(_table(("output", "type", "largest difference", "verdict"), rows))
