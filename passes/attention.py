@@ -24,8 +24,7 @@ from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, SelectTerm, Term
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, RowGuard, SelectTerm, Term
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
     FLOATS,
@@ -33,6 +32,8 @@ from fa_compiler.passes.probabilities import (
     distinct_consumers,
     find_values,
     reaches_product,
+    reads_shape,
+    reads_type,
 )
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import Addend, Rearrange, Scale, ScorePath, Select, find_scores
@@ -68,7 +69,8 @@ class AttentionMatch:
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
-    value, with that value's arrangement: their results are computed from the operands instead.
+    value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
+    computed without it.
     """
 
     anchor: SoftmaxAnchor
@@ -83,6 +85,7 @@ class AttentionMatch:
     output: ir.Value
     output_dims: Arrangement
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
+    types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
 
     def refined(self) -> AttentionMatch:
         """The same match after axes may have been split further, which may tell heads from batch."""
@@ -119,21 +122,52 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         after = self._after(anchor, viewer)
         before = find_scores(anchor.scores, viewer)
-        shape_readers = self._interior(anchor, before, after)
+        harmless = self._interior(anchor, before, after)
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = _Operands.of(before.product, viewer, widening=narrow)
         seen: dict[ir.Value, Arrangement] = {}
         dims, scale, terms = self._simulate(before, qk, viewer, seen)
         seen[anchor.output] = dims
         key_side, columns = self._key_side(anchor, qk, dims, viewer)
-        planner = MaskPlanner(viewer, self.sets, self.bounds, self.options)
-        plan = planner.plan(terms, after.guarded)
         dims = self._simulate_after(after, dims, viewer, seen)
+        guard = self._guard(after, terms, columns, viewer, seen)
+        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options).plan(terms, guard)
         pv = _Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
         match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, viewer)
-        shapes = tuple((reader, self._seen(seen, value, viewer)) for reader, value in shape_readers)
-        return replace(match, shapes=shapes)
+        shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
+        types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
+        return replace(match, shapes=shapes, types=types)
+
+    def _guard(
+        self,
+        after: ProbabilityPath,
+        terms: tuple[Term, ...],
+        columns: Axes,
+        viewer: Viewer,
+        seen: dict[ir.Value, Arrangement],
+    ) -> RowGuard:
+        """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
+        if after.guard is None:
+            return RowGuard.NONE
+        if after.guard.bias is None:
+            return RowGuard.NAN
+        term = terms[0] if len(terms) == 1 else None
+        if isinstance(term, AddTerm) and term.value is after.guard.bias and term.factor > 0 and term.dims:
+            own = viewer.space.resolve_all(term.dims)
+            guarded = viewer.space.resolve_all(seen[after.guard.where.outputs[0]])[-len(own) :]
+            same_rows = all(not mine or mine == theirs for mine, theirs in zip(own[:-1], guarded[:-1], strict=True))
+            if same_rows and own[-1] in ((), viewer.space.resolve(columns)):
+                return RowGuard.BIAS
+        raise Decline(
+            Code.PROBABILITY_TERM, "the guard tests something other than the bias of the scores", after.guard.where
+        )
+
+    def _type(self, value: ir.Value) -> ir.DataType:
+        dtype = self.info.dtype(value)
+        if dtype is None:
+            raise Decline(Code.DTYPE, f"the type of {value.name!r} is unknown but needed elsewhere", value.producer())
+        return dtype
 
     def _seen(self, seen: dict[ir.Value, Arrangement], value: ir.Value, viewer: Viewer) -> Arrangement:
         if value not in seen:
@@ -155,19 +189,19 @@ class Matcher:
     def _interior(
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
     ) -> list[tuple[ir.Node, ir.Value]]:
-        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape are returned."""
+        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned."""
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
         matched = {id(node) for node in nodes}
-        shape_readers: list[tuple[ir.Node, ir.Value]] = []
+        harmless: list[tuple[ir.Node, ir.Value]] = []
         for node in nodes:
             if node.graph is not anchor.node.graph:
                 raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
         for node in nodes[:-1]:
             for output in node.outputs:
                 readers = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
-                shape_readers.extend((reader, output) for reader in readers if is_op(reader, "Shape"))
-                outside = [reader for reader in readers if not is_op(reader, "Shape")]
+                outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
+                harmless.extend((each, output) for each in readers if each not in outside)
                 if not outside and not output.is_graph_output():
                     continue
                 late = output is anchor.output or any(node is other for other in after.nodes)
@@ -175,7 +209,7 @@ class Matcher:
                 what = "probabilities" if late else "scores"
                 who = f"{label(outside[0])} reads them" if outside else "they are a model output"
                 raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
-        return shape_readers
+        return harmless
 
     def _simulate(
         self, before: ScorePath, qk: _Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]

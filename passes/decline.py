@@ -16,8 +16,8 @@ def label(node: ir.Node | None) -> str | None:
     return next((output.name for output in node.outputs if output.name), node.op_type)
 
 
-class Decline(Exception):  # noqa: N818 - not an error: an expected answer
-    """Raised by any helper that cannot go on; caught once per anchor."""
+class Decline(Exception):
+    """Raised by any helper that cannot go on; caught once per anchor. Not an error: an expected answer."""
 
     def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:
         super().__init__(reason)

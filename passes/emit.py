@@ -95,11 +95,15 @@ class Emitter:
         masks = _Masks(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
-        shapes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
+        substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs)
         self._check(node, match)
-        for reader, vector in shapes:
-            ir.convenience.replace_all_uses_with(reader.outputs[0], vector)
+        for reader, dtype in match.types:
+            source = reader.inputs[0]
+            assert source is not None
+            substitutes.append((reader, builder.cast(source, dtype)))
+        for reader, substitute in substitutes:
+            ir.convenience.replace_all_uses_with(reader.outputs[0], substitute, replace_graph_outputs=True)
             self.replaced.append(reader)
         self._land(match, plan, node, mover)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import onnx_ir as ir
 
@@ -51,6 +52,23 @@ MODERATE = -1e3
 HARMLESS = -1e29
 FINITE_SCORES = "finite-scores"
 """Reported for Ascend: a NaN guard was left out, which only matters when query, key or value hold NaN or infinity."""
+
+
+class RowGuard(Enum):
+    """What turns rows without a defined softmax into zeros: nothing, the NaN guard, or the guard that tests the bias.
+
+    The value is the attribute cpu_nan_rows for a bias. A boolean mask needs the bias guard no more: its empty rows are
+    the rows the guard tests for.
+    """
+
+    NONE = ""
+    NAN = "zero"
+    BIAS = "infinite"
+
+    @property
+    def nan_rows(self) -> str:
+        """The attribute cpu_nan_rows that keeps the guard's meaning beside a bias."""
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -121,10 +139,10 @@ class MaskPlanner:
     bounds: Bounds
     options: Options
 
-    def plan(self, terms: tuple[Term, ...], guarded: bool) -> MaskPlan:
-        """The plan for the terms of one attention; `guarded` when a NaN guard follows the softmax."""
-        plan = self._exact(terms, guarded)
-        return plan if self.options.target == "ort" or not guarded else self._unguarded(plan, terms)
+    def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+        """The plan for the terms of one attention; `guard` is what follows the softmax."""
+        plan = self._exact(terms, guard)
+        return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its NaN guard, which Ascend does not have, where no bias can make a row all -inf."""
@@ -149,8 +167,8 @@ class MaskPlanner:
             return not all(map(math.isfinite, values))
         return interval is None or not all(map(math.isfinite, interval))
 
-    def _exact(self, terms: tuple[Term, ...], guarded: bool) -> MaskPlan:
-        nan_rows = "zero" if guarded else ""
+    def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+        nan_rows = guard.nan_rows
         live = tuple(term for term in terms if not self._is_zero(term))
         if not live:
             return MaskPlan(nan_rows=nan_rows)
@@ -158,8 +176,8 @@ class MaskPlanner:
         selects = [term for term in live if isinstance(term, SelectTerm)]
         if len(live) == 1 and adds:
             value = self._mask_value(adds[0])
-            if value is not None and not self._must_stay_additive(value, guarded):
-                return self._masked((self._masked_by_addend(adds[0]),), (), value, True, guarded)
+            if value is not None and not self._must_stay_additive(value, guard):
+                return self._masked((self._masked_by_addend(adds[0]),), (), value, True, guard)
             return MaskPlan(shifts=(self._shift(adds[0]),), nan_rows=nan_rows)
         if not selects:
             return MaskPlan(shifts=tuple(self._shift(term) for term in adds), nan_rows=nan_rows)
@@ -168,11 +186,11 @@ class MaskPlanner:
         fills = {term.fill for term in selects}
         order = [isinstance(term, SelectTerm) for term in live]
         separable = len(fills) == 1 and order == sorted(order) and all(map(self._harmless, adds))
-        if separable and not self._must_stay_additive(selects[0].fill, guarded):
+        if separable and not self._must_stay_additive(selects[0].fill, guard):
             masked = tuple(
                 Masked(self._aligned(term.condition, term.dims, term.node), not term.keep) for term in selects
             )
-            return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guarded)
+            return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guard)
         return self._additive(live, nan_rows)
 
     def _additive(self, live: tuple[Term, ...], nan_rows: str) -> MaskPlan:
@@ -196,11 +214,11 @@ class MaskPlanner:
         return MaskPlan(shifts=shifts, nan_rows=nan_rows, assumed=tuple(sorted(assumed)))
 
     def _masked(
-        self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guarded: bool
+        self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guard: RowGuard
     ) -> MaskPlan:
         assumed: list[str] = []
         if value == -math.inf:
-            empty = "zero" if guarded else "nan"
+            empty = "nan" if guard is RowGuard.NONE else "zero"
         elif value <= DOMINATING or not added:
             empty = "mean"
         else:
@@ -210,13 +228,13 @@ class MaskPlanner:
         if NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, empty, "zero" if guarded else "", tuple(assumed))
+        return MaskPlan(masked, shifts, empty, guard.nan_rows if guard is RowGuard.NAN else "", tuple(assumed))
 
-    def _must_stay_additive(self, value: float, guarded: bool) -> bool:
+    def _must_stay_additive(self, value: float, guard: RowGuard) -> bool:
         """On Ascend a fully masked row gives 0, so only what gave 0 may become a boolean mask."""
         if self.options.target == "ort" or NO_EMPTY_ROWS in self.options.assume:
             return False
-        return not (value == -math.inf and guarded)
+        return not (value == -math.inf and guard is not RowGuard.NONE)
 
     def _is_zero(self, term: Term) -> bool:
         return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))

@@ -73,6 +73,15 @@ def int_attr(node: ir.Node, name: str, default: int) -> int:
     return default if attr is None else attr.as_int()
 
 
+def reduced_axes(node: ir.Node) -> list[int] | None:
+    """The axes a reduction runs over, as written; None when they are not known or all."""
+    attr = node.attributes.get("axes")
+    if attr is not None:
+        return list(attr.as_ints())
+    array = constant(input_of(node, 1), limit=8)
+    return None if array is None else [int(axis) for axis in array.reshape(-1)]
+
+
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
     """The input at `index`, None when it is absent or beyond the end."""
     return node.inputs[index] if index < len(node.inputs) else None

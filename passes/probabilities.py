@@ -5,28 +5,39 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
     probabilities := softmax
                    | layout(probabilities)                    what views.py looks through
                    | Cast(probabilities)                      to the type of the values
-                   | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard, at most once
+                   | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
+                   | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard; at most one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
 
 The cast is sound because the operator rounds its result to the type of the values in any case, and rounding the
-probabilities first only adds an error of that type's precision. The guard turns a row without a
-defined softmax into zeros: it is recorded, and the mask's plan has to honour it.
+probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
+zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout: it is recorded, and the
+mask's plan has to honour it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.contraction import Contraction, contraction
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard and the node that applies it; `bias` is the tensor the bias guard tests, None for the NaN guard."""
+
+    where: ir.Node
+    bias: ir.Value | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class ProbabilityPath:
     product: Contraction
     side: int
     nodes: tuple[ir.Node, ...]
-    guarded: bool
+    guard: Guard | None
 
     @property
     def value(self) -> ir.Value:
@@ -48,7 +59,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
     """Follow the grammar above; declines name the node that broke it."""
     current = softmax_output
     nodes: list[ir.Node] = []
-    guarded = False
+    guard: Guard | None = None
     while True:
         consumers = data_readers(current)
         if current.is_graph_output():
@@ -57,13 +68,13 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
-        guard = _guard(current, consumers, viewer)
-        if guard is not None:
-            if guarded:
-                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", guard[1])
-            guarded = True
-            nodes.extend(guard)
-            current = guard[1].outputs[0]
+        guarding = _nan_guard(current, consumers, viewer) or _bias_guard(current, consumers, viewer)
+        if guarding:
+            if guard is not None:
+                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", guarding[-1])
+            guard = Guard(guarding[-1], _tested_bias(guarding[-1]) if len(guarding) == 1 else None)
+            nodes.extend(guarding)
+            current = guard.where.outputs[0]
             continue
         if len(consumers) != 1:
             raise _read_elsewhere(current, consumers)
@@ -73,7 +84,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
             if product.operands[0] is product.operands[1]:
                 raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
             side = 0 if product.operands[0] is current else 1
-            return ProbabilityPath(product, side, tuple(nodes), guarded)
+            return ProbabilityPath(product, side, tuple(nodes), guard)
         if not _passes_on(node, current, viewer):
             raise Decline(
                 Code.PROBABILITY_TERM,
@@ -93,8 +104,18 @@ def distinct_consumers(value: ir.Value) -> list[ir.Node]:
 
 
 def data_readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value's elements, and not only its shape."""
-    return [node for node in distinct_consumers(value) if not is_op(node, "Shape", "Size")]
+    """The nodes that read a value's elements, and not only its shape or type."""
+    return [node for node in distinct_consumers(value) if not reads_shape(node) and not reads_type(node, value)]
+
+
+def reads_shape(node: ir.Node) -> bool:
+    """Does the node ask for a shape only?"""
+    return is_op(node, "Shape")
+
+
+def reads_type(node: ir.Node, value: ir.Value) -> bool:
+    """Does the node ask for this value's type only?"""
+    return is_op(node, "CastLike") and node.inputs[0] is not value
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
@@ -105,19 +126,47 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 
-def _guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ir.Node] | None:
+def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ...]:
     """(IsNaN, Where) when exactly these two read the value and make up the NaN guard."""
     if len(consumers) != 2:
-        return None
+        return ()
     test = next((node for node in consumers if is_op(node, "IsNaN")), None)
     where = next((node for node in consumers if is_op(node, "Where")), None)
     if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
-        return None
-    zero = where.inputs[1]
-    if zero is None or viewer.info.scalar(zero) != 0.0:
-        return None
+        return ()
     flag = test.outputs[0]
-    return (test, where) if len(data_readers(flag)) == 1 and not flag.is_graph_output() else None
+    private = len(data_readers(flag)) == 1 and not flag.is_graph_output()
+    return (test, where) if private and _is_number(where.inputs[1], 0.0, viewer) else ()
+
+
+def _bias_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ...]:
+    """(Where,) when it alone reads the value and puts 0 where the maximum of some tensor's last axis is -inf."""
+    where = consumers[0] if len(consumers) == 1 else None
+    if where is None or not is_op(where, "Where") or where.inputs[2] is not value:
+        return ()
+    if not _is_number(where.inputs[1], 0.0, viewer) or _tested_bias(where) is None:
+        return ()
+    test = where.inputs[0].producer() if where.inputs[0] is not None else None
+    assert test is not None
+    return (where,) if any(_is_number(operand, -math.inf, viewer) for operand in test.inputs) else ()
+
+
+def _tested_bias(where: ir.Node) -> ir.Value | None:
+    """The t of `Where(ReduceMax(t, last axis, keepdims=1) == c, ...)`."""
+    test = where.inputs[0].producer() if where.inputs[0] is not None else None
+    if not is_op(test, "Equal"):
+        return None
+    assert test is not None
+    for operand in test.inputs:
+        reduce = operand.producer() if operand is not None else None
+        if is_op(reduce, "ReduceMax") and reduce is not None and int_attr(reduce, "keepdims", 1) == 1:
+            axes = reduced_axes(reduce)
+            return reduce.inputs[0] if axes == [-1] else None
+    return None
+
+
+def _is_number(value: ir.Value | None, number: float, viewer: Viewer) -> bool:
+    return value is not None and viewer.info.scalar(value) == number
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:

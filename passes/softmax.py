@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
+from fa_compiler.passes.nodes import int_attr, is_op, opset, reduced_axes
 from fa_compiler.passes.shapes import ShapeInfo
 
 
@@ -88,10 +88,5 @@ def _reduced_axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | Non
     shape = info.shape(scores)
     if shape is None or int_attr(node, "keepdims", 1) != 1:
         return None
-    attr = node.attributes.get("axes")
-    if attr is not None:
-        axes = list(attr.as_ints())
-    else:
-        array = constant(input_of(node, 1), limit=8)
-        axes = [] if array is None else [int(axis) for axis in array.reshape(-1)]
-    return axes[0] % len(shape) if len(axes) == 1 else None
+    axes = reduced_axes(node)
+    return axes[0] % len(shape) if axes is not None and len(axes) == 1 else None
