@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 
 from fa_compiler.lowering.ort import register_custom_ops
 
@@ -72,7 +72,10 @@ def feeds_of(case: Case, rng: np.random.Generator) -> tuple[Feeds, np.ndarray | 
     """Query, key, value, and the boolean mask (True: not attended) or float bias of the case."""
     q = (case.batch, case.heads, case.queries, case.size)
     k = (case.batch, case.kv_heads, case.keys, case.size)
-    data = {name: rng.standard_normal(s, np.float32).astype(case.dtype) for name, s in zip("qkv", (q, k, k), strict=True)}
+    data = {
+        name: rng.standard_normal(shape, np.float32).astype(case.dtype)
+        for name, shape in (("q", q), ("k", k), ("v", k))
+    }
     if case.mask == "causal":
         return data, np.triu(np.ones((case.queries, case.keys), bool), 1 + case.keys - case.queries)
     if case.mask == "pad":

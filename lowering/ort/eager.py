@@ -35,7 +35,7 @@ _ONNX_OPSET = 17
 _IR_VERSION = 8
 
 # ONNX Runtime has a class for each status code and no common base; a few errors are plain RuntimeErrors.
-_ORT_ERRORS = (
+_ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *(error for error in vars(pybind).values() if isinstance(error, type) and issubclass(error, Exception)),
 )

@@ -203,10 +203,12 @@ def test_rows_before_the_band(rule: str, queries: int, keys: int, rng: np.random
     check(form.inputs(rng) | {"atten_mask": TRIANGLE, "real_shift": bias}, form.all_attrs)
 
 
-@pytest.mark.parametrize("rule", EMPTY_RULES)
-def test_undefined_rows(rule: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("empty", EMPTY_RULES)
+@pytest.mark.parametrize("rule", ["", "zero", "infinite"])
+def test_undefined_rows(rule: str, empty: str, rng: np.random.Generator) -> None:
     """All attended scores -inf, NaN scores, +inf scores, and rows that are merely mostly -inf."""
-    form = Form(batch=1, heads=1, kv_heads=1, queries=12, keys=300, attrs={"cpu_empty_rows": rule, "pse_type": 0})
+    attrs = {"cpu_empty_rows": empty, "cpu_nan_rows": rule, "pse_type": 0}
+    form = Form(batch=1, heads=1, kv_heads=1, queries=12, keys=300, attrs=attrs)
     bias = np.zeros((1, 1, 12, 300), np.float32)
     bias[..., 0, :] = -np.inf
     bias[..., 1, :299] = -np.inf
@@ -225,13 +227,14 @@ def test_undefined_rows(rule: str, rng: np.random.Generator) -> None:
     got = check(form.inputs(rng) | {"real_shift": bias, "atten_mask": array}, form.all_attrs)
     out = got["attention_out"][0, 0]
     assert np.isfinite(out[[1, 8, 9, 10, 11]]).all()
-    undefined = out[[0, 2, 3, 4, 5, 7]]
-    assert (undefined == 0).all() if rule == "zero" else np.isnan(undefined).all()
+    infinite, others = out[[0, 7]], out[[2, 3, 4, 5]]
+    assert (infinite == 0).all() if rule else np.isnan(infinite).all()
+    assert (others == 0).all() if rule == "zero" else np.isnan(others).all()
 
 
-@pytest.mark.parametrize("rule", EMPTY_RULES)
+@pytest.mark.parametrize("rule", ["", "zero", "infinite"])
 def test_nan_and_inf_in_query_and_key(rule: str, rng: np.random.Generator) -> None:
-    form = Form(batch=1, queries=20, keys=40, attrs={"cpu_empty_rows": rule})
+    form = Form(batch=1, queries=20, keys=40, attrs={"cpu_nan_rows": rule})
     inputs = form.inputs(rng) | {"atten_mask": mask(rng, (20, 40))}
     inputs["atten_mask"][:10, 3] = True
     inputs["query"][0, 0, 5, 2] = np.nan

@@ -49,6 +49,7 @@ def problems(draw: st.DrawFn) -> Problem:
         "scale_value": draw(st.sampled_from([0.125, 0.3, 1.0, -0.2, 0.0])),
         "pse_type": draw(st.integers(0, 1)),
         "cpu_empty_rows": draw(st.sampled_from(["", "zero", "mean", "unmasked", "nan"])),
+        "cpu_nan_rows": draw(st.sampled_from(["", "zero", "infinite"])),
         "softmax_out_layout": draw(st.sampled_from(["", "same_as_input"])),
     }
     form = Form(

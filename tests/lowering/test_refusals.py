@@ -65,6 +65,7 @@ def test_unsupported_features(inputs: dict[str, Any], attrs: dict[str, Any], tex
         ({"keep_prob": float("nan")}, "keep_prob is nan"),
         ({"softmax_out_layout": "TND"}, 'softmax_out_layout is "TND", expected one of "", "same_as_input"'),
         ({"cpu_empty_rows": "one"}, 'cpu_empty_rows is "one", expected one of "", "zero", "mean", "unmasked"'),
+        ({"cpu_nan_rows": "one"}, 'cpu_nan_rows is "one", expected one of "", "zero", "infinite"'),
     ],
 )
 def test_attributes(attrs: dict[str, Any], text: str) -> None:

@@ -11,9 +11,12 @@ namespace fa {
 
 enum class Type : uint8_t { float32, float16, bfloat16 };
 
-// What a row gives for which no key is attended; see the operator extension `cpu_empty_rows`.
-// `guard` also gives 0 for a row whose softmax is undefined (a NaN or +inf score, all scores -inf).
-enum class EmptyRows : uint8_t { zero, guard, mean, unmasked, nan };
+// What a row gives for which no key is attended: the operator extension `cpu_empty_rows`.
+enum class EmptyRows : uint8_t { zero, mean, unmasked, nan };
+
+// What a row gives that attends keys but whose softmax is undefined (a NaN or +inf score, or all scores
+// -inf): the operator extension `cpu_nan_rows`. `infinite` gives 0 for the last kind only.
+enum class NanRows : uint8_t { nan, zero, infinite };
 
 inline constexpr int64_t kNoLimit = int64_t{1} << 62;
 inline constexpr int64_t kStatisticsWidth = 8;       // equal copies of each softmax_max and softmax_sum
@@ -69,6 +72,7 @@ struct Problem {
 
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;
+  NanRows nan_rows = NanRows::nan;
   float* softmax_max = nullptr;  // null when nobody reads them
   float* softmax_sum = nullptr;
 };

@@ -70,8 +70,10 @@ Attributes read_attributes(const NodeInfo& info) {
   a.statistics_like_input = one_of<bool>(node, "softmax_out_layout", info.string("softmax_out_layout", ""),
                                          {{"", false}, {"same_as_input", true}});
   a.empty_rows = one_of<EmptyRows>(node, "cpu_empty_rows", info.string("cpu_empty_rows", ""),
-                                   {{"", EmptyRows::zero}, {"zero", EmptyRows::guard}, {"mean", EmptyRows::mean},
+                                   {{"", EmptyRows::zero}, {"zero", EmptyRows::zero}, {"mean", EmptyRows::mean},
                                     {"unmasked", EmptyRows::unmasked}, {"nan", EmptyRows::nan}});
+  a.nan_rows = one_of<NanRows>(node, "cpu_nan_rows", info.string("cpu_nan_rows", ""),
+                               {{"", NanRows::nan}, {"zero", NanRows::zero}, {"infinite", NanRows::infinite}});
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_query_rope, input_key_rope, input_sink,
                        input_p_scale}) {
     if (info.has_input(input)) unsupported("the input " + std::string(kInputs[input]));
@@ -242,6 +244,7 @@ class Call {
     problem_.value = value.strided(in_[input_value].data);
     problem_.scale = a_.scale;
     problem_.empty_rows = a_.empty_rows;
+    problem_.nan_rows = a_.nan_rows;
     value_batch_stride_ = value.batch_stride;
     out_batch_stride_ = operand_of(a_.layout, attention_out_dims(), query_.heads).batch_stride;
   }

@@ -25,6 +25,7 @@ struct Attributes {
   int64_t pse_type = 1;
   bool statistics_like_input = false;  // softmax_out_layout "same_as_input"
   EmptyRows empty_rows = EmptyRows::zero;
+  NanRows nan_rows = NanRows::nan;
 };
 
 class Kernel {

@@ -128,14 +128,16 @@ void attend(const Row& row) {
     x = std::exp(x - max);
     sum += x;
   }
-  const bool undefined = std::isnan(sum);
+  bool zero = keys.empty();
+  if (problem.nan_rows == NanRows::zero && !empty) zero = zero || std::isnan(sum);
+  if (problem.nan_rows == NanRows::infinite && !empty) zero = zero || (std::isinf(max) && max < 0);
   const int64_t out = sequence.out + row.head * problem.out.head + row.i * problem.out.row;
   for (int64_t d = 0; d < problem.value_size; ++d) {
     double result = 0;
     for (size_t n = 0; n < keys.size(); ++n) {
       result += p[n] / sum * row.value(keys[n], d);
     }
-    if (keys.empty() || (undefined && rule == EmptyRows::guard)) result = 0;
+    if (zero) result = 0;
     if (empty && rule == EmptyRows::nan) result = std::numeric_limits<double>::quiet_NaN();
     write(problem.out.data, out + d, static_cast<float>(result), problem.type);
   }

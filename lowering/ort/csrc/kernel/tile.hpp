@@ -84,7 +84,7 @@ class Tile {
       s_.empty[r] = is_empty(r);
       empty_rows += s_.empty[r];
       write_statistics(r);
-      if (s_.empty[r] == 0) write_row(r);
+      if (s_.empty[r] == 0) write_row(r, problem_.nan_rows);
     }
     if (empty_rows > 0) write_empty_rows();
   }
@@ -226,14 +226,17 @@ class Tile {
     return false;
   }
 
-  void write_row(int64_t r) {
+  void write_row(int64_t r, NanRows rule) {
     float* sums = s_.sums + r * columns_;
-    const RowState& state = s_.states[r];
-    // A sum of 0 is a row whose scores are all -inf.
-    const bool undefined = is_nan(state.sum) || state.sum == 0;
-    float factor = 1.0f / state.sum;
-    if (undefined) factor = problem_.empty_rows == EmptyRows::guard ? 0.0f : __builtin_nanf("");
-    for (int64_t d = 0; d < problem_.value_size; ++d) sums[d] = undefined ? factor : sums[d] * factor;
+    const float sum = s_.states[r].sum;
+    const bool all_infinite = sum == 0;  // only scores of -inf leave nothing behind
+    if (all_infinite || is_nan(sum)) {
+      const bool zero = rule == NanRows::zero || (rule == NanRows::infinite && all_infinite);
+      for (int64_t d = 0; d < columns_; ++d) sums[d] = zero ? 0.0f : __builtin_nanf("");
+    } else {
+      const float factor = 1.0f / sum;
+      for (int64_t d = 0; d < columns_; ++d) sums[d] *= factor;
+    }
     put(r, sums);
   }
 
@@ -268,7 +271,7 @@ class Tile {
     if (rule == EmptyRows::unmasked) {
       attend(false);
       for (int64_t r = 0; r < span_.count(); ++r) {
-        if (s_.empty[r] != 0) write_row(r);
+        if (s_.empty[r] != 0) write_row(r, NanRows::nan);
       }
       return;
     }

@@ -1,0 +1,78 @@
+# Everything here sets itself up: a virtual environment in .venv, the packages it needs, the compiled library.
+# Needed on the machine: Python 3.11 or newer with venv, a C++20 compiler, make.
+#
+#   make demo     optimise example models, compare with the originals, time both
+#   make test     the test suite
+#   make lint     ruff and mypy
+#   make bench    time the kernel beside ONNX Runtime's own
+#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
+#   make clean    remove what the above made
+#
+# PYTHON=... chooses the interpreter.
+
+PYTHON ?= python3
+CXX ?= c++
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+OLD_RUNTIMES := 1.20.1 1.23.2
+NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
+
+.PHONY: demo test lint bench compat clean
+
+demo: $(VENV)/.package
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.package
+	$(BIN)/python bench/kernel.py
+
+lint: $(VENV)/.test .links
+	$(BIN)/ruff check .
+	cd .links && ../$(BIN)/mypy --strict --config-file ../pyproject.toml -p fa_compiler
+
+compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test)
+	set -e; for version in $(OLD_RUNTIMES); do \
+		echo "onnxruntime $$version"; \
+		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering; \
+	done
+	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
+
+clean:
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) .links build
+
+# The build tools live in the environment, so that a rebuild after an edit takes a second.
+$(VENV)/.tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $(PYTHON) is missing or older than 3.11; set PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON) has no venv; install it (Debian: apt install python3-venv) or set PYTHON" >&2; exit 1; }
+	@command -v $(CXX) >/dev/null || \
+		{ echo "error: no C++ compiler $(CXX); install one (Debian: apt install g++) or set CXX" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "scikit-build-core>=1.0" cmake ninja
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
+	@touch $@
+
+# An environment with an older runtime; it uses the library that .venv built.
+$(VENV)-%/.test: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* \
+		onnx onnx-ir numpy ml_dtypes networkx rich pytest pytest-xdist hypothesis
+	@touch $@
+
+# mypy finds packages by folder: links that lay the checkout out as it installs.
+.links: $(wildcard fa_compiler/*.py) Makefile
+	rm -rf $@
+	mkdir -p $@/fa_compiler
+	ln -s $(foreach path,$(wildcard fa_compiler/*) passes lowering op_registry,"$(CURDIR)/$(path)") $@/fa_compiler/
+	@touch $@
