@@ -13,9 +13,9 @@ from fa_compiler.compare import CannotRunError, compare_models
 from fa_compiler.errors import InputError
 from fa_compiler.model_io import load
 from fa_compiler.passes import Options, Report
-from fa_compiler.pipeline import Progress, copy_of, make_options, run
+from fa_compiler.pipeline import copy_of, make_options, run
 from fa_compiler.render import print_comparison, print_report, printable
-from fa_compiler.writing import check_place, staging, write, write_model
+from fa_compiler.writing import Progress, check_place, staging, write, write_model
 
 OK, DIFFERENT = 0, 1
 
@@ -31,9 +31,9 @@ def optimize(args: argparse.Namespace) -> int:
             raise InputError(f"{args.report} cannot be both the model and the report")
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
-        with _progress(args.quiet) as progress:
-            proto, report = run(loaded, options, progress)
-        staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
+        with _progress(args.quiet) as stage.progress:
+            proto, report = run(loaded, options, stage.progress)
+            staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
         if report_file is not None:
             write(report_file, [_json(report).encode()], args.report)
         if args.verify and not _agrees(args, staged):

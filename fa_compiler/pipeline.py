@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,8 @@ from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
-from fa_compiler.verification import verify_fused
-from fa_compiler.writing import check_place, relocate, staging, write_model
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is."""
-
+from fa_compiler.verification import registry_nodes, verify_nodes
+from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
 
 DEFAULT_PRODUCT = "A2"
 """The Ascend product a result is verified for when none is named."""
@@ -112,9 +108,11 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
     """
     start = time.perf_counter()
     model = loaded.to_ir()
+    given = registry_nodes(model)
     report = fuse(model, options, progress)
     report.model, report.target = loaded.name, options.target
-    proto = _finished(loaded, model, options) if report.count("fused") else None
+    verify_nodes(model, given, "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT)
+    proto = _finished(loaded, model) if report.count("fused") else None
     report.seconds = time.perf_counter() - start
     return proto, report
 
@@ -127,8 +125,7 @@ def copy_of(loaded: Loaded) -> onnx.ModelProto:
     return proto
 
 
-def _finished(loaded: Loaded, model: ir.Model, options: Options) -> onnx.ModelProto:
-    verify_fused(model, "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT)
+def _finished(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
     proto = ir.to_proto(model)
     if proto.ir_version != loaded.proto.ir_version:
         raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")

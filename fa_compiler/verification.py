@@ -5,32 +5,44 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler import op_registry
-from fa_compiler.errors import InternalError
+from fa_compiler.errors import InputError, InternalError
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.shapes import analyse
 
 
-def verify_fused(model: ir.Model, target: str) -> None:
-    """Check the nodes of the registry's domain for `target`, "ort" or a product.
-
-    Raises:
-        InternalError: a node breaks a constraint; the passes should have declined it.
-    """
-    info = analyse(model)
-    for node in _fused_nodes(model):
-        for violation in op_registry.verify(node_view(node, info), target):
-            if target == "ort" and violation.extension is not None:
-                continue
-            broken = f"{violation.constraint} for {target}: {violation.message}"
-            raise InternalError(f"the fused node '{node.name}' breaks {broken}")
-
-
-def _fused_nodes(model: ir.Model) -> list[ir.Node]:
-    """Nodes of the domain, in subgraphs and functions too."""
+def registry_nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of the registry's domain and operators, in subgraphs and functions too."""
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    known = set(op_registry.names())
     return [
         node
         for owner in owners
         for node in ir.traversal.RecursiveGraphIterator(owner)
-        if node.domain == op_registry.DOMAIN
+        if node.domain == op_registry.DOMAIN and node.op_type in known
     ]
+
+
+def verify_nodes(model: ir.Model, given: list[ir.Node], target: str) -> None:
+    """Check the registry's nodes for `target`, "ort" or a product; `given` are those the input came with.
+
+    For "ort" a given node is left alone, as any op of the input is.
+
+    Raises:
+        InputError: a given node cannot go to the product.
+        InternalError: a node made here breaks a constraint; the passes should have declined it.
+    """
+    nodes = registry_nodes(model)
+    old = {id(node) for node in given}
+    if target == "ort":
+        nodes = [node for node in nodes if id(node) not in old]
+    if not nodes:
+        return
+    info = analyse(model)
+    for node in nodes:
+        for violation in op_registry.verify(node_view(node, info), target):
+            if target == "ort" and violation.extension is not None:
+                continue
+            broken = f"breaks {violation.constraint} for {target}: {violation.message}"
+            if id(node) in old:
+                raise InputError(f"node '{node.name}' of the input {broken}; start from the original model")
+            raise InternalError(f"the fused node '{node.name}' {broken}")

@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +28,21 @@ INLINE_TENSOR = 1 << 10
 """Tensors up to this many bytes stay inline even then."""
 
 _CHUNK = 1 << 24
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
+_STEP = 1 << 28
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is."""
 
 
 @dataclass
 class Staging:
     """The files of one run. Nothing appears under its final name before `commit`, data files excepted:
-    those get a new name of their own and are removed again by `discard`."""
+    those get a new name of their own and are removed again by `discard`. `progress` hears of bytes copied."""
 
+    progress: Progress | None = None
     _moves: list[tuple[Path, Path]] = field(default_factory=list)
     _made: list[Path] = field(default_factory=list)
 
@@ -92,9 +99,9 @@ class Staging:
 
 
 @contextmanager
-def staging() -> Iterator[Staging]:
+def staging(progress: Progress | None = None) -> Iterator[Staging]:
     """A `Staging` that is discarded when the block fails or ends without a commit, Ctrl-C included."""
-    stage = Staging()
+    stage = Staging(progress)
     try:
         yield stage
     finally:
@@ -186,7 +193,9 @@ def _join(
         try:
             with data.open("r+b") as file:
                 for path, shift in shifts.items():
-                    _copy(path, file.fileno(), shift)
+                    for done in _copy(path, file.fileno(), shift):
+                        if stage.progress is not None:
+                            stage.progress("copying weights (MiB)", done >> 20, end >> 20)
                 for tensor in inline:
                     end = _externalise(tensor, file.fileno(), _aligned(end), data.name)
                 file.truncate(end)
@@ -221,8 +230,9 @@ def _equal(path: Path, data: Path, shift: int) -> bool:
     return True
 
 
-def _copy(path: Path, target: int, shift: int) -> None:
-    """Copy a file to an offset of an open one inside the kernel where possible, leaving holes as holes."""
+def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
+    """Copy a file to an offset of an open one inside the kernel where possible, leaving holes as holes; yields how
+    far the target is written."""
     with path.open("rb") as file:
         source, size, position = file.fileno(), os.fstat(file.fileno()).st_size, 0
         while position < size:
@@ -234,7 +244,8 @@ def _copy(path: Path, target: int, shift: int) -> None:
                     return
                 stop = size
             while position < stop:
-                position += _copy_some(source, target, position, shift + position, min(stop - position, 1 << 30))
+                position += _copy_some(source, target, position, shift + position, min(stop - position, _STEP))
+                yield shift + position
 
 
 def _copy_some(source: int, target: int, start: int, place: int, count: int) -> int:
@@ -243,7 +254,7 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
         if done:
             return done
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno not in _NO_KERNEL_COPY:
             raise
     chunk = os.pread(source, min(count, _CHUNK), start)
     if not chunk:

@@ -201,3 +201,26 @@ def test_a_broken_result_is_not_written(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InternalError, match="nowhere"):
         fa_compiler.optimize(attention(), tmp_path / "out.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_node_of_the_input_that_ascend_cannot_take(tmp_path: Path) -> None:
+    """A file made for ONNX Runtime with an extension is refused for Ascend, and left alone for ONNX Runtime."""
+    model = attention()
+    model.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.BOOL, ["batch", 1, 1, "seq"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(-np.inf, np.float32), "low"))
+    model.graph.node.insert(3, helper.make_node("Where", ["mask", "low", "scaled"], ["masked"], "where"))
+    model.graph.node[4].input[0] = "masked"
+    fused = fa_compiler.optimize(model)
+    assert "EXT-MASK-BROADCAST" in fused.report.blocks[0].extensions
+    again = fa_compiler.optimize(fused.model)
+    assert again.model == fused.model
+    with pytest.raises(fa_compiler.InputError, match="start from the original model"):
+        fa_compiler.optimize(fused.model, target="ascend")
+
+
+def test_other_ops_of_the_domain_are_left_alone() -> None:
+    model = plain()
+    model.opset_import.add(domain="ascend", version=1)
+    model.graph.node[0].op_type, model.graph.node[0].domain = "SomethingElse", "ascend"
+    for target in ("ort", "ascend"):
+        assert fa_compiler.optimize(model, target=target).model == model  # type: ignore[arg-type]

@@ -3,6 +3,7 @@ overwritten."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -16,6 +17,9 @@ from onnx import helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import writing
+from fa_compiler.model_io import load
+from fa_compiler.passes import Report
+from fa_compiler.pipeline import copy_of
 
 from .builders import SIZE, attention, external, ops, projected, saved
 
@@ -57,6 +61,40 @@ def test_other_folder_copies_with_the_same_offsets(tmp_path: Path) -> None:
     assert any("m.onnx.data" in note for note in result.report.notes)
     onnx.checker.check_model(out, full_check=True)
     np.testing.assert_array_equal(weight_of(out), weight)
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP])
+def test_copy_where_the_kernel_cannot(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File systems without copy_file_range get a plain copy; other errors are not swallowed."""
+
+    def refuse(*args: int) -> int:
+        raise OSError(code, os.strerror(code))
+
+    path, weight = projected(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(writing.os, "copy_file_range", refuse)
+    fa_compiler.optimize(path, tmp_path / "out" / "m.onnx")
+    np.testing.assert_array_equal(weight_of(tmp_path / "out" / "m.onnx"), weight)
+    (tmp_path / "more").mkdir()
+    code = errno.EIO
+    with pytest.raises(fa_compiler.InputError, match=r"m\.onnx\.data cannot be written: Input/output error"):
+        fa_compiler.optimize(path, tmp_path / "more" / "m.onnx")
+    assert list((tmp_path / "more").iterdir()) == []
+
+
+def test_copying_tells_how_far_it_is(tmp_path: Path) -> None:
+    path, _ = projected(tmp_path / "in")
+    with (tmp_path / "in" / "weights.bin").open("r+b") as file:
+        file.truncate(3 << 20)
+        file.seek((3 << 20) - 1)
+        file.write(b"x")
+    (tmp_path / "out").mkdir()
+    loaded, seen = load(path), []
+    with writing.staging(lambda *call: seen.append(call)) as stage:
+        writing.write_model(copy_of(loaded), loaded, tmp_path / "out" / "m.onnx", stage, Report([]))
+        assert not (tmp_path / "out" / "m.onnx").exists()
+    assert seen[-1] == ("copying weights (MiB)", 3, 3)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_again_reuses_the_copy_and_spares_a_stranger(tmp_path: Path) -> None:
