@@ -15,8 +15,8 @@ rule (0), and "zero" says the same; "mean" gives the mean of value over all keys
 without the mask; "nan" NaN."""
 
 NAN_ROWS = ("", "zero", "infinite")
-"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every
-attended score -inf). "" is NaN, as arithmetic has it; "zero" is 0; "infinite" is 0 for rows whose attended scores are all -inf, else NaN."""
+"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every attended score
+-inf). "" is NaN, as arithmetic has it; "zero" is 0; "infinite" is 0 where all attended scores are -inf, else NaN."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ EXTENSIONS = (
         "EXT-ROPE",
         _FORWARD,
         "query_rope and key_rope may be used in every layout and with any sizes, not only in TND with 128 and 64",
+    ),
+    Extension(
+        "EXT-VALUE-WIDER",
+        _FORWARD,
+        "the head size of value may exceed that of key, up to 768",
     ),
     Extension(
         "EXT-RANGE",

@@ -95,8 +95,8 @@ def head_count(call: Call) -> Iterator[Fault]:
         yield Fault("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
 
 
-def head_sizes(call: Call) -> Iterator[Fault]:
-    """D of query is D of key, Dv is at most D, D at most 768."""
+def head_sizes(call: Call, wider: str | None = None) -> Iterator[Fault]:
+    """D of query is D of key, Dv is at most D, D at most 768; `wider` is the extension that allows a larger Dv."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
     if rank and g.layout not in ("BSH", "SBH"):
@@ -108,7 +108,8 @@ def head_sizes(call: Call) -> Iterator[Fault]:
         if isinstance(width, int) and width % g.n2:
             yield Fault("value", f"value has the width {width}, expected a multiple of its {g.n2} heads")
     if isinstance(g.d, int) and isinstance(g.dv, int) and g.dv > g.d:
-        yield Fault("value", f"value has the head size {g.dv}, expected at most {g.d}, that of key", "aclnn")
+        message = f"value has the head size {g.dv}, expected at most {g.d}, that of key"
+        yield Fault("value", message, "aclnn", extension=wider if g.dv <= MAX_D else None)
     if isinstance(g.d, int) and g.d > MAX_D:
         yield Fault("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
 

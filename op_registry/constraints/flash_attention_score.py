@@ -51,7 +51,7 @@ def heads(call: Call) -> Iterator[Fault]:
 @rules(4)
 def head_sizes(call: Call) -> Iterator[Fault]:
     """D is the same in query and key, at least Dv and at most 768."""
-    yield from common.head_sizes(call)
+    yield from common.head_sizes(call, "EXT-VALUE-WIDER")
 
 
 @rules(5)

@@ -40,7 +40,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FA.3", forward(attrs={"head_num": 7}, layout="BSH"), "head_num"),
     # 4: head sizes
     ("FA.4", forward({"key": tensor((B, N2, S2, D + 1))}), "key"),
-    ("FA.4", forward({"value": tensor((B, N2, S2, D + 1))}), "value"),
+    ("FA.4", forward({"value": tensor((B, N2, S2, 769))}), "value"),
     ("FA.4", forward({"value": tensor((B, S2, N2 * DV + 1))}, layout="BSH"), "value"),
     ("FA.4", forward({"query": tensor((B, N1, S1, 769)), "key": tensor((B, N2, S2, 769))}), "query"),
     # 5: head groups
@@ -354,6 +354,7 @@ EXTENDED = [
     ("EXT-SHIFT-FLOAT", "FA.9", forward({"real_shift": tensor((B, N1, S1, S2), "DT_FLOAT")}, {"pse_type": 0})),
     ("EXT-EMPTY-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
+    ("EXT-VALUE-WIDER", "FA.4", forward({"value": tensor((B, N2, S2, D + 8))})),
     ("EXT-SINK-FLOAT", "FA.16", forward({"sink": tensor((N1,), "DT_FLOAT")}, dtype="DT_FLOAT")),
     (
         "EXT-ROPE",
