@@ -1,0 +1,136 @@
+"""The package as users get it: a wheel with the compiled library, importable from anywhere, in one import order."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Runs one operator, so it needs the Python parts, the data and the library.
+PROBE = """
+import numpy as np
+import fa_compiler
+from fa_compiler import ops, passes, reference
+from fa_compiler.lowering.ort import library_path
+x = np.ones((1, 2, 3, 4), np.float32)
+out = ops.run("FlashAttentionScore", {"query": x, "key": x, "value": x}, {"head_num": 2, "input_layout": "BNSD"})
+assert (out["attention_out"] == 1).all()
+print(fa_compiler.__file__)
+print(library_path())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout, built with the build tools of this environment or, without, in isolation."""
+    folder = tmp_path_factory.mktemp("wheel")
+    isolation = [] if importlib.util.find_spec("scikit_build_core") is None else ["--no-build-isolation"]
+    source = folder / "source"
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(".*", "build", "out", "tests", "examples", "bench", "docs", "__pycache__"),
+    )
+    # The build tools may lie beside the interpreter without being on the path.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", str(folder), str(source)],
+        check=True,
+        env=environment,
+    )
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds the wheel's content, as site-packages would."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(wheel)],
+        check=True,
+    )
+    return folder
+
+
+def run(code: str, cwd: Path, installed: Path | None = None) -> list[str]:
+    """Runs code in a new interpreter, with `installed` before this environment's own packages."""
+    options = []
+    if installed is not None:
+        # Without site, because an editable installation in this environment would answer every import of ours.
+        options = ["-S"]
+        packages = sysconfig.get_paths()
+        code = f"import sys\nsys.path += {[str(installed), packages['purelib'], packages['platlib']]!r}\n{code}"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, *options, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_the_wheel_fits_every_python_and_holds_what_it_should(wheel: Path) -> None:
+    assert "-py3-none-linux" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "fa_compiler/lowering/ort/libfa_compiler_ort.so" in names
+    assert "fa_compiler/py.typed" in names
+    assert "fa_compiler/passes/__init__.py" in names
+    assert "fa_compiler/op_registry/__init__.py" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    strangers = [name for name in names if "csrc" in name or "__pycache__" in name or name.endswith("ruff.toml")]
+    assert not strangers
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"fa_compiler"}
+
+
+def test_a_regular_installation_works_from_elsewhere(installed: Path, tmp_path: Path) -> None:
+    package, library = run(PROBE, tmp_path, installed)
+    assert Path(package).is_relative_to(installed)
+    assert Path(library).is_relative_to(installed)
+
+
+def test_the_checkout_works_from_its_root() -> None:
+    """Python started in the checkout imports ./fa_compiler, whose sub-packages lie beside it, not inside."""
+    package, library = run(PROBE, ROOT)
+    assert Path(package).is_relative_to(ROOT)
+    assert Path(library).is_file()
+
+
+def test_an_installation_is_not_hidden_by_the_checkout(installed: Path) -> None:
+    """Started in the checkout with a regular installation: the Python parts of one, the library of either."""
+    _, library = run(PROBE, ROOT, installed)
+    assert Path(library).is_file()
+
+
+def test_imports_run_one_way() -> None:
+    """Each layer imports what is on its left only: op_registry <- passes <- lowering <- the facade."""
+    layers = ("op_registry", "passes", "lowering")
+    for number, layer in enumerate(layers):
+        code = f"""
+import sys
+import fa_compiler
+before = set(sys.modules)
+import fa_compiler.{layer}{".ort" if layer == "lowering" else ""}
+new = {{name.split(".")[1] for name in set(sys.modules) - before if name.startswith("fa_compiler.")}}
+print(*sorted(new))
+"""
+        (line,) = run(code, ROOT)
+        assert set(line.split()) <= set(layers[: number + 1]), f"{layer} imports {line}"
+
+
+def test_the_command_is_installed(installed: Path, tmp_path: Path) -> None:
+    script = installed / "bin" / "fa-compiler"
+    code = f"""
+import runpy, sys
+sys.argv = ["fa-compiler", "--help"]
+runpy.run_path({str(script)!r}, run_name="__main__")
+"""
+    assert "optimize" in "\n".join(run(code, tmp_path, installed))
