@@ -26,7 +26,7 @@ def fault(model: onnx.ModelProto, full: bool) -> str | None:
     """What the checker says against `model` on one line, None if nothing; `full` infers shapes as well."""
     try:
         checker.check_model(_light(model), full_check=full)
-    except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError) as error:
+    except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return one_line(error)
     return None
 

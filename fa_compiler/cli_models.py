@@ -15,7 +15,7 @@ from fa_compiler.model_io import load
 from fa_compiler.passes import Options, Report
 from fa_compiler.pipeline import copy_of, make_options, run
 from fa_compiler.render import print_comparison, print_report, printable
-from fa_compiler.writing import Progress, check_place, staging, write, write_model
+from fa_compiler.writing import Progress, check_place, is_special, staging, write, write_model
 
 OK, DIFFERENT = 0, 1
 
@@ -25,9 +25,11 @@ def optimize(args: argparse.Namespace) -> int:
     options = _options(args)
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
+    if args.verify and is_special(args.output):
+        raise InputError(f"{args.output} is no regular file, and --verify has to read it again; leave one of them out")
     if args.report is not None:
         check_place(args.report, loaded, force=False)
-        if args.report.absolute() == args.output.absolute():
+        if args.report.resolve() == args.output.resolve():
             raise InputError(f"{args.report} cannot be both the model and the report")
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
@@ -35,7 +37,7 @@ def optimize(args: argparse.Namespace) -> int:
             proto, report = run(loaded, options, stage.progress)
             staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
         if report_file is not None:
-            write(report_file, [_json(report).encode()], args.report)
+            write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
         if args.verify and not _agrees(args, staged):
             return DIFFERENT
         stage.commit()

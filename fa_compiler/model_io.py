@@ -48,8 +48,11 @@ class Loaded:
         """A fresh IR of the model; external tensors carry absolute real paths and stay on disk."""
         try:
             model = ir.from_proto(self.proto)
-        except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
-            raise InputError(f"{self.name}: cannot be represented: {one_line(error)}") from error
+        except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(cause)}") from error
         _detach(model, self.files)
         return model
 

@@ -54,7 +54,7 @@ class Staging:
         """
         if target.is_dir():
             raise InputError(f"{target} is a folder; give the name of the file to write")
-        if _is_special(target):
+        if is_special(target):
             return target
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         self.create(temporary, target)
@@ -115,7 +115,7 @@ def write(path: Path, chunks: Iterable[bytes], target: Path) -> None:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
-            if not _is_special(path):
+            if not is_special(path):
                 os.fsync(file.fileno())
     except OSError as error:
         raise _cannot_write(target, error) from None
@@ -168,7 +168,7 @@ def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
         used = []
     if not used and not inline:
         return []
-    if _is_special(output):
+    if is_special(output):
         raise InputError(f"{output} is no regular file, and the model's weights need a file beside it")
     return _join(external if used else [], used, inline, output, stage)
 
@@ -186,6 +186,8 @@ def _join(
     for path in files:
         shifts[path] = _aligned(end)
         end = shifts[path] + path.stat().st_size
+    if not output.name.isprintable() or output.name != output.name.encode(errors="replace").decode():
+        raise InputError(f"{output} needs a file for weights beside it, whose name must be UTF-8; choose another name")
     data, fresh = _data_file(output, list(shifts.items()) if not inline else [], end)
     notes = [f"weights are in {data.name}"]
     if fresh:
@@ -293,7 +295,7 @@ def _same(left: Path, right: Path) -> bool:
         return left.resolve() == right.resolve()
 
 
-def _is_special(path: Path) -> bool:
+def is_special(path: Path) -> bool:
     """An existing pipe or device, to be written as it is: replacing /dev/null would be a disaster."""
     return path.exists() and not path.is_file() and not path.is_dir()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,20 @@ def _sparse(model: onnx.ModelProto) -> None:
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
 
 
+def _map(model: onnx.ModelProto) -> None:
+    """A classifier's output: a sequence of maps."""
+    model.opset_import.add(domain="ai.onnx.ml", version=1)
+    model.graph.input.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 2]))
+    model.graph.node.append(
+        helper.make_node("ZipMap", ["p"], ["map"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    )
+    output = onnx.ValueInfoProto(name="map")
+    element = output.type.sequence_type.elem_type.map_type
+    element.key_type = TensorProto.INT64
+    element.value_type.tensor_type.elem_type = TensorProto.FLOAT
+    model.graph.output.append(output)
+
+
 def _duplicate(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Relu", ["out"], ["scaled"], "twice"))
 
@@ -100,6 +115,7 @@ CASES: dict[str, tuple[Make, str]] = {
     "newer IR": (_edited(lambda m: setattr(m, "ir_version", 999)), "ir_version 999"),
     "unknown attribute": (_edited(lambda m: m.graph.node[3].attribute.add(name="x", type=2, i=1)), "Softmax"),
     "sparse initializer": (_edited(_sparse), "sparse initializers"),
+    "map": (_edited(_map), "Map types are not supported"),
     "training": (_edited(lambda m: m.training_info.add()), "training_info"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
     "weights truncated": (_truncated_weights, "has only 1087 bytes"),
@@ -222,6 +238,18 @@ def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main([places.get(argument, argument) for argument in arguments]) == 2
     _one_error(capfd, expected)
     assert _listing(tmp_path).keys() == {"model.onnx"}
+
+
+def test_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """File names are bytes: a model and a report may have any, weights need a name that ONNX can hold."""
+    path = tmp_path / os.fsdecode(b"m\xff.onnx")
+    saved(attention(), path)
+    out, report = tmp_path / os.fsdecode(b"o\xff.onnx"), tmp_path / "r.json"
+    assert main(["optimize", str(path), "-o", str(out), "--report", str(report), "--quiet"]) == 0
+    assert json.loads(report.read_text())["model"] == str(path)
+    projected(tmp_path / "in")
+    assert main(["optimize", str(tmp_path / "in" / "model.onnx"), "-o", str(out)]) == 2
+    _one_error(capfd, "UTF-8")
 
 
 @pytest.mark.parametrize("weights", [False, True])

@@ -222,6 +222,7 @@ def test_output_to_a_pipe(tmp_path: Path) -> None:
     model = onnx.load_model_from_string(done.stdout)
     assert [node.op_type for node in model.graph.node] == ["FlashAttentionScore"]
     assert main(["optimize", str(path), "-o", "/dev/null", "--quiet"]) == 0
+    assert main(["optimize", str(path), "-o", "/dev/null", "--quiet", "--verify"]) == 2
     assert Path("/dev/null").is_char_device()
 
 
