@@ -111,7 +111,8 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
     given = registry_nodes(model)
     report = fuse(model, options, progress)
     report.model, report.target = loaded.name, options.target
-    verify_nodes(model, given, "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT)
+    target = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
+    verify_nodes(model, given, target, options.cann)
     proto = _finished(loaded, model) if report.count("fused") else None
     report.seconds = time.perf_counter() - start
     return proto, report

@@ -107,7 +107,7 @@ def _fused(block: Block) -> str:
         query, key = (str(count) if count else "?" for count in block.heads)
         parts.append(f"{query} heads" if query == key else f"{query} heads on {key}")
     if block.mask:
-        parts.append("no mask" if block.mask == "none" else f"mask {block.mask}")
+        parts.append("no mask" if block.mask == "none" else f"mask: {block.mask}")
     if block.assumed:
         parts.append(f"assuming {', '.join(block.assumed)}")
     return ", ".join(part for part in parts if part)

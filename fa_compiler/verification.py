@@ -22,8 +22,9 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
     ]
 
 
-def verify_nodes(model: ir.Model, given: list[ir.Node], target: str) -> None:
-    """Check the registry's nodes for `target`, "ort" or a product; `given` are those the input came with.
+def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> None:
+    """Check the registry's nodes for `target`, "ort" or a product, and a CANN version (None: the newest); `given`
+    are those the input came with.
 
     For "ort" a given node is left alone, as any op of the input is.
 
@@ -39,7 +40,7 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str) -> None:
         return
     info = analyse(model)
     for node in nodes:
-        for violation in op_registry.verify(node_view(node, info), target):
+        for violation in op_registry.verify(node_view(node, info), target, cann):
             if target == "ort" and violation.extension is not None:
                 continue
             broken = f"breaks {violation.constraint} for {target}: {violation.message}"

@@ -253,7 +253,9 @@ def test_weird_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("product", [[], ["--soc-version", "Ascend910B2"], ["--soc-version", "950", "--cann", "9.0"]])
+@pytest.mark.parametrize(
+    "product", [[], ["--soc-version", "Ascend910B2"], ["--soc-version", "950", "--cann", "9.0"], ["--cann", "8.0"]]
+)
 def test_ascend_target(product: list[str], tmp_path: Path) -> None:
     path, out = saved(attention(10), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     assert main(["optimize", str(path), "-o", str(out), "--target", "ascend", "--quiet", "--verify", *product]) == 0
