@@ -10,7 +10,7 @@ class RegistryError(ValueError):
     """Base of every error of `fa_compiler.op_registry`."""
 
 
-class UnknownOp(RegistryError):  # noqa: N818  # reads as what happened
+class UnknownOp(RegistryError):
     """An operator name the registry does not hold."""
 
     def __init__(self, op_type: str, known: Iterable[str] = ()) -> None:
@@ -18,11 +18,11 @@ class UnknownOp(RegistryError):  # noqa: N818  # reads as what happened
         super().__init__(f"unknown operator {op_type!r}{suggestion(op_type, known)}")
 
 
-class UnknownVariant(RegistryError):  # noqa: N818  # reads as what happened
+class UnknownVariant(RegistryError):
     """A CANN version or variant name for which the registry knows no prototype of the operator."""
 
 
-class UnknownProduct(RegistryError):  # noqa: N818  # reads as what happened
+class UnknownProduct(RegistryError):
     """A name that is neither "ort" nor an Ascend product or SoC version."""
 
 

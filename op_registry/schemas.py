@@ -29,8 +29,13 @@ _ATTR_TYPES = {
 }
 
 
+CAN_INFER = tuple(int(part) for part in onnx.__version__.split(".")[:2]) >= (1, 20)
+"""Whether this onnx takes shape inference written in Python: 1.17 and 1.18 drop what it finds, and 1.19 waits for
+the interpreter lock forever. Without it outputs have the types and shapes their value_info states."""
+
+
 def register() -> None:
-    """Make the schemas known to onnx. Calling it again does nothing.
+    """Make the schemas known to onnx, with shape inference if `CAN_INFER`. Calling it again does nothing.
 
     Raises RegistryError if another package has registered one of the operators under this domain differently.
     """
@@ -39,7 +44,7 @@ def register() -> None:
         if onnx.defs.has(name, DOMAIN):
             _check_same(onnx.defs.get_schema(name, VERSION, DOMAIN), schema)
             continue
-        if can_infer(name) and hasattr(schema, "set_type_and_shape_inference_function"):
+        if CAN_INFER and can_infer(name):
             schema.set_type_and_shape_inference_function(partial(_infer, name))
         onnx.defs.register_schema(schema)
 
