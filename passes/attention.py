@@ -24,7 +24,7 @@ from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.mask import AddTerm, MaskPlan, MaskPlanner, RowGuard, SelectTerm, Term
+from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
     FLOATS,
@@ -39,10 +39,13 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import Addend, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
 MAX_HEAD_SIZE = 768
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+"""Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
 
 
@@ -132,6 +135,8 @@ class Matcher:
         dims = self._simulate_after(after, dims, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
         plan = MaskPlanner(viewer, self.sets, self.bounds, self.options).plan(terms, guard)
+        if after.product.factor != 1.0:
+            raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
         pv = _Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
         match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, viewer)
@@ -153,7 +158,7 @@ class Matcher:
         if after.guard.bias is None:
             return RowGuard.NAN
         term = terms[0] if len(terms) == 1 else None
-        if isinstance(term, AddTerm) and term.value is after.guard.bias and term.factor > 0 and term.dims:
+        if isinstance(term, AddTerm) and term.value is after.guard.bias and term.sign > 0 and term.dims:
             own = viewer.space.resolve_all(term.dims)
             guarded = viewer.space.resolve_all(seen[after.guard.where.outputs[0]])[-len(own) :]
             same_rows = all(not mine or mine == theirs for mine, theirs in zip(own[:-1], guarded[:-1], strict=True))
@@ -201,6 +206,7 @@ class Matcher:
             for output in node.outputs:
                 readers = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
                 outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
+                outside.extend(each for each in readers if each.graph is not anchor.node.graph)
                 harmless.extend((each, output) for each in readers if each not in outside)
                 if not outside and not output.is_graph_output():
                     continue
@@ -230,14 +236,14 @@ class Matcher:
                     dims = moved
                 case Scale(node, factor):
                     scale *= factor
-                    terms = [_scaled(term, factor) for term in terms]
+                    terms.append(ScaleTerm(node, factor))
                 case Addend(node, value, sign):
                     terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
                     terms.append(SelectTerm(node, condition, keep, fill, self._alignment(condition, dims, node)))
             seen[step.node.outputs[0]] = dims
-        if not math.isfinite(scale):
-            raise Decline(Code.SCALE, f"the scale is {scale}", before.product.node)
+        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
+            raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
         return dims, scale, tuple(terms)
 
     def _alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
@@ -429,12 +435,6 @@ class _Operands:
     def out(self) -> Arrangement:
         """The arrangement of the product."""
         return tuple(self.out_dim(label) for label in self.product.out)
-
-
-def _scaled(term: Term, factor: float) -> Term:
-    if isinstance(term, AddTerm):
-        return replace(term, factor=term.factor * factor)
-    return replace(term, fill=term.fill * factor)
 
 
 def _batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:

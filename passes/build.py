@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, Reshape, Transpose
-from fa_compiler.passes.nodes import int_attr, opset
+from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -86,6 +86,13 @@ class Builder:
             self._made[key] = output
         return self._made[key]
 
+    def alias(self, value: ir.Value) -> ir.Value:
+        """The same tensor as a value of its own, to be given a name."""
+        node = ir.node("Identity", [value], name=self.names.new(f"{PREFIX}_Identity"))
+        node.outputs[0].name = self.names.new(f"{PREFIX}_Identity_output")
+        self.graph.append(node)
+        return node.outputs[0]
+
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
         """An initializer with this content; the same value for the same content."""
         key = ("constant", array.dtype.str, array.shape, array.tobytes())
@@ -107,16 +114,6 @@ class Builder:
         if self.info.dtype(value) == dtype:
             return value
         return self.op("Cast", [value], dtype, {"to": int(dtype)})
-
-    def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """Insert dimensions of 1."""
-        if self._opset() >= 13:
-            return self.op("Unsqueeze", [value, self.ints(axes)], self.info.dtype(value))
-        return self.op("Unsqueeze", [value], self.info.dtype(value), {"axes": tuple(axes)})
-
-    def _opset(self) -> int:
-        probe = next(iter(self.graph), None)
-        return opset(probe) if probe is not None else 13
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from fa_compiler.passes.axes import Arrangement, Axes, product
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
-from fa_compiler.passes.mask import Masked, Shift
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import Options
@@ -29,6 +28,7 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.surgery import check_acyclic, replace_value, sweep
 from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Shift
 from fa_compiler.passes.views import View, Viewer
 
 OP = "FlashAttentionScore"
@@ -103,7 +103,10 @@ class Emitter:
             assert source is not None
             substitutes.append((reader, builder.cast(source, dtype)))
         for reader, substitute in substitutes:
-            ir.convenience.replace_all_uses_with(reader.outputs[0], substitute, replace_graph_outputs=True)
+            old = reader.outputs[0]
+            replace_value(
+                old, builder.alias(substitute) if old.is_graph_output() else substitute, rename=old.is_graph_output()
+            )
             self.replaced.append(reader)
         self._land(match, plan, node, mover)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
@@ -166,6 +169,8 @@ class Emitter:
         while not value.is_graph_output():
             readers = distinct_consumers(value)
             if len(readers) != 1 or not is_op(readers[0], *LAYOUT_OPS) or readers[0].inputs[0] is not value:
+                break
+            if readers[0].graph is not self.builder.graph:
                 break
             if sum(1 for _ in value.uses()) != 1:
                 break
@@ -288,31 +293,48 @@ class _Masks:
         return mask
 
     def real_shift(self) -> ir.Value | None:
-        """The sum of all shifts."""
-        parts = self.match.mask.shifts
-        if not parts:
+        """The bias: its steps carried out in order."""
+        steps = self.match.mask.shifts
+        if not steps:
             return None
-        wanted = self._full_groups([part.view for part in parts], rows=False, heads=True)
-        dtype = self._shift_type(parts)
+        wanted = self._full_groups(
+            [step.view for step in steps if not isinstance(step, Multiply)], rows=False, heads=True
+        )
+        dtype = self._shift_type(steps)
         total: ir.Value | None = None
-        for part in parts:
-            value = self._addend(part, wanted, dtype)
-            total = value if total is None else self.builder.op("Add", [total, value], dtype)
+        for step in steps:
+            match step:
+                case Add(view, sign):
+                    value = self._arranged(self._signed(view.base, sign, dtype), view, wanted)
+                    total = value if total is None else self.builder.op("Add", [total, value], dtype)
+                case Put(view, when, fill):
+                    condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted)
+                    total = self._put(condition, when, fill, total, dtype)
+                case Multiply(factor):
+                    assert total is not None
+                    total = self.builder.op("Mul", [total, self._number(factor, dtype)], dtype)
         return total
 
-    def _shift_type(self, parts: tuple[Shift, ...]) -> ir.DataType:
+    def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
+        value = self.builder.cast(value, dtype)
+        return value if sign > 0 else self.builder.op("Neg", [value], dtype)
+
+    def _put(
+        self, condition: ir.Value, when: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
+    ) -> ir.Value:
+        pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
+        return self.builder.op("Where", [condition, *(pair if when else reversed(pair))], dtype)
+
+    def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
+
+    def _shift_type(self, steps: tuple[Shift, ...]) -> ir.DataType:
         """The query's type for a single bias of that type, else float32, in which no sum overflows."""
         query = self.match.dtype
-        types = {self.builder.info.dtype(part.view.base) for part in parts}
-        plain = len(parts) == 1 and parts[0].fill is None and types == {query} and parts[0].factor == 1.0
-        if self.options.target == "ascend":
-            if not plain and query != ir.DataType.FLOAT:
-                raise Decline(
-                    Code.ILLEGAL,
-                    "a bias of another type than the query's is not taken by the product",
-                    self._culprit,
-                )
-            return query
+        only = steps[0] if len(steps) == 1 else None
+        plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
+        if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:
+            raise Decline(Code.ILLEGAL, "the product takes a bias of the query's type only", self._culprit)
         return query if plain else ir.DataType.FLOAT
 
     @property
@@ -341,19 +363,6 @@ class _Masks:
         value = builder.cast(base, ir.DataType.BOOL)
         if not part.when:
             value = builder.op("Not", [value], ir.DataType.BOOL)
-        return self._arranged(value, part.view, full)
-
-    def _addend(self, part: Shift, full: frozenset[int], dtype: ir.DataType) -> ir.Value:
-        builder = self.builder
-        if part.fill is None:
-            value = builder.cast(part.view.base, dtype)
-            if part.factor != 1.0:
-                number = builder.constant(_number(part.factor, dtype), "factor")
-                value = builder.op("Mul", [value, number], dtype)
-        else:
-            condition = builder.cast(part.view.base, ir.DataType.BOOL)
-            pair = [builder.constant(_number(x, dtype), "fill") for x in (part.fill, 0.0)]
-            value = builder.op("Where", [condition, *(pair if part.when else reversed(pair))], dtype)
         return self._arranged(value, part.view, full)
 
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
@@ -386,7 +395,3 @@ class _Masks:
         size = 1 if dtype is None else int(dtype.itemsize)
         added = product(map(space.size, target)) - product(map(space.size, source))
         self.notes.append(f"{value.name}: expanded for the product, {added * size} bytes added")
-
-
-def _number(value: float, dtype: ir.DataType) -> np.ndarray:
-    return np.array(value, dtype=dtype.numpy())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
-from onnx_ir.passes.common import InlinePass
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.attention import Matcher
@@ -15,35 +14,17 @@ from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import OP, Emitter
+from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import LEGACY_INITIALIZERS, is_op
+from fa_compiler.passes.nodes import remember_versions
 from fa_compiler.passes.options import Options
+from fa_compiler.passes.ready_made import is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.value_sets import ValueSets
 
 Progress = Callable[[str, int, int], None]
-
-IR_WITH_CONSTANTS = 4
-"""From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
-
-READY_MADE = {
-    ("", "Attention"),
-    ("ai.onnx", "Attention"),
-    ("com.microsoft", "Attention"),
-    ("com.microsoft", "MultiHeadAttention"),
-    ("com.microsoft", "GroupQueryAttention"),
-    ("com.microsoft", "DecoderMaskedMultiHeadAttention"),
-    ("com.microsoft", "PackedMultiHeadAttention"),
-    ("com.microsoft", "PackedAttention"),
-    ("com.microsoft", "PagedAttention"),
-    ("com.microsoft", "SparseAttention"),
-    ("com.microsoft", "QAttention"),
-    ("npu", "NPUFlashAttention"),
-    ("npu", "NPUPromptFlashAttention"),
-    ("npu", "NPUIncreFlashAttention"),
-}
 
 
 def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
@@ -53,8 +34,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     """
     started = time.perf_counter()
     options = options or Options()
-    model.graph.meta[LEGACY_INITIALIZERS] = (model.ir_version or IR_WITH_CONSTANTS) < IR_WITH_CONSTANTS
     inline_functions(model)
+    remember_versions(model)
     info = analyse(model)
     run = _Run(
         info,
@@ -62,6 +43,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         options,
         Names.of(model),
         progress or (lambda stage, done, total: None),
+        softmaxes_in_functions(model),
         [],
     )
     blocks = [block for graph in list(model.graphs()) for block in run.fuse_graph(graph)]
@@ -84,18 +66,26 @@ class _Run:
     options: Options
     names: Names
     progress: Progress
+    calls: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
     notes: list[str]
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.info)}
-        order = [node for node in graph if id(node) in found or _is_ready_made(node)]
+        order = [
+            node for node in graph if id(node) in found or is_ready_made(node) or node.op_identifier() in self.calls
+        ]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
         blocks: list[Block] = []
         for index, node in enumerate(order):
             self.progress("attention", index + 1, len(order))
             anchor = found.get(id(node))
-            blocks.append(_ready_made(node) if anchor is None else self._fuse_anchor(anchor, emitter))
+            if anchor is not None:
+                blocks.append(self._fuse_anchor(anchor, emitter))
+            elif is_ready_made(node):
+                blocks.append(_ready_made(node))
+            else:
+                blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         emitter.finish()
         return blocks
 
@@ -144,18 +134,6 @@ def _ready_made(node: ir.Node) -> Block:
     )
 
 
-def inline_functions(model: ir.Model) -> None:
-    """Inline all model-local functions of a model that holds a softmax, so that each call is a block of its own.
-
-    Attention may be spread over functions (one computes the scores, another the softmax), so it is all or none: a
-    model without any softmax keeps its functions.
-    """
-    if not model.functions:
-        return
-    bodies = [*model.graphs(), *model.functions.values()]
-    if any(is_op(node, "Softmax", "Exp") or _is_ready_made(node) for body in bodies for node in body):
-        InlinePass()(model)
-
-
-def _is_ready_made(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) in READY_MADE
+def _in_function(call: ir.Node, softmax: str) -> Block:
+    reason = f"the function {call.domain}::{call.op_type} could not be inlined: it is written for another opset"
+    return _declined(f"{label(call)}/{softmax}", Decline(Code.FUNCTION, reason, call))

@@ -2,39 +2,40 @@
 
 The terms arrive in order of computation. The plan keeps the exact result, fully masked rows included:
 
-    terms                                    plan
-    ---------------------------------------  ------------------------------------------------------------------
-    none                                     no mask
-    one addend, proven to hold {0, v}        atten_mask where it is not 0
-    selections with one fill v, in any       atten_mask where any of them deselects
-      number, no addend
-    addends, then selections with one v,     atten_mask and real_shift
+    terms                                      plan
+    -----------------------------------------  ----------------------------------------------------------------
+    none                                       no mask
+    one addend, proven to hold {0, v}          atten_mask where it is not 0
+    selections with one fill v, in any number  atten_mask where any of them deselects
+    addends, then selections with one v,       atten_mask and real_shift
       addends proven far above v
-    anything else with dominating fills      real_shift: the sum of the addends and of Where(selected, 0, v)
-    a selection with a fill that may not     declined, unless the user vouches for it (masks-dominate)
+    anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
+    a selection with a fill that may not       declined, unless the user vouches for it (masks-dominate)
       outweigh the scores
 
 v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
 7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
-one, exactly as it was.
+one, exactly as it was. The terms carried out on 0 are as good as on the scores, because a fill that replaces
+score + bias equals score + fill, and sums and products round alike wherever a mask decides.
 
-What a fully masked row gave (`empty_rows`) follows from v and the spelling:
+What a fully masked row gave (`empty_rows`) follows from v, as rounded after every later factor, and the spelling:
 
-    v = -inf                       nan, or zero behind a NaN guard
+    v = -inf                       nan, or zero behind a guard
     v finite and dominating        mean: every score of the row is v, so the softmax is uniform
     v moderate, selected           mean, for the same reason
-    v moderate, added              unmasked: adding one number to a whole row does not change its softmax
+    v moderate, added              unmasked: adding one number to a whole row does not change its softmax, as long as
+                                   the number is small enough (1e5) not to round the scores away
 
-Addends before a selection are kept apart from it only when proven above -1e29: else a row whose unselected scores are
--inf would be decided by the fill in the original and by the -inf here.
+Addends before selections are kept apart from them only when proven above -1e29: else a row whose unselected scores
+are -inf would be decided by the fill in the original and by the -inf here.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import Enum
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
@@ -43,6 +44,18 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.terms import (
+    Add,
+    AddTerm,
+    Masked,
+    Multiply,
+    Put,
+    RowGuard,
+    ScaleTerm,
+    SelectTerm,
+    Shift,
+    Term,
+)
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
@@ -50,67 +63,11 @@ DOMINATING = -1e30
 MODERATE = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
 HARMLESS = -1e29
+ROUNDS_SCORES_AWAY = -1e5
+"""A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
+FLOAT16_MAX = 65504.0
 FINITE_SCORES = "finite-scores"
 """Reported for Ascend: a NaN guard was left out, which only matters when query, key or value hold NaN or infinity."""
-
-
-class RowGuard(Enum):
-    """What turns rows without a defined softmax into zeros: nothing, the NaN guard, or the guard that tests the bias.
-
-    The value is the attribute cpu_nan_rows for a bias. A boolean mask needs the bias guard no more: its empty rows are
-    the rows the guard tests for.
-    """
-
-    NONE = ""
-    NAN = "zero"
-    BIAS = "infinite"
-
-    @property
-    def nan_rows(self) -> str:
-        """The attribute cpu_nan_rows that keeps the guard's meaning beside a bias."""
-        return self.value
-
-
-@dataclass(frozen=True)
-class AddTerm:
-    """`factor * value` added; `dims` are the score axes each dimension of `value` runs along, () where it is 1."""
-
-    node: ir.Node
-    value: ir.Value
-    factor: float
-    dims: Arrangement
-
-
-@dataclass(frozen=True)
-class SelectTerm:
-    """Scores kept where `condition == keep`, else `fill`."""
-
-    node: ir.Node
-    condition: ir.Value
-    keep: bool
-    fill: float
-    dims: Arrangement
-
-
-Term = AddTerm | SelectTerm
-
-
-@dataclass(frozen=True)
-class Masked:
-    """Positions excluded: where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
-
-    view: View
-    when: bool = True
-
-
-@dataclass(frozen=True)
-class Shift:
-    """`factor * view` added, or, with `fill`, `fill` where the boolean view equals `when` and 0 elsewhere."""
-
-    view: View
-    factor: float = 1.0
-    fill: float | None = None
-    when: bool = True
 
 
 @dataclass(frozen=True)
@@ -145,73 +102,54 @@ class MaskPlanner:
         return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
-        """The plan without its NaN guard, which Ascend does not have, where no bias can make a row all -inf."""
-        risky = next((term for term in terms if plan.shifts and self._may_be_infinite(term)), None)
+        """The plan without its guard, which Ascend does not have, where no bias can make a row all -inf."""
+        infinite = (term for index, term in enumerate(terms) if self._may_be_infinite(terms, index))
+        risky = next(infinite, None) if plan.shifts else None
         assumed = {*plan.assumed, FINITE_SCORES}
         if risky is not None:
             if NO_EMPTY_ROWS not in self.options.assume:
                 raise Decline(
                     Code.EMPTY_ROWS,
-                    "the NaN guard gives 0 for a row whose scores are all -inf, which the product does not",
+                    "a guard gives 0 for a row whose scores are all -inf, which the product does not",
                     risky.node,
                     f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
                 )
             assumed.add(NO_EMPTY_ROWS)
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
-    def _may_be_infinite(self, term: Term) -> bool:
-        if isinstance(term, SelectTerm):
-            return term.fill == -math.inf
-        values, interval = self.sets.of(term.value), self.bounds.of(term.value)
+    def _may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
+        term = terms[index]
+        if isinstance(term, ScaleTerm):
+            return False
+        values = self._values(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
+        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
         return interval is None or not all(map(math.isfinite, interval))
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        nan_rows = guard.nan_rows
         live = tuple(term for term in terms if not self._is_zero(term))
-        if not live:
-            return MaskPlan(nan_rows=nan_rows)
-        adds = [term for term in live if isinstance(term, AddTerm)]
-        selects = [term for term in live if isinstance(term, SelectTerm)]
-        if len(live) == 1 and adds:
-            value = self._mask_value(adds[0])
-            if value is not None and not self._must_stay_additive(value, guard):
-                return self._masked((self._masked_by_addend(adds[0]),), (), value, True, guard)
-            return MaskPlan(shifts=(self._shift(adds[0]),), nan_rows=nan_rows)
-        if not selects:
-            return MaskPlan(shifts=tuple(self._shift(term) for term in adds), nan_rows=nan_rows)
-        for term in selects:
-            self._check_dominates(term)
-        fills = {term.fill for term in selects}
-        order = [isinstance(term, SelectTerm) for term in live]
-        separable = len(fills) == 1 and order == sorted(order) and all(map(self._harmless, adds))
-        if separable and not self._must_stay_additive(selects[0].fill, guard):
-            masked = tuple(
-                Masked(self._aligned(term.condition, term.dims, term.node), not term.keep) for term in selects
-            )
-            return self._masked(masked, tuple(map(self._shift, adds)), selects[0].fill, False, guard)
-        return self._additive(live, nan_rows)
-
-    def _additive(self, live: tuple[Term, ...], nan_rows: str) -> MaskPlan:
-        """All terms as one sum."""
-        assumed: set[str] = set()
-        last_select = max(index for index, term in enumerate(live) if isinstance(term, SelectTerm))
-        for index, term in enumerate(live):
-            if isinstance(term, SelectTerm):
-                if term.fill > DOMINATING:
-                    raise self._too_small(term)
-            elif index < last_select and not self._harmless(term):
-                if NO_EMPTY_ROWS not in self.options.assume:
-                    raise Decline(
-                        Code.EMPTY_ROWS,
-                        "a bias that could be -inf is added before a selection: fully masked rows would differ",
-                        term.node,
-                        f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
-                    )
-                assumed.add(NO_EMPTY_ROWS)
-        shifts = tuple(self._shift(term) for term in live)
-        return MaskPlan(shifts=shifts, nan_rows=nan_rows, assumed=tuple(sorted(assumed)))
+        adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
+        selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
+        for index in selects:
+            self._check_dominates(live, index)
+        if not adds and not selects:
+            return MaskPlan(nan_rows=guard.value)
+        if len(adds) == 1 and not selects:
+            value = self._mask_value(live, adds[0])
+            term = live[adds[0]]
+            if value is not None and isinstance(term, AddTerm) and self._may_be_boolean(value, True, guard):
+                return self._masked((self._masked_by_addend(term),), (), value, True, guard)
+        if selects and max(adds, default=-1) < selects[0]:
+            fills = {value for index in selects for value in self._values(live, index) or ()}
+            harmless = all(self._harmless(live, index) for index in adds)
+            if len(fills) == 1 and harmless and self._may_be_boolean(min(fills), False, guard):
+                masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
+                kept = tuple(term for term in live if not isinstance(term, SelectTerm))
+                return self._masked(masked, self._shifts(kept), min(fills), False, guard)
+        for index in selects:
+            self._check_adds_up(live, index)
+        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.value)
 
     def _masked(
         self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guard: RowGuard
@@ -223,46 +161,73 @@ class MaskPlanner:
             empty = "mean"
         else:
             empty = "unmasked"
-        if value != -math.inf and not self._dominates_by_type(value):
+        if value > DOMINATING:
             assumed.append(MASKS_DOMINATE)
         if NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, empty, guard.nan_rows if guard is RowGuard.NAN else "", tuple(assumed))
+        return MaskPlan(masked, shifts, empty, guard.value if guard is RowGuard.NAN else "", tuple(assumed))
 
-    def _must_stay_additive(self, value: float, guard: RowGuard) -> bool:
-        """On Ascend a fully masked row gives 0, so only what gave 0 may become a boolean mask."""
-        if self.options.target == "ort" or NO_EMPTY_ROWS in self.options.assume:
-            return False
-        return not (value == -math.inf and guard is not RowGuard.NONE)
+    def _may_be_boolean(self, value: float, added: bool, guard: RowGuard) -> bool:
+        """Can the target keep what a fully masked row gave beside a boolean mask?"""
+        if NO_EMPTY_ROWS in self.options.assume:
+            return True
+        if self.options.target == "ascend":
+            # There a fully masked row gives 0.
+            return value == -math.inf and guard is not RowGuard.NONE
+        return value <= DOMINATING or not added or value >= ROUNDS_SCORES_AWAY
 
     def _is_zero(self, term: Term) -> bool:
         return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
 
-    def _mask_value(self, term: AddTerm) -> float | None:
-        """The v of an addend that holds only 0 and one number v that outweighs the scores."""
-        values = self.sets.of(term.value)
-        if values is None:
+    def _values(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
+        """What an addend's elements, or a selection's fill, have become before the softmax; None when not known."""
+        term = terms[index]
+        if isinstance(term, SelectTerm):
+            values: frozenset[float] | None = frozenset((term.fill,))
+        elif isinstance(term, AddTerm):
+            found = self.sets.of(term.value)
+            values = None if found is None else frozenset(x * term.sign for x in found)
+        else:
             return None
-        scaled = {x * term.factor for x in values if x != 0.0}
-        if len(scaled) != 1:
+        dtype = self.viewer.info.dtype(term.node.outputs[0])
+        for later in terms[index + 1 :]:
+            if values is not None and isinstance(later, ScaleTerm):
+                values = _scaled(values, later.factor, dtype)
+        return values
+
+    def _mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
+        """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after scaling."""
+        values = self._values(terms, index)
+        negative = None if values is None else {x for x in values if x != 0.0}
+        if negative is None or len(negative) != 1:
             return None
-        value = scaled.pop()
-        return value if self._dominates(value, self.viewer.info.dtype(term.value)) else None
+        value = negative.pop()
+        raw = self._values(terms[: index + 1], index) or frozenset()
+        dtype = self.viewer.info.dtype(terms[index].node.outputs[0])
+        return value if self._dominates(value, dtype) and self._dominates(min(raw), dtype) else None
 
     def _dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         if value == -math.inf:
             return True
         if MASKS_DOMINATE in self.options.assume and value <= MODERATE:
             return True
-        return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and self._dominates_by_type(value)
+        return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and value <= DOMINATING
 
-    @staticmethod
-    def _dominates_by_type(value: float) -> bool:
-        return value <= DOMINATING
+    def _check_dominates(self, terms: tuple[Term, ...], index: int) -> None:
+        """A fill has to outweigh the scores where it is put in and before the softmax."""
+        term = terms[index]
+        assert isinstance(term, SelectTerm)
+        dtype = self.viewer.info.dtype(term.node.outputs[0])
+        values = self._values(terms, index)
+        if values is None or not all(self._dominates(value, dtype) for value in (term.fill, *values)):
+            raise self._too_small(term)
 
-    def _check_dominates(self, term: SelectTerm) -> None:
-        if not self._dominates(term.fill, self.viewer.info.dtype(term.node.outputs[0])):
+    def _check_adds_up(self, terms: tuple[Term, ...], index: int) -> None:
+        """score + fill has to round to fill: what the user vouches for is not enough to put a fill into a bias."""
+        term = terms[index]
+        assert isinstance(term, SelectTerm)
+        if any(value > DOMINATING for value in (term.fill, *(self._values(terms, index) or ()))):
             raise self._too_small(term)
 
     @staticmethod
@@ -274,9 +239,22 @@ class MaskPlanner:
             f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
         )
 
-    def _harmless(self, term: AddTerm) -> bool:
-        interval = self.bounds.of(term.value)
-        return interval is not None and min(interval[0] * term.factor, interval[1] * term.factor) > HARMLESS
+    def _harmless(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Is an addend proven to stay far above any dominating number, whatever factors follow?"""
+        term = terms[index]
+        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
+        if interval is None or not isinstance(term, AddTerm):
+            return False
+        lowest = min(interval[0] * term.sign, interval[1] * term.sign)
+        for later in terms[index + 1 :]:
+            if isinstance(later, ScaleTerm):
+                largest = max(abs(interval[0]), abs(interval[1]))
+                lowest = min(lowest, -largest * abs(later.factor))
+                interval = (-largest * abs(later.factor), largest * abs(later.factor))
+        return lowest > HARMLESS
+
+    def _deselected(self, term: SelectTerm) -> Masked:
+        return Masked(self._aligned(term.condition, term.dims, term.node), not term.keep)
 
     def _masked_by_addend(self, term: AddTerm) -> Masked:
         """The boolean behind a float mask where there is one, else the float mask itself."""
@@ -291,10 +269,17 @@ class MaskPlanner:
                 return Masked(_composed(view, inner), when=scalars[0] != 0.0)
         return Masked(view)
 
-    def _shift(self, term: Term) -> Shift:
-        if isinstance(term, AddTerm):
-            return Shift(self._aligned(term.value, term.dims, term.node), term.factor)
-        return Shift(self._aligned(term.condition, term.dims, term.node), fill=term.fill, when=not term.keep)
+    def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
+        """The steps that make the bias; factors before the first of them only concern the scores."""
+        steps: list[Shift] = []
+        for term in terms:
+            if isinstance(term, AddTerm):
+                steps.append(Add(self._aligned(term.value, term.dims, term.node), term.sign))
+            elif isinstance(term, SelectTerm):
+                steps.append(Put(self._aligned(term.condition, term.dims, term.node), not term.keep, term.fill))
+            elif steps:
+                steps.append(Multiply(term.factor))
+        return tuple(steps)
 
     def _aligned(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
         """The furthest view of a term whose dimensions run along the given score axes."""
@@ -319,3 +304,14 @@ def _trailing(dims: Arrangement, value: ir.Value, viewer: Viewer) -> Arrangement
 def _composed(outer: View, inner: View) -> View:
     """A view of the inner base with the outer view's dimensions."""
     return View(inner.base, inner.base_dims, outer.dims)
+
+
+def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float] | None:
+    """The products, rounded as float32 rounds them; None where a 16-bit product overflows or not as it is computed."""
+    with np.errstate(all="ignore"):
+        products = frozenset(float(np.float32(x) * np.float32(factor)) + 0.0 for x in values)
+    if any(math.isnan(x) for x in products):
+        return None
+    if dtype != ir.DataType.FLOAT and any(math.isfinite(x) and abs(x) > FLOAT16_MAX for x in products):
+        return None
+    return products

@@ -47,8 +47,10 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     return tensor.numpy()
 
 
+IR_WITH_CONSTANTS = 4
+"""From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
 LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"
-"""Set in the graph's `meta` for a model before IR version 4."""
+OPSET = "fa_compiler.opset"
 
 
 def _is_legacy_initializer(value: ir.Value) -> bool:
@@ -56,15 +58,19 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
 
 
 def opset(node: ir.Node) -> int:
-    """The standard opset version that governs a node."""
+    """The standard opset version that governs a node of a model prepared by `remember_versions`."""
     graph = node.graph
-    while graph is not None:
-        imports = graph.opset_imports
-        if "" in imports or "ai.onnx" in imports:
-            return imports.get("", imports.get("ai.onnx", 1))
-        parent = getattr(graph, "parent_node", None)
-        graph = parent.graph if parent is not None else None
-    return 1
+    return 1 if graph is None else int(graph.meta.get(OPSET, 1))
+
+
+def remember_versions(model: ir.Model) -> None:
+    """Note in every graph what only the model knows: its opset and whether its initializers are constants."""
+    imports = model.opset_imports
+    version = imports.get("", imports.get("ai.onnx", 1))
+    legacy = model.ir_version is not None and model.ir_version < IR_WITH_CONSTANTS
+    for graph in model.graphs():
+        graph.meta[OPSET] = version
+        graph.meta[LEGACY_INITIALIZERS] = legacy
 
 
 def int_attr(node: ir.Node, name: str, default: int) -> int:

@@ -192,7 +192,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            if contraction(node, viewer.info) is not None:
+            if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum"):
                 return True
             same = is_op(node, "Where", "Mul", "Div") and viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
             if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand"):

@@ -48,6 +48,7 @@ class Code(StrEnum):
     )
     MASK_VALUE = "mask_value", "a mask constant is too small to outweigh every score"
     EMPTY_ROWS = "empty_rows", "what a fully masked row gives could not be kept"
+    FUNCTION = "function", "the softmax lies in a model-local function that could not be inlined"
     SCOPE = "scope", "the attention is spread over a graph and its subgraphs (If, Loop)"
     TRAINING = "training", "the probabilities are read by a backward part, which is not fused yet"
     READY_MADE = "ready_made", "the model already holds a fused attention operator here; it is left as it is"

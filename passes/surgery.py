@@ -8,13 +8,15 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import label
 
 
-def replace_value(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` take the place of `old` everywhere, model outputs included, under the old name.
+def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
+    """Let `new` take the place of `old` everywhere, model outputs included, with `rename` under the old name.
 
     Whoever knows the model knows the value by that name; its declared type and shape stay too.
     """
     name, shape, dtype = old.name, old.shape, old.dtype
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    if not rename:
+        return
     old.name = None
     new.name = name
     if shape is not None:
@@ -36,7 +38,9 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
             maker = value.producer()
             if maker is not None:
                 pending.append(maker)
-            elif not value.uses() and value.is_initializer() and not value.is_graph_input():
+            elif (
+                not value.uses() and value.is_initializer() and not (value.is_graph_input() or value.is_graph_output())
+            ):
                 assert value.graph is not None and value.name is not None
                 del value.graph.initializers[value.name]
 

@@ -1,0 +1,71 @@
+"""Model-local functions: inlined, so that the attention in them is found and each call is a block of its own.
+
+Attention may be spread over functions (one computes the scores, another the softmax), so it is all or none: a model
+without any softmax keeps its functions. Kept, too, are those that cannot be inlined: written for another opset version
+than the model, or taking a graph as attribute. The report then has one declined block for each softmax and call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
+
+from fa_compiler.passes.decline import label
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.ready_made import is_ready_made
+
+Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
+
+
+def inline_functions(model: ir.Model) -> None:
+    """Inline what can be inlined in a model that holds a softmax or an attention operator."""
+    if not model.functions:
+        return
+    bodies = [*model.graphs(), *model.functions.values()]
+    if not any(_matters(node) or is_op(node, "Exp") for body in bodies for node in body):
+        return
+    with_graphs = {
+        node.op_identifier()
+        for body in bodies
+        for node in body
+        if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
+    }
+    imports = _named(model.opset_imports)
+
+    def fits(function: ir.Function) -> bool:
+        wanted = _named(function.opset_imports)
+        same = all(imports.get(domain, version) == version for domain, version in wanted.items())
+        return same and function.identifier() not in with_graphs
+
+    InlinePass(criteria=fits)(model)
+
+
+def softmaxes_in_functions(model: ir.Model) -> Calls:
+    """The softmaxes and attention operators that a call of each remaining function runs, by their names."""
+    found: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
+
+    def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:
+        if identifier not in found:
+            found[identifier] = ()
+            names: list[str] = []
+            for node in model.functions[identifier]:
+                if _matters(node):
+                    names.append(label(node) or node.op_type)
+                elif node.op_identifier() in model.functions:
+                    names.extend(f"{label(node)}/{name}" for name in inside(node.op_identifier()))
+            found[identifier] = tuple(names)
+        return found[identifier]
+
+    for identifier in model.functions:
+        inside(identifier)
+    return {identifier: names for identifier, names in found.items() if names}
+
+
+def _matters(node: ir.Node) -> bool:
+    return is_op(node, "Softmax") or is_ready_made(node)
+
+
+def _named(imports: Mapping[str, int]) -> dict[str, int]:
+    return {"" if domain == "ai.onnx" else domain: version for domain, version in imports.items()}

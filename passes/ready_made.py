@@ -1,0 +1,27 @@
+"""Attention operators that a model may already hold."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+READY_MADE = {
+    ("", "Attention"),
+    ("ai.onnx", "Attention"),
+    ("com.microsoft", "Attention"),
+    ("com.microsoft", "MultiHeadAttention"),
+    ("com.microsoft", "GroupQueryAttention"),
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"),
+    ("com.microsoft", "PackedMultiHeadAttention"),
+    ("com.microsoft", "PackedAttention"),
+    ("com.microsoft", "PagedAttention"),
+    ("com.microsoft", "SparseAttention"),
+    ("com.microsoft", "QAttention"),
+    ("npu", "NPUFlashAttention"),
+    ("npu", "NPUPromptFlashAttention"),
+    ("npu", "NPUIncreFlashAttention"),
+}
+
+
+def is_ready_made(node: ir.Node) -> bool:
+    """Is this node a fused attention operator of ONNX, ONNX Runtime or Ascend?"""
+    return (node.domain, node.op_type) in READY_MADE

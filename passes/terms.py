@@ -1,0 +1,91 @@
+"""What happens to the scores between their product and the softmax, in order, as records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.views import View
+
+
+class RowGuard(Enum):
+    """What turns rows without a defined softmax into zeros: nothing, the NaN guard, or the guard that tests the bias.
+
+    The value is the attribute cpu_nan_rows that keeps the guard's meaning beside a bias. A boolean mask needs the bias
+    guard no more: its empty rows are the rows the guard tests for.
+    """
+
+    NONE = ""
+    NAN = "zero"
+    BIAS = "infinite"
+
+
+@dataclass(frozen=True)
+class AddTerm:
+    """`sign * value` added; `dims` are the score axes each dimension of `value` runs along, () where it is 1."""
+
+    node: ir.Node
+    value: ir.Value
+    sign: float
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class SelectTerm:
+    """Scores kept where `condition == keep`, else `fill`."""
+
+    node: ir.Node
+    condition: ir.Value
+    keep: bool
+    fill: float
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class ScaleTerm:
+    """Everything so far, earlier terms included, times `factor`."""
+
+    node: ir.Node
+    factor: float
+
+
+Term = AddTerm | SelectTerm | ScaleTerm
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Positions excluded: where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
+
+    view: View
+    when: bool = True
+
+
+@dataclass(frozen=True)
+class Add:
+    """`sign * view` added to the bias."""
+
+    view: View
+    sign: float
+
+
+@dataclass(frozen=True)
+class Put:
+    """`fill` in the bias where the boolean `view` equals `when`."""
+
+    view: View
+    when: bool
+    fill: float
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The bias so far times `factor`."""
+
+    factor: float
+
+
+Shift = Add | Put | Multiply
+"""One step in the computation of a bias that starts as 0."""
