@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.value_sets import MOVES
+from fa_compiler.passes.value_sets import MAX_DEPTH, MOVES
 
 Interval = tuple[float, float]
 
@@ -39,18 +39,20 @@ class Bounds:
     """The analysis over one model, with its memory."""
 
     info: ShapeInfo
-    _known: dict[int, Interval | None] = field(default_factory=dict)
-    _alive: list[ir.Value] = field(default_factory=list)
+    _known: dict[ir.Value, Interval | None] = field(default_factory=dict)
+    _depth: int = 0
 
     def of(self, value: ir.Value | None) -> Interval | None:
         """The interval of a value; None when unknown."""
         if value is None:
             return None
-        if id(value) not in self._known:
-            self._known[id(value)] = None
-            self._alive.append(value)
-            self._known[id(value)] = self._compute(value)
-        return self._known[id(value)]
+        if value not in self._known:
+            if self._depth >= MAX_DEPTH:
+                return None
+            self._depth += 1
+            self._known[value] = self._compute(value)
+            self._depth -= 1
+        return self._known[value]
 
     def _compute(self, value: ir.Value) -> Interval | None:
         array = constant(value)

@@ -7,7 +7,7 @@ than the model, or taking a graph as attribute. The report then has one declined
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -23,13 +23,13 @@ def inline_functions(model: ir.Model) -> None:
     """Inline what can be inlined in a model that holds a softmax or an attention operator."""
     if not model.functions:
         return
-    bodies = [*model.graphs(), *model.functions.values()]
-    if not any(_matters(node) or is_op(node, "Exp") for body in bodies for node in body):
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    nodes = [node for body in bodies for node in _all_nodes(body)]
+    if not any(_matters(node) or is_op(node, "Exp") for node in nodes):
         return
     with_graphs = {
         node.op_identifier()
-        for body in bodies
-        for node in body
+        for node in nodes
         if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
     }
     imports = _named(model.opset_imports)
@@ -50,7 +50,7 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
         if identifier not in found:
             found[identifier] = ()
             names: list[str] = []
-            for node in model.functions[identifier]:
+            for node in _all_nodes(model.functions[identifier]):
                 if _matters(node):
                     names.append(label(node) or node.op_type)
                 elif node.op_identifier() in model.functions:
@@ -61,6 +61,11 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
     for identifier in model.functions:
         inside(identifier)
     return {identifier: names for identifier, names in found.items() if names}
+
+
+def _all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a body and of the subgraphs in it."""
+    return iter(ir.traversal.RecursiveGraphIterator(body))
 
 
 def _matters(node: ir.Node) -> bool:

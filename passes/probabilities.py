@@ -4,7 +4,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
 
     probabilities := softmax
                    | layout(probabilities)                    what views.py looks through
-                   | Cast(probabilities)                      to the type of the values
+                   | Cast(probabilities)                      to the type of the values, and not back
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard; at most one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
@@ -122,7 +122,8 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     if node.inputs[0] is not current:
         return False
     if is_op(node, "Cast", "CastLike"):
-        return viewer.info.dtype(node.outputs[0]) in FLOATS
+        pair = viewer.info.dtype(current), viewer.info.dtype(node.outputs[0])
+        return pair[1] in FLOATS and (pair[0] == pair[1] or pair[0] == ir.DataType.FLOAT)
     return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 

@@ -26,6 +26,8 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
 
+MAX_DEPTH = 100
+"""More operators with two candidates than this between product and softmax are no attention."""
 LAYOUT_OPS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
@@ -95,13 +97,24 @@ def find_scores(value: ir.Value, viewer: Viewer) -> ScorePath:
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
-    if value not in viewer.leads:
+    failure = _failure(value, viewer)
+    return failure is None or failure.code == Code.SOFTCAP
+
+
+def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
+    """Why a value does not come from a product; None when it does. Remembered, so that each value is asked once."""
+    if value not in viewer.failures:
+        if viewer.depth >= MAX_DEPTH:
+            return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
+        viewer.depth += 1
         try:
             find_scores(value, viewer)
-            viewer.leads[value] = True
+            viewer.failures[value] = None
         except Decline as decline:
-            viewer.leads[value] = decline.code == Code.SOFTCAP
-    return viewer.leads[value]
+            viewer.failures[value] = decline
+        finally:
+            viewer.depth -= 1
+    return viewer.failures[value]
 
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
@@ -156,12 +169,7 @@ def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
 
 def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
     """The most telling of the reasons met behind an operator with several candidates."""
-    reasons: list[Decline] = []
-    for value in tried:
-        try:
-            find_scores(value, viewer)
-        except Decline as decline:
-            reasons.append(decline)
+    reasons = [failure for value in tried if (failure := _failure(value, viewer)) is not None]
     reasons.sort(key=lambda decline: decline.code == Code.NO_SCORES_MATMUL)
     if reasons:
         return reasons[0]

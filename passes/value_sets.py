@@ -24,6 +24,9 @@ from fa_compiler.passes.shapes import ShapeInfo
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
 
+MAX_DEPTH = 64
+"""Longer chains of operators are given up: Python's stack is finite, and masks are not made that way."""
+
 ValueSet = frozenset[float]
 
 MOVES = (
@@ -78,18 +81,20 @@ class ValueSets:
     """The analysis over one model, with its memory."""
 
     info: ShapeInfo
-    _known: dict[int, ValueSet | None] = field(default_factory=dict)
-    _alive: list[ir.Value] = field(default_factory=list)
+    _known: dict[ir.Value, ValueSet | None] = field(default_factory=dict)
+    _depth: int = 0
 
     def of(self, value: ir.Value | None) -> ValueSet | None:
         """The set of a value; None when unknown."""
         if value is None:
             return None
-        if id(value) not in self._known:
-            self._known[id(value)] = None
-            self._alive.append(value)
-            self._known[id(value)] = self._compute(value)
-        return self._known[id(value)]
+        if value not in self._known:
+            if self._depth >= MAX_DEPTH:
+                return None
+            self._depth += 1
+            self._known[value] = self._compute(value)
+            self._depth -= 1
+        return self._known[value]
 
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)

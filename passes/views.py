@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -51,8 +52,9 @@ class Viewer:
 
     info: ShapeInfo
     space: AxisSpace
-    leads: dict[ir.Value, bool] = field(default_factory=dict)
-    """What scores.py has found out about a value: does it come from a product?"""
+    failures: dict[ir.Value, Decline | None] = field(default_factory=dict)
+    """What scores.py has found out: why a value does not come from a product, None when it does."""
+    depth: int = 0
 
     def base_view(self, value: ir.Value) -> View | None:
         """The value as its own base; None when its rank is unknown."""
