@@ -25,6 +25,7 @@ from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
     FLOATS,
@@ -125,6 +126,17 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         after = self._after(anchor, viewer)
         before = find_scores(anchor.scores, viewer)
+        try:
+            return self._matched(anchor, before, after, viewer)
+        except Decline as decline:
+            if decline.code == Code.AXIS and any(constant(value) is not None for value in before.product.operands):
+                reason = "the softmax of a linear layer's output, over another axis than keys would have"
+                raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
+            raise
+
+    def _matched(
+        self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, viewer: Viewer
+    ) -> AttentionMatch:
         harmless = self._interior(anchor, before, after)
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = _Operands.of(before.product, viewer, widening=narrow)

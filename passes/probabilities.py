@@ -123,7 +123,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return False
     if is_op(node, "Cast", "CastLike"):
         pair = viewer.info.dtype(current), viewer.info.dtype(node.outputs[0])
-        return pair[1] in FLOATS and (pair[0] == pair[1] or pair[0] == ir.DataType.FLOAT)
+        return pair[1] in FLOATS and (pair[0] == pair[1] or pair[0] in (ir.DataType.DOUBLE, ir.DataType.FLOAT))
     return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 READY_MADE = {
+    ("ai.onnx.preview", "FlexAttention"),
     ("", "Attention"),
     ("ai.onnx", "Attention"),
     ("com.microsoft", "Attention"),

@@ -4,7 +4,7 @@ Grammar of what `Viewer.view` looks through, from a value towards its source:
 
     layout   := Transpose | Reshape | Flatten | Squeeze | Unsqueeze | Identity | Expand | Tile (of a dimension of 1)
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
-    widening := Cast(float16 | bfloat16 -> float32)             only when asked for
+    widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
     same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type
 
 A layout operator is looked through only while the arrangement stays provable (see axes.py); otherwise the view's
@@ -28,6 +28,7 @@ from fa_compiler.passes.shapes import ShapeInfo
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
+    (ir.DataType.FLOAT, ir.DataType.DOUBLE),
 }
 RESIZING = ("Reshape", "Flatten", "Expand", "Tile")
 
