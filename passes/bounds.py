@@ -7,14 +7,13 @@ are bounded by their type, which is enough for biases computed from positions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.analysis import Analysis
 from fa_compiler.passes.nodes import constant, is_op
-from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.value_sets import MAX_DEPTH, MOVES
+from fa_compiler.passes.value_sets import MOVES
 
 Interval = tuple[float, float]
 
@@ -34,25 +33,8 @@ INTEGERS = {
 }
 
 
-@dataclass
-class Bounds:
-    """The analysis over one model, with its memory."""
-
-    info: ShapeInfo
-    _known: dict[ir.Value, Interval | None] = field(default_factory=dict)
-    _depth: int = 0
-
-    def of(self, value: ir.Value | None) -> Interval | None:
-        """The interval of a value; None when unknown."""
-        if value is None:
-            return None
-        if value not in self._known:
-            if self._depth >= MAX_DEPTH:
-                return None
-            self._depth += 1
-            self._known[value] = self._compute(value)
-            self._depth -= 1
-        return self._known[value]
+class Bounds(Analysis[Interval]):
+    """The analysis over one model."""
 
     def _compute(self, value: ir.Value) -> Interval | None:
         array = constant(value)

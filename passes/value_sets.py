@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.analysis import Analysis
 from fa_compiler.passes.nodes import constant, input_of, is_op
-from fa_compiler.passes.shapes import ShapeInfo
 
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
-
-MAX_DEPTH = 64
-"""Longer chains of operators are given up: Python's stack is finite, and masks are not made that way."""
 
 ValueSet = frozenset[float]
 
@@ -76,25 +72,8 @@ NUMPY = {
 }
 
 
-@dataclass
-class ValueSets:
-    """The analysis over one model, with its memory."""
-
-    info: ShapeInfo
-    _known: dict[ir.Value, ValueSet | None] = field(default_factory=dict)
-    _depth: int = 0
-
-    def of(self, value: ir.Value | None) -> ValueSet | None:
-        """The set of a value; None when unknown."""
-        if value is None:
-            return None
-        if value not in self._known:
-            if self._depth >= MAX_DEPTH:
-                return None
-            self._depth += 1
-            self._known[value] = self._compute(value)
-            self._depth -= 1
-        return self._known[value]
+class ValueSets(Analysis[ValueSet]):
+    """The analysis over one model."""
 
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)
