@@ -1,0 +1,117 @@
+"""Fusing a model given as text or proto, checking the result, and running models in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx import helper
+
+from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.op_registry import DOMAIN, verify
+from fa_compiler.passes import Options, Report, analyse, fuse, node_view
+from fa_compiler.passes.options import Target
+
+Array = npt.NDArray[np.generic]
+Feeds = Mapping[str, Array]
+
+ORIGINAL_OFF = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+PRODUCT = "A2"
+
+
+QKV = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+SIZES = {"B": 2, "S": 5, "T": 6}
+
+PRODUCT_QK = "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) "
+SOFTMAX = "p = Softmax<axis=-1>({}) "
+PRODUCT_PV = "y = MatMul(p, v) "
+
+
+def parse(
+    body: str,
+    more: str = "",
+    *,
+    inputs: str = QKV,
+    outputs: str = "float[B,4,S,8] y",
+    opset: int = 17,
+    ir_version: int = 8,
+    initializers: str = "",
+    functions: str = "",
+) -> onnx.ModelProto:
+    """A valid model from ONNX text; by default its inputs are q, k, v of four heads of size 8, and `more`."""
+    domains = f'"": {opset}, "com.microsoft": 1, "f": 1, "own": 1'
+    model = onnx.parser.parse_model(
+        f"<ir_version: {ir_version}, opset_import: [{domains}]> "
+        f"g ({inputs}{', ' if more else ''}{more}) => ({outputs}) {initializers} {{ {body} }} {functions}"
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def random_feeds(model: onnx.ModelProto, seed: int = 0, **given: Array) -> dict[str, Array]:
+    """Inputs for a model: normal numbers, fair coins for booleans, sizes of named dimensions from SIZES."""
+    rng = np.random.default_rng(seed)
+    feeds = dict(given)
+    owned = {each.name for each in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name in feeds or value.name in owned:
+            continue
+        tensor = value.type.tensor_type
+        shape = [SIZES.get(dim.dim_param, 1) if dim.dim_param else dim.dim_value for dim in tensor.shape.dim]
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        feeds[value.name] = rng.random(shape) < 0.5 if dtype == np.bool_ else rng.standard_normal(shape).astype(dtype)
+    return feeds
+
+
+def fused(model: onnx.ModelProto, target: Target = "ort", assume: Sequence[str] = ()) -> tuple[onnx.ModelProto, Report]:
+    """The model after the fusion, and the report. The result has passed every static check there is."""
+    graph = ir.from_proto(model)
+    report = fuse(graph, Options(target, assume=frozenset(assume)))
+    result = ir.to_proto(graph)
+    onnx.checker.check_model(result, full_check=True)
+    violations = [
+        str(violation)
+        for node in graph.graph.all_nodes()
+        if node.domain == DOMAIN
+        for violation in verify(node_view(node, analyse(graph)), "ort" if target == "ort" else PRODUCT)
+        if target == "ascend" or violation.extension is None
+    ]
+    assert not violations, violations
+    return result, report
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    """A session that computes every node as it is written."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ORIGINAL_OFF
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    register_custom_ops(options)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run(model: onnx.ModelProto, feeds: Feeds) -> list[Array]:
+    """All outputs of a model."""
+    return list(session(model).run(None, dict(feeds)))
+
+
+def assert_same(got: Array, wanted: Array, tolerance: float | Array) -> None:
+    """Shapes, NaN and infinities agree, and the finite rest relative to the largest finite value wanted."""
+    assert got.shape == wanted.shape
+    got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted), "NaN positions")
+    infinite = np.isinf(wanted) | np.isinf(got)
+    np.testing.assert_array_equal(got[infinite], wanted[infinite], "infinities")
+    finite = np.isfinite(wanted)
+    if not finite.any():
+        return
+    scale = max(float(np.abs(wanted[finite]).max()), np.finfo(np.float32).tiny)
+    error = np.zeros_like(wanted)
+    error[finite] = np.abs(got[finite] - wanted[finite]) / scale
+    worst = np.unravel_index(np.argmax(error - tolerance), error.shape)
+    assert (error <= tolerance).all(), f"{error[worst]:.3g} off at {worst}: {got[worst]} instead of {wanted[worst]}"

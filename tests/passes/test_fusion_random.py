@@ -1,0 +1,138 @@
+"""Attention in random spellings is fused, and gives in ONNX Runtime what the model gave and the formula says."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+import onnx_ir as ir
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_compiler.passes.options import Target
+from tests.passes.builder import Case, build
+from tests.passes.running import Feeds, assert_same, fused, run
+from tests.passes.spelling import FLOAT32_MIN, Mask, Spelling, consistent, may_decline
+
+SIZES = st.fixed_dictionaries(
+    {
+        "B": st.sampled_from([1, 2, 3]),
+        "N": st.sampled_from([1, 2, 4, 6]),
+        "K": st.sampled_from([1, 2, 3]),
+        "S": st.sampled_from([1, 3, 5]),
+        "T": st.sampled_from([1, 2, 6, 9]),
+        "D": st.sampled_from([1, 4, 8]),
+        "E": st.sampled_from([4, 8, 3]),
+    }
+)
+MASKS = st.builds(
+    Mask,
+    form=st.sampled_from(["select", "select_drop", "add_where", "add_mul", "chain", "bias", "bias"]),
+    dims=st.sampled_from(["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"]),
+    fill=st.sampled_from([-math.inf, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4]),
+    source=st.sampled_from(["input", "int", "const"]),
+    infinite=st.booleans(),
+    anonymous=st.booleans(),
+)
+SPELLINGS = st.builds(
+    Spelling,
+    sizes=SIZES,
+    dtype=st.sampled_from(["float32", "float32", "float32", "float16"]),
+    symbolic=st.booleans(),
+    opset=st.sampled_from([11, 13, 17, 18, 21]),
+    layout=st.sampled_from(["BNSD", "BSND", "BSH", "SBH", "SD"]),
+    target=st.sampled_from(["computed", "inferred", "constant"]),
+    product=st.sampled_from(["matmul", "matmul", "folded", "einsum", "fused", "gemm"]),
+    key=st.sampled_from(["0132", "0231", "rank3"]),
+    transposed=st.booleans(),
+    gqa=st.sampled_from(["none", "expand", "tile", "broadcast", "grouped"]),
+    scale=st.sampled_from(
+        ["none", "query", "key", "both", "transposed_key", "mul", "div", "computed", "after_mask", "alpha"]
+    ),
+    factor=st.sampled_from([0.5, 1 / math.sqrt(8), 2.5]),
+    masks=st.lists(MASKS, max_size=2).map(tuple),
+    guard=st.sampled_from(["none", "none", "nan", "bias"]),
+    softmax=st.sampled_from(["op", "op_positive", "decomposed"]),
+    upcast=st.booleans(),
+    dropout=st.booleans(),
+    identity=st.booleans(),
+    values=st.sampled_from(["matmul", "einsum", "flipped"]),
+    output=st.sampled_from(["BNSD", "BSND", "BSH", "SBH"]),
+).map(consistent)
+
+
+def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
+    """Run the model and compare with the original in ONNX Runtime and with the formula."""
+    formula, tolerance = case.formula(feeds)
+    original, result = run(case.model, feeds)[0], run(model, feeds)[0]
+    # The original first: a formula that is wrong must not pass for a wrong fusion.
+    assert_same(original, formula, tolerance)
+    assert_same(result, formula, tolerance)
+    assert_same(result, original, tolerance)
+
+
+@settings(max_examples=400)
+@given(SPELLINGS, st.integers(0, 1 << 16))
+def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int) -> None:
+    case = build(spelling)
+    model, report = fused(case.model)
+    (block,) = report.blocks
+    if block.status != "fused":
+        assert block.code in may_decline(spelling), block
+        assert model == ir.to_proto(ir.from_proto(case.model)), "a declined model was changed"
+        return
+    assert not {node.op_type for node in model.graph.node} & {"Softmax", "Exp", "Einsum", "MatMul", "Gemm"}
+    checked(case, model, case.feeds(seed))
+
+
+@settings(max_examples=150)
+@given(SPELLINGS, st.integers(0, 1 << 16))
+def test_what_is_fused_for_ascend_gives_the_same(spelling: Spelling, seed: int) -> None:
+    """Without extensions, verified for the product, and still the same in ONNX Runtime."""
+    case = build(spelling)
+    model, report = fused(case.model, "ascend")
+    (block,) = report.blocks
+    if block.status != "fused":
+        assert block.code in may_decline(spelling) | {"illegal_for_target", "empty_rows"}, block
+        plain = not spelling.masks and spelling.guard == "none"
+        assert not plain or spelling.sizes["E"] > spelling.sizes["D"], block
+        assert model == ir.to_proto(ir.from_proto(case.model)), "a declined model was changed"
+        return
+    (node,) = (node for node in model.graph.node if node.domain == "ascend")
+    assert not [attribute.name for attribute in node.attribute if attribute.name.startswith("cpu_")]
+    assert all(node.output), "an output has no name"
+    assert not block.extensions
+    checked(case, model, case.feeds(seed))
+
+
+@settings(max_examples=150)
+@given(SPELLINGS.filter(lambda spelling: bool(spelling.masks)), st.integers(0, 1 << 16))
+def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
+    """The scores stay far above -1e4 here, so the user is right: rows that are masked everywhere included."""
+    case = build(spelling)
+    model, report = fused(case.model, assume=["masks-dominate"])
+    (block,) = report.blocks
+    if block.status != "fused":
+        assert block.code in may_decline(spelling), block
+        return
+    checked(case, model, case.feeds(seed))
+
+
+@settings(max_examples=150)
+@given(
+    SPELLINGS.filter(lambda spelling: all(mask.source != "const" for mask in spelling.masks)),
+    st.integers(0, 1 << 16),
+    st.sampled_from(["ort", "ascend"]),
+)
+def test_rows_that_are_said_not_to_be_empty(spelling: Spelling, seed: int, target: Target) -> None:
+    """The first key is kept in every row."""
+    case = build(spelling)
+    model, report = fused(case.model, target, ["no-empty-rows"])
+    (block,) = report.blocks
+    if block.status != "fused":
+        assert block.code in may_decline(spelling) | ({"illegal_for_target"} if target == "ascend" else set()), block
+        return
+    feeds = case.feeds(seed)
+    for name, mask in zip(("m0", "m1"), spelling.masks, strict=False):
+        feeds[name][..., 0] = 0 if mask.form == "bias" else 1
+    checked(case, model, feeds)
