@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry import DOMAIN, names
+
 READY_MADE = {
     ("ai.onnx.preview", "FlexAttention"),
     ("", "Attention"),
@@ -20,6 +22,7 @@ READY_MADE = {
     ("npu", "NPUFlashAttention"),
     ("npu", "NPUPromptFlashAttention"),
     ("npu", "NPUIncreFlashAttention"),
+    *((DOMAIN, name) for name in names()),
 }
 
 
