@@ -65,7 +65,7 @@ class Driver {
       int64_t end = begin;
       int64_t floats = 0;
       while (end < pairs) {
-        const int64_t more = shape_.head_floats(sequence(end).key_length);
+        const int64_t more = shape_.head_floats(packed_keys(sequence(end)));
         if (end > begin && (floats + more) * static_cast<int64_t>(sizeof(float)) > kPackedBytes) break;
         floats += more;
         ++end;
@@ -79,11 +79,16 @@ class Driver {
  private:
   const Sequence& sequence(int64_t pair) const { return problem_.sequences[pair / problem_.key_heads]; }
 
+  // None if so few query rows read them that packing does not pay.
+  int64_t packed_keys(const Sequence& s) const {
+    return s.query_length * group_ <= kDirectRows ? 0 : s.key_length;
+  }
+
   // Pairs [begin, end) of a sequence and a key head.
   void run_heads(int64_t begin, int64_t end, int64_t floats) {
     const int64_t count = end - begin;
     int64_t blocks = 0;
-    for (int64_t pair = begin; pair < end; ++pair) blocks += blocks_of(sequence(pair).key_length, kBlockKeys);
+    for (int64_t pair = begin; pair < end; ++pair) blocks += blocks_of(packed_keys(sequence(pair)), kBlockKeys);
     const size_t bytes = static_cast<size_t>(count) * (sizeof(PackedHead) + 2 * sizeof(int64_t)) +
                          static_cast<size_t>(floats) * sizeof(float) + static_cast<size_t>(blocks) + kAlignment;
     if (bytes > memory_bytes_) {
@@ -105,9 +110,10 @@ class Driver {
     blocks = 0;
     for (int64_t n = 0; n < count; ++n) {
       const Sequence& s = sequence(begin + n);
-      heads_[n] = {&s, (begin + n) % problem_.key_heads, data, finite};
-      const int64_t own = blocks_of(s.key_length, kBlockKeys);
-      data += shape_.head_floats(s.key_length);
+      const int64_t keys = packed_keys(s);
+      const int64_t own = blocks_of(keys, kBlockKeys);
+      heads_[n] = {&s, (begin + n) % problem_.key_heads, keys == 0 ? nullptr : data, finite};
+      data += shape_.head_floats(keys);
       finite += own;
       block_ends_[n] = blocks += own;
       span_ends_[n] = spans += Cut(s.query_length, group_).count;
@@ -172,8 +178,8 @@ class Driver {
     float* out = head.data + shape_.block_offset(task);
     const int64_t key = s.key + head.head * problem_.key.head + first * problem_.key.row;
     const int64_t value = s.value + head.head * problem_.value.head + first * problem_.value.row;
-    pack_keys(problem_, key, keys, out, scratch.row);
-    head.finite[task] = pack_values(problem_, value, keys, out + shape_.key_floats(keys), scratch.row);
+    pack_keys(problem_, key, keys, out, scratch.rows);
+    head.finite[task] = pack_values(problem_, value, keys, out + shape_.key_floats(keys), scratch.rows);
   }
 
   void span_task(int64_t task, const Scratch& scratch) {

@@ -26,40 +26,78 @@ struct PackShape {
   }
 };
 
-static void pack_keys(const Problem& problem, int64_t index, int64_t keys, float* out, float* row) {
+// Exchanges the lanes whose number has the bit kStep with the rows that have it: after all bits, rows are columns.
+template <int kStep>
+FA_INLINE void transpose_step(Vec (&rows)[kLanes]) {
+  IntVec low;
+  IntVec high;
+  for (int i = 0; i < kLanes; ++i) {
+    low[i] = (i & kStep) == 0 ? i : kLanes + i - kStep;
+    high[i] = (i & kStep) == 0 ? i + kStep : kLanes + i;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r) {
+    if ((r & kStep) != 0) continue;
+    const Vec a = rows[r];
+    const Vec b = rows[r + kStep];
+    rows[r] = __builtin_shuffle(a, b, low);
+    rows[r + kStep] = __builtin_shuffle(a, b, high);
+  }
+  if constexpr (kStep > 1) transpose_step<kStep / 2>(rows);
+}
+
+// kLanes keys by kLanes numbers of each: from[j] + d to out[d * kPanel + j].
+FA_INLINE void transpose_square(const float* const* from, int64_t d, float* out) {
+  Vec rows[kLanes];
+#pragma GCC unroll 16
+  for (int j = 0; j < kLanes; ++j) rows[j] = load(from[j] + d);
+  transpose_step<kLanes / 2>(rows);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) store(out + (d + i) * kPanel, rows[i]);
+}
+
+// `rows` has room for kLanes converted keys.
+static void pack_keys(const Problem& problem, int64_t index, int64_t keys, float* out, float* rows) {
   const int64_t size = problem.head_size;
-  for (int64_t first = 0; first < keys; first += kPanel) {
-    for (int64_t j = 0; j < kPanel; ++j) {
-      if (first + j < keys) {
-        const float* k = as_floats(problem.key.data, index + (first + j) * problem.key.row, size, problem.type, row);
-        for (int64_t d = 0; d < size; ++d) out[d * kPanel + j] = k[d];
-      } else {
-        for (int64_t d = 0; d < size; ++d) out[d * kPanel + j] = 0;
-      }
+  const int64_t whole = size / kLanes * kLanes;
+  const float* from[kLanes];
+  for (int64_t first = 0; first < blocks_of(keys, kPanel) * kPanel; first += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const int64_t key = smaller(first + j, keys - 1);  // what is beyond repeats the last; nobody looks at it
+      from[j] = as_floats(problem.key.data, index + key * problem.key.row, size, problem.type, rows + j * size);
     }
-    out += size * kPanel;
+    float* panel = out + first / kPanel * kPanel * size + first % kPanel;
+    for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel);
+    for (int64_t d = whole; d < size; ++d) {
+      for (int64_t j = 0; j < kLanes; ++j) panel[d * kPanel + j] = from[j][d];
+    }
   }
 }
 
 // Tells whether all values are finite: 0 * inf would poison rows that do not attend the key.
 static bool pack_values(const Problem& problem, int64_t index, int64_t keys, float* out, float* row) {
   const int64_t size = problem.value_size;
-  bool finite = true;
+  float check = 0;  // inf * 0 and NaN * 0 are NaN
+  Vec checks{};
   for (int64_t j = 0; j < keys; ++j) {
     const float* v = as_floats(problem.value.data, index + j * problem.value.row, size, problem.type, row);
     for (int64_t first = 0; first < size; first += kPanel) {
       float* panel = out + first * keys + j * kPanel;
-      const int64_t count = smaller(kPanel, size - first);
-      float check = 0;
-      for (int64_t d = 0; d < count; ++d) {
-        panel[d] = v[first + d];
-        check += v[first + d] * 0.0f;
+      if (size - first >= kPanel) {
+        const Vec a = load(v + first);
+        const Vec b = load(v + first + kLanes);
+        store(panel, a);
+        store(panel + kLanes, b);
+        checks += (a + b) * 0.0f;
+        continue;
       }
-      for (int64_t d = count; d < kPanel; ++d) panel[d] = 0;
-      finite = finite && check == 0;
+      for (int64_t d = 0; d < kPanel; ++d) {
+        panel[d] = d < size - first ? v[first + d] : 0;
+        check += panel[d] * 0.0f;
+      }
     }
   }
-  return finite;
+  return check + sum_lanes(checks) == 0;
 }
 
 }  // namespace fa::FA_ISA

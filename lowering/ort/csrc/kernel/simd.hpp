@@ -50,29 +50,40 @@ FA_INLINE Vec greater(Vec a, Vec b) { return a > b ? a : b; }
 
 FA_INLINE Vec clear_where(IntVec condition, Vec v) { return (Vec)(~condition & (IntVec)v); }
 
+// All ones in the first `count` lanes.
+FA_INLINE IntVec first_lanes(int64_t count) {
+  IntVec lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(count);
+}
+
 // All ones where the byte is not 0.
 FA_INLINE IntVec nonzero_bytes(const uint8_t* p) {
   const ByteVec bytes = *reinterpret_cast<const ByteVec*>(p);
   return __builtin_convertvector(bytes, IntVec) != 0;
 }
 
+// The lanes, each replaced by the one whose number differs in the bit kStep.
+template <int kStep>
+FA_INLINE Vec swapped(Vec v) {
+  IntVec from;
+  for (int i = 0; i < kLanes; ++i) from[i] = i ^ kStep;
+  return __builtin_shuffle(v, from);
+}
+
+template <int kStep = kLanes / 2>
 FA_INLINE float sum_lanes(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
+  v += swapped<kStep>(v);
+  if constexpr (kStep > 1) return sum_lanes<kStep / 2>(v);
+  return v[0];
 }
 
 // No lane may be NaN.
+template <int kStep = kLanes / 2>
 FA_INLINE float max_lanes(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  }
-  return lanes[0];
+  v = greater(v, swapped<kStep>(v));
+  if constexpr (kStep > 1) return max_lanes<kStep / 2>(v);
+  return v[0];
 }
 
 inline constexpr float kInfinity = __builtin_inff();

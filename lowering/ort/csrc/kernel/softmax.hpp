@@ -5,48 +5,83 @@
 
 namespace fa::FA_ISA {
 
-// What has been seen of a row: the largest score, and the sum of exp(score - largest).
-struct RowState {
-  float max = -kInfinity;
-  float sum = 0;
-};
-
 // While every score was -inf the row has no largest one; any finite number then makes exp(-inf) = 0.
 FA_INLINE float exp_origin(float max) { return max == -kInfinity ? 0.0f : max; }
 
-// Turns `count` scores (a multiple of kLanes) into probabilities in place, updates the state, and gives
-// the factor by which what was summed before must shrink. `bias` is null or holds `count` floats, `hidden`
-// is null or holds `count` bytes, not 0 where the key is not attended. Scores stay in natural units: a
-// bias of -FLT_MAX times log2(e) would overflow.
+// Turns `count` scores into exp(score * scale - origin) in place and gives their sum. Whole vectors are read and
+// written; what lies beyond `count` becomes 0.
+FA_INLINE float exponentials(float* scores, int64_t count, float scale, float origin) {
+  const Vec shift = splat(origin);
+  Vec sum{};
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    const Vec p = exp_nonpositive(load(scores + c) * scale - shift);
+    store(scores + c, p);
+    sum += p;
+  }
+  if (c < count) {
+    const Vec p = clear_where(~first_lanes(count - c), exp_nonpositive(load(scores + c) * scale - shift));
+    store(scores + c, p);
+    sum += p;
+  }
+  return sum_lanes(sum);
+}
+
+// Turns `count` products q . k into probabilities in place, relative to the largest score so far, which `max` becomes;
+// gives their sum. `bias` holds `count` floats and `hidden` `count` bytes, not 0 where the key is not attended, both
+// with room for a whole vector. Scores stay in natural units: a bias of -FLT_MAX times log2(e) would overflow.
 template <bool kBias, bool kHidden>
 FA_INLINE float soften(float* scores, int64_t count, float scale, const float* bias, bool bias_inside,
-                       const uint8_t* hidden, RowState& state) {
-  Vec max = splat(state.max);
+                       const uint8_t* hidden, float& max) {
   const float before = bias_inside ? 1.0f : scale;
   const float after = bias_inside ? scale : 1.0f;
-  for (int64_t c = 0; c < count; c += kLanes) {
+  const Vec nothing = splat(-kInfinity);
+  const auto score = [&](int64_t c) {
     Vec s = load(scores + c);
     if constexpr (kBias) {
       s = (s * before + load(bias + c)) * after;
     } else {
       s = s * scale;
     }
-    if constexpr (kHidden) s = nonzero_bytes(hidden + c) ? splat(-kInfinity) : s;
+    if constexpr (kHidden) s = nonzero_bytes(hidden + c) ? nothing : s;
+    return s;
+  };
+  Vec largest = splat(max);
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) {
+    const Vec s = score(c);
     store(scores + c, s);
-    max = greater(s, max);
+    largest = greater(s, largest);
   }
-  const float largest = max_lanes(max);
-  const Vec origin = splat(exp_origin(largest));
-  Vec sum{};
-  for (int64_t c = 0; c < count; c += kLanes) {
-    const Vec p = exp_nonpositive(load(scores + c) - origin);
-    store(scores + c, p);
-    sum += p;
+  if (c < count) {
+    const Vec s = first_lanes(count - c) ? score(c) : nothing;
+    store(scores + c, s);
+    largest = greater(s, largest);
   }
-  const float shrink = exp_nonpositive(splat(state.max) - origin)[0];
-  state.sum = state.sum * shrink + sum_lanes(sum);
-  state.max = largest;
-  return shrink;
+  max = max_lanes(largest);
+  return exponentials(scores, count, 1.0f, exp_origin(max));
+}
+
+// score * scale - max in one rounding differs from 0 at the largest score by up to half a unit in its last place:
+// a factor common to the whole row, and below this size (2^-12) no danger to the exponential.
+inline constexpr float kLargestFused = 4096.0f;
+
+// The same without bias or mask: where the scale is positive, the largest product is the largest score, and the scale
+// goes into the exponential.
+FA_INLINE float soften_plain(float* scores, int64_t count, float scale, float& max) {
+  if (!(scale > 0)) return soften<false, false>(scores, count, scale, nullptr, false, nullptr, max);
+  Vec largest = splat(-kInfinity);
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes) largest = greater(load(scores + c), largest);
+  if (c < count) {
+    largest = greater(first_lanes(count - c) ? load(scores + c) : splat(-kInfinity), largest);
+  }
+  const float top = max_lanes(largest) * scale;
+  if (!(top < kLargestFused && top > -kLargestFused)) {
+    return soften<false, false>(scores, count, scale, nullptr, false, nullptr, max);
+  }
+  max = top > max ? top : max;
+  return exponentials(scores, count, scale, exp_origin(max));
 }
 
 }  // namespace fa::FA_ISA

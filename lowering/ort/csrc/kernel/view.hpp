@@ -27,6 +27,25 @@ FA_INLINE KeyRange banded(const Sequence& sequence, int64_t first_row, int64_t l
   return {smaller(begin, end), end < 0 ? 0 : end};
 }
 
+FA_INLINE bool no_zero_byte(const uint8_t* p) {
+  uint64_t bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  return ((bytes - 0x0101010101010101u) & ~bytes & 0x8080808080808080u) == 0;
+}
+
+// How many of the first (last) bytes are not 0, counted in eights: good enough to leave out what nobody sees.
+FA_INLINE int64_t hidden_prefix(const uint8_t* mask, int64_t count) {
+  int64_t hidden = 0;
+  while (hidden + 8 <= count && no_zero_byte(mask + hidden)) hidden += 8;
+  return hidden;
+}
+
+FA_INLINE int64_t hidden_suffix(const uint8_t* mask, int64_t count) {
+  int64_t hidden = 0;
+  while (hidden + 8 <= count && no_zero_byte(mask + count - hidden - 8)) hidden += 8;
+  return hidden;
+}
+
 FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, int64_t first_key,
                        int64_t keys) {
   const KeyRange range = banded(sequence, i, i);
@@ -38,6 +57,8 @@ FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t
     return view;
   }
   mask += first_key;
+  view.begin += hidden_prefix(mask + view.begin, view.end - view.begin);
+  view.end -= hidden_suffix(mask + view.begin, view.end - view.begin);
   uint8_t any = 0;
   uint8_t all = 1;
   for (int64_t j = view.begin; j < view.end; ++j) {
@@ -50,6 +71,13 @@ FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t
     view.mask = mask;
   }
   return view;
+}
+
+// True if all rows of heads that share a mask see the same keys.
+FA_INLINE bool same_view_for_all(const Problem& problem, const Sequence& sequence, int64_t head_count) {
+  const bool no_band = sequence.first == -kNoLimit && sequence.last == kNoLimit;
+  const bool one_row = problem.mask_row == 0 && (problem.mask_head == 0 || head_count == 1);
+  return no_band && (problem.mask == nullptr || one_row);
 }
 
 }  // namespace fa::FA_ISA
