@@ -15,17 +15,17 @@ axis that cannot be proven to be the one it must be; scores that are rounded on 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
-from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
 from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.operands import Operands
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
     FLOATS,
@@ -48,68 +48,6 @@ MAX_HEAD_SIZE = 768
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 """Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order."""
-
-    batch: Axes
-    heads: Axes
-    kv_heads: Axes
-    rows: Axes
-    columns: Axes
-    depth: Axes
-    value_depth: Axes
-
-    def refined(self, space: AxisSpace) -> Roles:
-        """The same roles in the finest parts known by now."""
-        return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
-
-
-@dataclass(frozen=True)
-class AttentionMatch:
-    """All that is needed to replace one attention; nothing in the graph has been changed.
-
-    The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
-    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
-    value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
-    computed without it.
-    """
-
-    anchor: SoftmaxAnchor
-    space: AxisSpace
-    query: View
-    key: View
-    value: View
-    roles: Roles
-    scale: float
-    mask: MaskPlan
-    dtype: ir.DataType
-    output: ir.Value
-    output_dims: Arrangement
-    shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
-    types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
-
-    def refined(self) -> AttentionMatch:
-        """The same match after axes may have been split further, which may tell heads from batch."""
-        roles = self.roles.refined(self.space)
-        if not roles.heads:
-            batch, heads = _batch_and_heads([roles.batch])
-            roles = replace(
-                roles, batch=batch, heads=heads, kv_heads=_kv_heads(self.key, self.value, heads, self.space)
-            )
-        return replace(
-            self,
-            roles=roles,
-            output_dims=self.space.resolve_all(self.output_dims),
-            shapes=tuple((reader, self.space.resolve_all(dims)) for reader, dims in self.shapes),
-        )
-
-    @property
-    def node(self) -> ir.Node:
-        """The softmax, which the report names."""
-        return self.anchor.node
 
 
 @dataclass(frozen=True)
@@ -139,7 +77,7 @@ class Matcher:
     ) -> AttentionMatch:
         harmless = self._interior(anchor, before, after)
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
-        qk = _Operands.of(before.product, viewer, widening=narrow)
+        qk = Operands.of(before.product, viewer, widening=narrow)
         seen: dict[ir.Value, Arrangement] = {}
         dims, scale, terms = self._simulate(before, qk, viewer, seen)
         seen[anchor.output] = dims
@@ -149,7 +87,7 @@ class Matcher:
         plan = MaskPlanner(viewer, self.sets, self.bounds, self.options).plan(terms, guard)
         if after.product.factor != 1.0:
             raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
-        pv = _Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
+        pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
         match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, viewer)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
@@ -230,7 +168,7 @@ class Matcher:
         return harmless
 
     def _simulate(
-        self, before: ScorePath, qk: _Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
+        self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
     ) -> tuple[Arrangement, float, tuple[Term, ...]]:
         """Walk the scores down to the softmax: their arrangement, the scale and the terms.
 
@@ -271,7 +209,7 @@ class Matcher:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
-    def _key_side(self, anchor: SoftmaxAnchor, qk: _Operands, dims: Arrangement, viewer: Viewer) -> tuple[int, Axes]:
+    def _key_side(self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, viewer: Viewer) -> tuple[int, Axes]:
         """Which operand of the first product is the key, and its sequence axes."""
         if anchor.axis is None or anchor.axis >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
@@ -294,7 +232,7 @@ class Matcher:
             seen[node.outputs[0]] = dims
         return dims
 
-    def _check_sums_columns(self, after: ProbabilityPath, pv: _Operands, columns: Axes, viewer: Viewer) -> None:
+    def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
         label = after.product.summed[0]
         if viewer.space.resolve(pv.dims[after.side][label]) != viewer.space.resolve(columns):
             raise Decline(
@@ -308,10 +246,10 @@ class Matcher:
         anchor: SoftmaxAnchor,
         before: ScorePath,
         after: ProbabilityPath,
-        qk: _Operands,
+        qk: Operands,
         key_side: int,
         columns: Axes,
-        pv: _Operands,
+        pv: Operands,
         plan: MaskPlan,
         scale: float,
         viewer: Viewer,
@@ -324,7 +262,7 @@ class Matcher:
             raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
         rows = resolve(qk.dims[1 - key_side][query_free[-1]])
         shared = [label for label in product.out if label not in qk.free(key_side) and label != query_free[-1]]
-        batch, heads = _batch_and_heads([resolve(qk.out_dim(label)) for label in shared])
+        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared])
         depth = resolve(qk.dims[0][product.summed[0]])
         value_depth = resolve(pv.dims[1 - after.side][value_free[0]])
         expected = {*batch, *heads, *rows, *value_depth}
@@ -335,7 +273,7 @@ class Matcher:
         if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
             raise Decline(Code.SHAPE, "one axis would have to play two roles", node)
         dtype, query, key, value = self._operands(qk, key_side, pv, after)
-        kv_heads = _kv_heads(key, value, heads, viewer.space)
+        kv_heads = shared_heads(key, value, heads, viewer.space)
         size = viewer.space.size(depth).const
         if size is not None and size > MAX_HEAD_SIZE:
             raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
@@ -357,7 +295,7 @@ class Matcher:
         )
 
     def _operands(
-        self, qk: _Operands, key_side: int, pv: _Operands, after: ProbabilityPath
+        self, qk: Operands, key_side: int, pv: Operands, after: ProbabilityPath
     ) -> tuple[ir.DataType, View, View, View]:
         """Query, key and value, and the type to compute in: that of the result, or float32 when they differ.
 
@@ -372,106 +310,6 @@ class Matcher:
             raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
         assert wanted is not None
         return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
-
-
-@dataclass(frozen=True)
-class _Operands:
-    """A contraction with the axes of its operands, each operand's by label."""
-
-    product: Contraction
-    views: tuple[View | None, View | None]
-    dims: tuple[dict[str, Axes], dict[str, Axes]]
-    scale: float
-
-    @staticmethod
-    def of(
-        product: Contraction,
-        viewer: Viewer,
-        given: tuple[int, Arrangement] | None = None,
-        widening: bool = False,
-        factors: bool = True,
-    ) -> _Operands:
-        """View the operands and let the labels they share run along the same axes.
-
-        `given` is the arrangement of an operand that has no view because it is inside the match; `widening` and
-        `factors` say what the views look through. Where sizes far up do not match provably, dimensions are kept whole:
-        the product itself makes those equal.
-        """
-        try:
-            return _Operands._viewed(product, viewer, given, widening, factors, shallow=False)
-        except Decline:
-            return _Operands._viewed(product, viewer, given, widening, factors, shallow=True)
-
-    @staticmethod
-    def _viewed(
-        product: Contraction,
-        viewer: Viewer,
-        given: tuple[int, Arrangement] | None,
-        widening: bool,
-        factors: bool,
-        shallow: bool,
-    ) -> _Operands:
-        views: list[View | None] = [None, None]
-        dims: list[dict[str, Axes]] = [{}, {}]
-        for side in (0, 1):
-            labels = product.labels[side]
-            if given is not None and given[0] == side:
-                arrangement = given[1]
-            else:
-                view = viewer.view(product.operands[side], widening, factors, shallow)
-                if view is None:
-                    raise Decline(Code.RANK, "the rank of an operand is unknown", product.node)
-                views[side] = view
-                arrangement = view.dims
-            if len(arrangement) != len(labels):
-                raise Decline(Code.RANK, "the rank of an operand is not what its product needs", product.node)
-            dims[side] = dict(zip(labels, arrangement, strict=True))
-        for name in product.labels[0]:
-            if name in dims[1]:
-                one, other = viewer.space.resolve(dims[0][name]), viewer.space.resolve(dims[1][name])
-                free_to_broadcast = name in product.out and not (one and other)
-                if not free_to_broadcast and not viewer.space.unify(one, other):
-                    raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
-        scale = math.prod(view.scale for view in views if view is not None)
-        return _Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
-
-    def free(self, side: int) -> list[str]:
-        """The labels only this operand has, in the order of the output."""
-        return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
-
-    def out_dim(self, label: str) -> Axes:
-        """The axes of an output dimension: those of the operand that is not broadcast along it."""
-        return self.dims[0].get(label) or self.dims[1].get(label) or ()
-
-    @property
-    def out(self) -> Arrangement:
-        """The arrangement of the product."""
-        return tuple(self.out_dim(label) for label in self.product.out)
-
-
-def _batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:
-    """Batch and head axes of the dimensions before rows and columns.
-
-    With two or more dimensions the last one counts heads. A single dimension holds both when it was merged
-    from a batch and a constant number of heads; else it is the batch.
-    """
-    if len(dims) >= 2:
-        return tuple(axis for dim in dims[:-1] for axis in dim), dims[-1]
-    merged = dims[0] if dims else ()
-    if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
-        return merged[:1], merged[1:]
-    return merged, ()
-
-
-def _kv_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
-    """The head axes that key and value do not merely repeat.
-
-    Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;
-    when they are not, key and value are expanded.
-    """
-    owned = {axis for view in (key, value) for dim in view.base_dims for axis in space.resolve(dim)}
-    kept = tuple(axis for axis in heads if axis in owned)
-    return kept if heads[: len(kept)] == kept else heads
 
 
 def _feeds_backward(probabilities: ir.Value) -> bool:

@@ -1,0 +1,99 @@
+"""The record of one matched attention: what is emitted from it needs nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.views import View
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order."""
+
+    batch: Axes
+    heads: Axes
+    kv_heads: Axes
+    rows: Axes
+    columns: Axes
+    depth: Axes
+    value_depth: Axes
+
+    def refined(self, space: AxisSpace) -> Roles:
+        """The same roles in the finest parts known by now."""
+        return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
+
+
+@dataclass(frozen=True)
+class AttentionMatch:
+    """All that is needed to replace one attention; nothing in the graph has been changed.
+
+    The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
+    `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
+    value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
+    computed without it.
+    """
+
+    anchor: SoftmaxAnchor
+    space: AxisSpace
+    query: View
+    key: View
+    value: View
+    roles: Roles
+    scale: float
+    mask: MaskPlan
+    dtype: ir.DataType
+    output: ir.Value
+    output_dims: Arrangement
+    shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
+    types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
+
+    def refined(self) -> AttentionMatch:
+        """The same match after axes may have been split further, which may tell heads from batch."""
+        roles = self.roles.refined(self.space)
+        if not roles.heads:
+            batch, heads = batch_and_heads([roles.batch])
+            roles = replace(
+                roles, batch=batch, heads=heads, kv_heads=shared_heads(self.key, self.value, heads, self.space)
+            )
+        return replace(
+            self,
+            roles=roles,
+            output_dims=self.space.resolve_all(self.output_dims),
+            shapes=tuple((reader, self.space.resolve_all(dims)) for reader, dims in self.shapes),
+        )
+
+    @property
+    def node(self) -> ir.Node:
+        """The softmax, which the report names."""
+        return self.anchor.node
+
+
+def batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:
+    """Batch and head axes of the dimensions before rows and columns.
+
+    With two or more dimensions the last one counts heads. A single dimension holds both when it was merged
+    from a batch and a constant number of heads; else it is the batch.
+    """
+    if len(dims) >= 2:
+        return tuple(axis for dim in dims[:-1] for axis in dim), dims[-1]
+    merged = dims[0] if dims else ()
+    if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
+        return merged[:1], merged[1:]
+    return merged, ()
+
+
+def shared_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
+    """The head axes that key and value do not merely repeat.
+
+    Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;
+    when they are not, key and value are expanded.
+    """
+    owned = {axis for view in (key, value) for dim in view.base_dims for axis in space.resolve(dim)}
+    kept = tuple(axis for axis in heads if axis in owned)
+    return kept if heads[: len(kept)] == kept else heads

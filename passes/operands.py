@@ -1,0 +1,87 @@
+"""The operands of a product, seen as arrangements of axes that the product walks together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.contraction import Contraction
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.views import View, Viewer
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A contraction with the axes of its operands, each operand's by label."""
+
+    product: Contraction
+    views: tuple[View | None, View | None]
+    dims: tuple[dict[str, Axes], dict[str, Axes]]
+    scale: float
+
+    @staticmethod
+    def of(
+        product: Contraction,
+        viewer: Viewer,
+        given: tuple[int, Arrangement] | None = None,
+        widening: bool = False,
+        factors: bool = True,
+    ) -> Operands:
+        """View the operands and let the labels they share run along the same axes.
+
+        `given` is the arrangement of an operand that has no view because it is inside the match; `widening` and
+        `factors` say what the views look through. Where sizes far up do not match provably, dimensions are kept whole:
+        the product itself makes those equal.
+        """
+        try:
+            return Operands._viewed(product, viewer, given, widening, factors, shallow=False)
+        except Decline:
+            return Operands._viewed(product, viewer, given, widening, factors, shallow=True)
+
+    @staticmethod
+    def _viewed(
+        product: Contraction,
+        viewer: Viewer,
+        given: tuple[int, Arrangement] | None,
+        widening: bool,
+        factors: bool,
+        shallow: bool,
+    ) -> Operands:
+        views: list[View | None] = [None, None]
+        dims: list[dict[str, Axes]] = [{}, {}]
+        for side in (0, 1):
+            labels = product.labels[side]
+            if given is not None and given[0] == side:
+                arrangement = given[1]
+            else:
+                view = viewer.view(product.operands[side], widening, factors, shallow)
+                if view is None:
+                    raise Decline(Code.RANK, "the rank of an operand is unknown", product.node)
+                views[side] = view
+                arrangement = view.dims
+            if len(arrangement) != len(labels):
+                raise Decline(Code.RANK, "the rank of an operand is not what its product needs", product.node)
+            dims[side] = dict(zip(labels, arrangement, strict=True))
+        for name in product.labels[0]:
+            if name in dims[1]:
+                one, other = viewer.space.resolve(dims[0][name]), viewer.space.resolve(dims[1][name])
+                free_to_broadcast = name in product.out and not (one and other)
+                if not free_to_broadcast and not viewer.space.unify(one, other):
+                    raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
+        scale = math.prod(view.scale for view in views if view is not None)
+        return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
+
+    def free(self, side: int) -> list[str]:
+        """The labels only this operand has, in the order of the output."""
+        return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
+
+    def out_dim(self, label: str) -> Axes:
+        """The axes of an output dimension: those of the operand that is not broadcast along it."""
+        return self.dims[0].get(label) or self.dims[1].get(label) or ()
+
+    @property
+    def out(self) -> Arrangement:
+        """The arrangement of the product."""
+        return tuple(self.out_dim(label) for label in self.product.out)
