@@ -111,7 +111,8 @@ class Matcher:
         if isinstance(term, AddTerm) and term.value is after.guard.bias and term.sign > 0 and term.dims:
             own = viewer.space.resolve_all(term.dims)
             guarded = viewer.space.resolve_all(seen[after.guard.where.outputs[0]])[-len(own) :]
-            same_rows = all(not mine or mine == theirs for mine, theirs in zip(own[:-1], guarded[:-1], strict=True))
+            rows = list(zip(own[:-1], guarded[:-1], strict=False))
+            same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
             if same_rows and own[-1] in ((), viewer.space.resolve(columns)):
                 return RowGuard.BIAS
         raise Decline(
@@ -186,7 +187,8 @@ class Matcher:
                     dims = moved
                 case Scale(node, factor):
                     scale *= factor
-                    terms.append(ScaleTerm(node, factor))
+                    if terms:
+                        terms.append(ScaleTerm(node, factor))
                 case Addend(node, value, sign):
                     terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):

@@ -164,16 +164,16 @@ def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     for scores, term, sign in fitting:
         if _leads_to_product(scores, viewer):
             return Addend(node, term, sign), scores
-    raise _no_path(node, [option[0] for option in fitting], viewer)
+    raise _no_path(node, [option[0] for option in options], viewer)
 
 
 def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
     """The most telling of the reasons met behind an operator with several candidates."""
+    if any(_leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info) for value in tried):
+        return Decline(Code.SHAPE, f"{node.op_type} enlarges the scores", node)
     reasons = [failure for value in tried if (failure := _failure(value, viewer)) is not None]
     reasons.sort(key=lambda decline: decline.code == Code.NO_SCORES_MATMUL)
-    if reasons:
-        return reasons[0]
-    return Decline(Code.SHAPE, f"{node.op_type} may enlarge the scores", node)
+    return reasons[0]
 
 
 def _keeps_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
@@ -195,6 +195,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         fill = viewer.info.scalar(filler)
         if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
             return Select(node, condition, keep, fill), scores
-    if _leads_to_product(chosen, viewer) or _leads_to_product(other, viewer):
+    fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]
+    if any(_leads_to_product(value, viewer) for value in fitting):
         raise Decline(Code.SCORE_TERM, "Where puts something other than one known number into the scores", node)
     raise _no_path(node, [chosen, other], viewer)
