@@ -1,0 +1,236 @@
+"""Attention that meets If, Loop, functions, overridable initializers and old models."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from fa_compiler.passes import Report
+from tests.passes.running import (
+    PRODUCT_PV,
+    PRODUCT_QK,
+    SOFTMAX,
+    Array,
+    assert_same,
+    fused,
+    parse,
+    random_feeds,
+    run,
+)
+
+ATTENTION = PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV
+YES = np.array(True)
+
+
+def same(model: onnx.ModelProto, **given: Array) -> tuple[onnx.ModelProto, Report]:
+    """Fuse, and compare all outputs before and after in ONNX Runtime; float32 rounds sums differently by 1e-5."""
+    feeds = random_feeds(model, **given)
+    result, report = fused(model)
+    for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    return result, report
+
+
+def ops(model: onnx.ModelProto) -> list[str]:
+    """Operator types of all graphs and functions, subgraphs after the node that owns them."""
+    found = [node.op_type for graph in ir.from_proto(model).graphs() for node in graph]
+    return found + [node.op_type for function in model.functions for node in function.node]
+
+
+def branches(then: str, otherwise: str, out: str = "float[B,4,S,8]") -> str:
+    then_branch, else_branch = f"g1 () => ({out} a) {{ {then} }}", f"g2 () => ({out} b) {{ {otherwise} }}"
+    return f"y = If (c) <then_branch = {then_branch}, else_branch = {else_branch}>"
+
+
+def renamed(body: str, output: str) -> str:
+    """Attention whose values do not clash with those of another branch."""
+    for name in ("kt", "s", "p"):
+        body = body.replace(f"{name} =", f"{output}{name} =").replace(f"({name})", f"({output}{name})")
+        body = body.replace(f"({name},", f"({output}{name},").replace(f", {name})", f", {output}{name})")
+    return body.replace("y =", f"{output} =")
+
+
+# -- If and Loop ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_attention_in_both_branches(taken: bool) -> None:
+    body = branches(renamed(ATTENTION, "a"), renamed(ATTENTION.replace("MatMul(q, kt)", "MatMul(k, kt)"), "b"))
+    body = body.replace("(k, bkt)", "(q, bkt)")
+    result, report = same(parse(body, "bool c"), c=np.array(taken))
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    assert ops(result) == ["If", "FlashAttentionScore", "FlashAttentionScore"]
+
+
+def test_softmax_in_a_branch_knows_its_opset() -> None:
+    """Without an axis attribute opset 13 means the last axis, opset 12 everything from axis 1 on."""
+    body = branches(renamed(ATTENTION.replace("<axis=-1>", ""), "a"), "b = Neg(q)")
+    assert same(parse(body, "bool c"), c=YES)[1].count("fused") == 1
+    report = same(parse(body, "bool c", opset=12), c=YES)[1]
+    assert [block.code for block in report.blocks] == ["softmax_axis"]
+
+
+def test_operands_and_mask_from_around_the_branch() -> None:
+    outside = "kt = Transpose<perm=[0,1,3,2]>(k) z = Constant<value=float {0.0}>() "
+    outside += "f = Constant<value=float {-3.4028234663852886e38}>() n = Where(m, z, f) "
+    inside = "s = MatMul(q, kt) x = Add(s, n) p = Softmax<axis=-1>(x) a = MatMul(p, v)"
+    model = parse(outside + branches(inside, "b = Neg(q)"), "bool c, bool[B,1,1,T] m")
+    mask = np.random.default_rng(1).random((2, 1, 1, 6)) < 0.5
+    mask[0] = False
+    _, report = same(model, c=YES, m=mask)
+    assert [block.mask for block in report.blocks] == ["atten_mask"]
+
+
+def test_scores_outside_of_the_branch_with_the_softmax() -> None:
+    body = PRODUCT_QK + branches("p = Softmax<axis=-1>(s) a = MatMul(p, v)", "b = Neg(q)")
+    report = same(parse(body, "bool c"), c=YES)[1]
+    assert [(block.code, block.culprit) for block in report.blocks] == [("scope", "s")]
+
+
+def test_values_in_a_branch() -> None:
+    body = PRODUCT_QK + SOFTMAX.format("s") + branches("a = MatMul(p, v)", "b = Neg(q)")
+    report = same(parse(body, "bool c"), c=YES)[1]
+    assert [block.code for block in report.blocks] == ["scope"]
+
+
+def test_probabilities_read_in_a_branch() -> None:
+    body = ATTENTION.replace("y =", "o =") + branches("t = ReduceSum(p) a = Mul(o, t)", "b = Neg(q)")
+    report = same(parse(body, "bool c"), c=YES)[1]
+    assert [block.code for block in report.blocks] == ["probabilities_are_output"]
+
+
+@pytest.mark.parametrize("inside", ["a = Transpose<perm=[0,2,1,3]>(o)", "t = Transpose<perm=[0,2,1,3]>(o) a = Neg(t)"])
+def test_result_rearranged_in_a_branch(inside: str) -> None:
+    """The result stays where it was: a Transpose in a branch is no place for it."""
+    body = ATTENTION.replace("y =", "o =") + branches(inside, "b = Transpose<perm=[0,2,1,3]>(q)", "float[B,S,4,8]")
+    result, report = same(parse(body, "bool c", outputs="float[B,S,4,8] y"), c=YES)
+    assert report.count("fused") == 1
+    assert "Softmax" not in ops(result)
+
+
+def test_shape_of_the_scores_read_in_a_branch() -> None:
+    """Either answer is right, as long as the scores are not computed twice."""
+    body = ATTENTION + "z = If (c) <then_branch = g1 () => (int64[4] a) { a = Shape(s) }, "
+    body += "else_branch = g2 () => (int64[4] b) { b = Constant<value=int64[4] {1,1,4,8}>() }>"
+    result, report = same(parse(body, "bool c", outputs="float[B,4,S,8] y, int64[4] z"), c=YES)
+    assert report.count("fused") == 1 - ops(result).count("Softmax")
+
+
+def test_shape_of_the_scores_is_an_output() -> None:
+    result, report = same(parse(ATTENTION + "z = Shape(s)", outputs="float[B,4,S,8] y, int64[4] z"))
+    assert report.count("fused") == 1
+    assert "MatMul" not in ops(result)
+
+
+# -- functions --------------------------------------------------------------------------------------
+
+
+def function(body: str, inputs: str = "q, k, v", attributes: str = "", opset: int = 17, name: str = "attend") -> str:
+    return f'<domain: "f", opset_import: ["": {opset}]> {name} {attributes} ({inputs}) => (y) {{ {body} }}'
+
+
+def test_each_call_of_a_function_is_a_block() -> None:
+    model = parse("a = f.attend(q, k, v) y = f.attend(a, k, v)", functions=function(ATTENTION))
+    result, report = same(model)
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    assert len({block.anchor for block in report.blocks}) == 2
+    assert ops(result) == ["FlashAttentionScore"] * 2
+
+
+def test_attributes_of_a_function() -> None:
+    body = PRODUCT_QK.replace("[0,1,3,2]", "ints = @perm").replace("perm=ints", "perm: ints")
+    body += "c = Constant<value_float: float = @alpha>() x = Mul(s, c) " + SOFTMAX.format("x") + PRODUCT_PV
+    call = "a = f.attend<perm=[0,1,3,2]>(q, k, v) y = f.attend<perm=[0,1,3,2], alpha=2.0>(a, k, v)"
+    result, report = same(parse(call, functions=function(body, attributes="<perm, alpha: float = 0.5>")))
+    assert report.count("fused") == 2
+    scales = [
+        attribute.f for node in result.graph.node for attribute in node.attribute if attribute.name == "scale_value"
+    ]
+    assert scales == [0.5, 2.0]
+
+
+def test_softmax_alone_in_a_function() -> None:
+    """torch's exporters make functions of softmax and of scaled_dot_product_attention's parts."""
+    tail = function("y = Softmax<axis=-1>(x)", "x", name="soft")
+    result, report = same(parse(PRODUCT_QK + "p = f.soft(s) " + PRODUCT_PV, functions=tail))
+    assert report.count("fused") == 1
+    assert ops(result) == ["FlashAttentionScore"]
+
+
+def test_function_of_another_opset_is_left_alone() -> None:
+    model = parse("a = f.attend(q, k, v) y = f.attend(a, k, v)", functions=function(ATTENTION, opset=18))
+    result, report = same(model)
+    assert [block.code for block in report.blocks] == ["function", "function"]
+    assert [node.op_type for node in result.graph.node] == ["attend", "attend"]
+
+
+def test_branch_in_a_function() -> None:
+    body = branches(renamed(ATTENTION, "a"), "b = Neg(q)")
+    _, report = same(parse("y = f.attend(q, k, v, c)", "bool c", functions=function(body, "q, k, v, c")), c=YES)
+    assert len(report.blocks) == 1
+
+
+def test_functions_without_softmax_stay() -> None:
+    model = parse("y = f.twice(q)", functions=function("y = Add(q, q)", "q", name="twice"))
+    result, report = same(model)
+    assert result == ir.to_proto(ir.from_proto(model))
+    assert not report.blocks
+
+
+# -- initializers that a caller may replace ---------------------------------------------------------
+
+SCALED = PRODUCT_QK + "x = Mul(s, c) " + SOFTMAX.format("x") + PRODUCT_PV
+MASKED = PRODUCT_QK + "x = Add(s, n) " + SOFTMAX.format("x") + PRODUCT_PV
+LOW = "<float[1,1,1,3] n = {0.0, -inf, -inf}>"
+STATIC = "float[B,4,S,8] q, float[B,4,3,8] k, float[B,4,3,8] v"
+
+
+def test_scale_in_a_model_of_ir_version_3() -> None:
+    """There every initializer is an input as well, and none can be replaced."""
+    model = parse(SCALED, "float c", initializers="<float c = {0.25}>", ir_version=3, opset=8)
+    result, report = same(model)
+    assert report.count("fused") == 1
+    assert [value.name for value in result.graph.input] == ["q", "k", "v", "c"]
+
+
+@pytest.mark.parametrize("given", [None, 0.75])
+def test_scale_that_can_be_replaced(given: float | None) -> None:
+    model = parse(SCALED, "float c", initializers="<float c = {0.25}>")
+    more = {} if given is None else {"c": np.array(given, np.float32)}
+    report = same(model, **more)[1]
+    assert [(block.code, block.culprit) for block in report.blocks] == [("scale", "x")]
+
+
+def test_mask_that_can_be_replaced() -> None:
+    """It is a bias, whatever it holds by default."""
+    model = parse(MASKED, "float[1,1,1,3] n", inputs=STATIC, initializers=LOW)
+    _, report = same(model, n=np.array([[[[0.5, -1e4, 2.0]]]], np.float32))
+    assert [block.mask for block in report.blocks] == ["real_shift"]
+
+
+def test_mask_that_cannot_be_replaced() -> None:
+    _, report = same(parse(MASKED, inputs=STATIC, initializers=LOW))
+    assert [block.mask for block in report.blocks] == ["atten_mask"]
+
+
+def test_initializer_that_is_an_output_stays() -> None:
+    model = parse(SCALED, initializers="<float c = {0.25}>", outputs="float[B,4,S,8] y, float c")
+    assert same(model)[1].count("fused") == 1
+
+
+def test_initializer_read_by_others_stays() -> None:
+    body = SCALED + "z = Neg(c)"
+    result, _ = same(parse(body, initializers="<float c = {0.25}>", outputs="float[B,4,S,8] y, float z"))
+    assert [each.name for each in result.graph.initializer] == ["c"]
+
+
+# -- what is already fused --------------------------------------------------------------------------
+
+
+def test_attention_operators_are_left_as_they_are() -> None:
+    body = "y = Attention(q, k, v) " + ATTENTION.replace("y =", "z =")
+    result, report = same(parse(body, opset=23, ir_version=10, outputs="float[B,4,S,8] y, float[B,4,S,8] z"))
+    assert [(block.status, block.code) for block in report.blocks] == [("declined", "ready_made"), ("fused", None)]
+    assert ops(result)[0] == "Attention"

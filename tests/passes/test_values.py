@@ -1,0 +1,240 @@
+"""What tensors can hold: rules one by one, and random programs against the numbers they give."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from fa_compiler.passes.nodes import constant, remember_versions
+from fa_compiler.passes.shapes import analyse
+from fa_compiler.passes.value_sets import ValueSet, ValueSets
+
+MIN = float(np.finfo(np.float32).min)
+INPUTS = "bool[2,3] b, float[2,3] f, int64[2,3] i, float16[2,3] h"
+CONSTANTS = (
+    "float zero = {0.0}, float one = {1.0}, float low = {-inf}, float least = {-3.4028234663852886e38}, "
+    "float[3] mixed = {0.0, -1e4, 1.0}, float[2,3] many = {1.0,2.0,3.0,4.0,5.0,6.0}, float nan = {nan}, "
+    "int64 n1 = {1}, int64 n0 = {0}, bool yes = {1}, int64[2] shape = {2,3}, int64[1] axis = {0}, "
+    "float[0,3] nothing = {}, int64[1,1] row = {1}, float[8] seven = {0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0}"
+)
+
+
+def model(body: str, initializers: str = CONSTANTS, inputs: str = INPUTS, ir_version: int = 8) -> ir.Model:
+    """A model whose output nobody looks at."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: {ir_version}, opset_import: ["": 18]> g ({inputs}) => (bool[2,3] end) '
+        f"<{initializers}> {{ {body} end = Identity(b) }}"
+    )
+    result = ir.from_proto(proto)
+    remember_versions(result)
+    return result
+
+
+def value(graph: ir.Graph, name: str) -> ir.Value:
+    """A value by its name."""
+    found = [output for node in graph for output in node.outputs if output.name == name]
+    return (
+        found[0] if found else next(each for each in (*graph.inputs, *graph.initializers.values()) if each.name == name)
+    )
+
+
+def held(body: str, **options: str | int) -> ValueSet | None:
+    """The set found for x."""
+    built = model(body, **options)  # type: ignore[arg-type]
+    return ValueSets(analyse(built)).of(value(built.graph, "x"))
+
+
+HALF_MIN = -65504.0
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("x = Identity(zero)", {0.0}),
+        ("x = Identity(mixed)", {0.0, -1e4, 1.0}),
+        ("x = Identity(nan)", None),
+        ("x = Identity(seven)", None),
+        ("x = Identity(f)", None),
+        ("x = Identity(b)", {0.0, 1.0}),
+        ("x = Equal(f, zero)", {0.0, 1.0}),
+        ("x = IsNaN(f)", {0.0, 1.0}),
+        ("x = Not(yes)", {0.0, 1.0}),
+        ("x = Cast<to=1>(b)", {0.0, 1.0}),
+        ("x = Cast<to=1>(i)", None),
+        ("x = Cast<to=9>(f)", {0.0, 1.0}),
+        ("x = Cast<to=9>(least)", {1.0}),
+        ("x = Cast<to=9>(nan)", {0.0, 1.0}),
+        ("x = Cast<to=10>(least)", {-math.inf}),
+        ("x = Cast<to=7>(mixed)", {0.0, -1e4, 1.0}),
+        ("x = Cast<to=7>(low)", None),
+        ("x = Where(b, zero, low)", {0.0, -math.inf}),
+        ("x = Where(b, zero, f)", None),
+        ("x = Where(b, nan, zero)", None),
+        # 0 * -inf is NaN; a finite number is not.
+        ("c = Cast<to=1>(b) x = Mul(c, low)", None),
+        ("c = Cast<to=1>(b) x = Mul(c, least)", {0.0, MIN}),
+        ("c = Cast<to=1>(b) d = Sub(one, c) x = Mul(d, least)", {0.0, MIN}),
+        ("c = Cast<to=1>(b) x = Sub(c, c)", {0.0, 1.0, -1.0}),
+        ("w = Where(b, zero, least) x = Add(w, w)", {0.0, MIN, -math.inf}),
+        ("w = Where(b, zero, low) x = Add(w, w)", {0.0, -math.inf}),
+        ("w = Where(b, zero, low) x = Sub(w, w)", None),
+        ("w = Where(b, zero, low) x = Neg(w)", {0.0, math.inf}),
+        ("w = Where(b, zero, low) x = Max(w, least)", {0.0, MIN}),
+        ("w = Where(b, zero, low) x = Max(w, least, one)", {1.0}),
+        ("w = Where(b, zero, low) x = Min(w, nan)", None),
+        ("c = Cast<to=1>(b) x = Div(c, zero)", None),
+        ("c = Cast<to=1>(b) x = Div(one, c)", None),
+        ("c = Cast<to=7>(b) x = Sub(n1, c)", {0.0, 1.0}),
+        ("c = Cast<to=7>(b) x = Div(n1, c)", None),
+        # transformers: what is not 0 is replaced, so only 0 passes through.
+        ("c = Cast<to=1>(i) d = Sub(one, c) t = Cast<to=9>(d) x = Where(t, least, d)", {0.0, MIN}),
+        ("c = Cast<to=1>(i) d = Sub(one, c) t = Cast<to=9>(d) x = Where(t, d, least)", None),
+        ("c = Cast<to=1>(i) d = Sub(one, c) t = Cast<to=9>(c) x = Where(t, least, d)", None),
+        ("c = Cast<to=1>(i) t = Cast<to=9>(c) u = Cast<to=9>(t) x = Where(u, least, c)", {0.0, MIN}),
+        ("c = Cast<to=1>(i) t = Cast<to=9>(c) u = Not(t) x = Where(u, least, c)", None),
+        # Movers and makers.
+        ("w = Where(b, zero, low) x = Transpose(w)", {0.0, -math.inf}),
+        ("w = Where(b, zero, low) x = Gather(w, n0)", {0.0, -math.inf}),
+        ("w = Where(b, zero, low) s, x = Split<axis=0, num_outputs=2>(w)", {0.0, -math.inf}),
+        ("w = Where(b, zero, low) x = Concat<axis=0>(w, many)", None),
+        ("w = Where(b, zero, low) x = Concat<axis=0>(w, nothing)", {0.0, -math.inf}),
+        ("w = Where(b, one, low) x = Trilu(w)", {0.0, 1.0, -math.inf}),
+        ("x = ConstantOfShape(shape)", {0.0}),
+        ("x = ConstantOfShape<value=float[1] {-1e30}>(shape)", {float(np.float32(-1e30))}),
+        (
+            "z = ConstantOfShape(shape) w = Where(b, zero, low) u = Gather<axis=0>(w, axis) x = ScatterND(z, row, u)",
+            {0.0, -math.inf},
+        ),
+        ("x = Relu(zero)", None),
+        ("x = Pad(mixed, shape)", None),
+    ],
+)
+def test_rule(body: str, expected: set[float] | None) -> None:
+    assert held(body) == (None if expected is None else frozenset(expected))
+
+
+def test_an_overridable_initializer_is_unknown() -> None:
+    inputs, initializers = INPUTS + ", float x", "float x = {0.0}"
+    assert held("", inputs=inputs, initializers=initializers) is None
+    assert held("", inputs=inputs, initializers=initializers, ir_version=3) == frozenset({0.0})
+
+
+def test_empty_tensors() -> None:
+    assert held("x = Identity(nothing)") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "expected"),
+    [
+        ("value=float[2] {1.0, 2.0}", [1.0, 2.0]),
+        ("value_float=1.5", 1.5),
+        ("value_int=3", 3),
+        ("value_floats=[1.0, 2.0]", [1.0, 2.0]),
+        ("value_ints=[1, 2]", [1, 2]),
+        ('value_string="a"', None),
+    ],
+)
+def test_constants(attribute: str, expected: object) -> None:
+    built = model(f"x = Constant<{attribute}>()")
+    found = constant(value(built.graph, "x"))
+    assert found is None if expected is None else (found is not None and found.tolist() == expected)
+
+
+def test_large_constants_are_not_read() -> None:
+    built = model("x = Identity(seven)")
+    assert constant(value(built.graph, "seven"), limit=7) is None
+    assert constant(value(built.graph, "seven"), limit=8) is not None
+    assert constant(value(built.graph, "f")) is None
+
+
+# -- random programs --------------------------------------------------------------------------------
+
+FLOAT, HALF, WHOLE, BOOL = "float", "half", "whole", "bool"
+CODES = {FLOAT: 1, HALF: 10, WHOLE: 7, BOOL: 9}
+LEAVES = {
+    FLOAT: ["zero", "one", "low", "least", "mixed", "many", "f"],
+    HALF: ["h"],
+    WHOLE: ["i", "n1", "n0"],
+    BOOL: ["b", "yes"],
+}
+PLAIN_FEEDS = [0.0, 1.0, -1.0, -math.inf, math.inf, math.nan, 3e38, -1e30]
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
+    """Statements as (result, its type, text); operands are leaves and earlier results."""
+    known = {kind: list(names) for kind, names in LEAVES.items()}
+    program: list[tuple[str, str, str]] = []
+
+    def pick(kind: str) -> str:
+        return draw(st.sampled_from(known[kind][-4:] if draw(st.booleans()) else known[kind]))
+
+    for index in range(draw(st.integers(1, 8))):
+        kind = draw(st.sampled_from([FLOAT, FLOAT, FLOAT, HALF, WHOLE, BOOL]))
+        name = f"t{index}"
+        choices = ["cast", "move"]
+        if kind == BOOL:
+            choices += ["not", "compare", "logic"]
+        else:
+            choices += ["where", "where", "arithmetic", "arithmetic", "neg"]
+        match draw(st.sampled_from(choices)):
+            case "cast":
+                source = draw(st.sampled_from([FLOAT, HALF, WHOLE, BOOL]))
+                text = f"Cast<to={CODES[kind]}>({pick(source)})"
+            case "move":
+                text = f"Identity({pick(kind)})"
+            case "not":
+                text = f"Not({pick(BOOL)})"
+            case "compare":
+                text = f"{draw(st.sampled_from(['Equal', 'Less', 'Greater']))}({pick(FLOAT)}, {pick(FLOAT)})"
+            case "logic":
+                text = f"{draw(st.sampled_from(['And', 'Or', 'Xor']))}({pick(BOOL)}, {pick(BOOL)})"
+            case "where":
+                text = f"Where({pick(BOOL)}, {pick(kind)}, {pick(kind)})"
+            case "neg":
+                text = f"Neg({pick(kind)})"
+            case _:
+                names = ["Add", "Sub", "Mul", "Min", "Max"] + (["Div"] if kind != WHOLE else [])
+                text = f"{draw(st.sampled_from(names))}({pick(kind)}, {pick(kind)})"
+        known[kind].append(name)
+        program.append((name, kind, text))
+    return program
+
+
+def numbers(program: list[tuple[str, str, str]], seed: int) -> tuple[ir.Model, dict[str, np.ndarray]]:
+    """The model, and every value of one run of it."""
+    body = " ".join(f"{name} = {text}" for name, _, text in program)
+    built = model(body)
+    proto = ir.to_proto(built)
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name, _, _ in program)
+    rng = np.random.default_rng(seed)
+    feeds = {
+        "b": rng.random((2, 3)) < 0.5,
+        "f": rng.choice(PLAIN_FEEDS, (2, 3)).astype(np.float32),
+        "i": rng.choice([0, 1, 2, -70000, 1 << 40], (2, 3)),
+        "h": rng.choice([0.0, 1.0, -65504.0, math.inf], (2, 3)).astype(np.float16),
+    }
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        results = ReferenceEvaluator(proto).run(None, feeds)
+    return built, dict(zip((name for name, _, _ in program), results, strict=True))
+
+
+@settings(max_examples=300)
+@given(programs(), st.integers(0, 1 << 16))
+def test_sets_hold_what_a_run_gives(program: list[tuple[str, str, str]], seed: int) -> None:
+    built, results = numbers(program, seed)
+    sets = ValueSets(analyse(built))
+    for name, array in results.items():
+        found = sets.of(value(built.graph, name))
+        if found is not None:
+            assert {float(x) for x in array.reshape(-1)} <= found, (name, found)
