@@ -249,21 +249,46 @@ class ShapeInfo:
             branches = [[self.fact(value) for value in body.outputs] for body in bodies]
             return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
         for body in bodies:
-            self._loop_inputs(context, body)
-            self.walk(body)
+            self._walk_loop(context, body)
         # What a body gives may differ from one iteration to the next, so no dim leaves it.
         results = [value for body in bodies[:1] for value in _results(node, body)]
         return [Fact(None, value.dtype or self.dtype(value)) for value in results]
 
-    def _loop_inputs(self, context: Context, body: ir.Graph) -> None:
-        """Inputs of a Loop or Scan body: their values, and those of carried ones the shapes, change."""
+    def _walk_loop(self, context: Context, body: ir.Graph) -> None:
+        """Walk a Loop or Scan body, whose inputs change from one iteration to the next.
+
+        What is carried through a Loop keeps its rank if it starts with that rank and the body returns it with that
+        rank whenever it gets it with that rank; the sizes are anything. What breaks this rule has no known rank.
+        """
         for value in body.inputs:
             self._facts[value] = Fact(None, value.dtype)
-        if context.node.op_type == "Loop":
-            for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
-                self._facts[value] = Fact((), dtype)
-            for index, value in enumerate(body.inputs[2:]):
-                self._facts[value] = Fact(None, value.dtype or context.dtype(index + 2))
+        if context.node.op_type != "Loop":
+            self.walk(body)
+            return
+        for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
+            self._facts[value] = Fact((), dtype)
+        carried = list(zip(body.inputs[2:], body.outputs[1:], strict=False))
+        starts = [context.shape(index + 2) for index in range(len(carried))]
+        ranks = [None if start is None else len(start) for start in starts]
+        while True:
+            for index, (value, _) in enumerate(carried):
+                rank = ranks[index]
+                shape = None if rank is None else fresh(rank)
+                self._facts[value] = Fact(shape, value.dtype or context.dtype(index + 2))
+            self._forget(body)
+            self.walk(body)
+            kept = [
+                rank if rank is not None and (shape := self.shape(result)) is not None and len(shape) == rank else None
+                for rank, (_, result) in zip(ranks, carried, strict=True)
+            ]
+            if kept == ranks:
+                return
+            ranks = kept
+
+    def _forget(self, body: ir.Graph) -> None:
+        for node in ir.traversal.RecursiveGraphIterator(body):
+            for output in node.outputs:
+                self._facts.pop(output, None)
 
 
 def _results(node: ir.Node, body: ir.Graph) -> Sequence[ir.Value]:

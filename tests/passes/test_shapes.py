@@ -555,7 +555,7 @@ def test_if_gives_what_both_branches_give() -> None:
     assert inner == {"p": (B, S, 8), "t": (B, Dim.min(S, 1), 8), "q": (B, Dim.min(S, 1), 8)}
 
 
-def test_values_carried_by_a_loop_are_unknown() -> None:
+def test_values_carried_by_a_loop_keep_their_rank_only() -> None:
     """The carried tensor doubles in each iteration: its first shape holds only in the first."""
     found = Checked(
         parse(
@@ -578,8 +578,35 @@ def test_values_carried_by_a_loop_are_unknown() -> None:
     body = loop.attributes["body"].as_graph()
     shapes = {value.name: found.info.shape(value) for node in body for value in node.outputs}
     assert shapes["w"] == (B, 2 * S) and shapes["c"] == (B, S)
-    assert shapes["b"] is None and shapes["more"] == ()
+    assert shapes["more"] == ()
+    carried = shapes["b"]
+    assert carried is not None and len(carried) == 2 and not any(dim in (B, S, 2 * S) for dim in carried)
     assert found.runs == 2
+
+
+def test_values_that_a_loop_carries_with_growing_rank_are_unknown() -> None:
+    """Neither a nor b, which takes its rank from a, has one rank in all iterations; c keeps its own."""
+    found = Checked(
+        parse(
+            "float[B,S] x",
+            """
+            y, z, w = Loop (N, , x, x, x) <body =
+                step (int64 i, bool go, float a, float b, float[p,q] c) => (bool more, float d, float e, float[r,s] f) {
+                more = Identity(go)
+                axes = Constant<value = int64[1] {0}>()
+                d = Unsqueeze(a, axes)
+                e = Identity(a)
+                f = Neg(c)
+            }>
+            """,
+            more="<int64 N = {3}>",
+        )
+    )
+    body = found.model.graph[0].attributes["body"].as_graph()
+    shapes = {value.name: found.info.shape(value) for node in body for value in node.outputs}
+    assert shapes["d"] is None and shapes["e"] is None
+    kept = shapes["f"]
+    assert kept is not None and len(kept) == 2
 
 
 def test_each_call_of_a_function_has_its_own_shapes() -> None:
