@@ -33,9 +33,9 @@ def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
 
 
 # Tails of every kind: fewer rows and keys than a vector, a tile (12 or 6 rows), a panel (32, 16 or 8 keys), a block
-# (96 rows, 256 keys), and one more than each.
+# (96 rows, 512 keys), and one more than each.
 @pytest.mark.parametrize("queries", [1, 2, 7, 12, 13, 96, 97])
-@pytest.mark.parametrize("keys", [1, 5, 32, 33, 256, 300])
+@pytest.mark.parametrize("keys", [1, 5, 32, 33, 512, 600])
 def test_lengths(queries: int, keys: int, rng: np.random.Generator) -> None:
     form = Form(batch=1, queries=queries, keys=keys)
     check(form.inputs(rng), form.all_attrs)
@@ -98,12 +98,13 @@ def test_without_a_mask_the_mode_is_ignored(rng: np.random.Generator) -> None:
 
 
 def test_whole_blocks_are_masked_open_and_mixed(rng: np.random.Generator) -> None:
-    """Three blocks of 256 keys: one seen by nobody, one by everybody, one by some; rows differ, too."""
-    form = Form(batch=1, heads=1, kv_heads=1, queries=100, keys=700)
-    array = np.zeros((100, 700), np.bool_)
-    array[:, :256] = True
-    array[:, 600:] = rng.random((100, 100)) < 0.5
-    array[10:20, :600] = True
+    """Three blocks of 512 keys: one seen by nobody, one by everybody, one by some; rows differ, too."""
+    form = Form(batch=1, heads=1, kv_heads=1, queries=100, keys=1400)
+    array = np.zeros((100, 1400), np.bool_)
+    array[:, :512] = True
+    array[:, 1200:] = rng.random((100, 200)) < 0.5
+    array[10:20, :1200] = True
+    array[50:60, 1100:1133] = True
     check(form.inputs(rng) | {"atten_mask": array}, form.all_attrs)
 
 
@@ -244,15 +245,18 @@ def test_nan_and_inf_in_query_and_key(rule: str, rng: np.random.Generator) -> No
 
 
 def test_values_that_are_not_attended_are_not_read(rng: np.random.Generator) -> None:
-    form = Form(batch=1, queries=30, keys=270)
-    inputs = form.inputs(rng) | {"atten_mask": mask(rng, (30, 270))}
-    inputs["value"][0, 0, 5] = np.nan
-    inputs["value"][0, 0, 260, 3] = np.inf
-    inputs["value"][0, 1, 7, 2] = -np.inf
-    inputs["atten_mask"][:15, [5, 7, 260]] = True
-    got = check(inputs, form.all_attrs)
-    assert np.isfinite(got["attention_out"][0, :, :15]).all()
-    assert np.isnan(got["attention_out"][0, 0, 15:]).any()
+    for queries in (30, 4):  # packed, and straight from K and V
+        form = Form(batch=1, queries=queries, keys=600)
+        inputs = form.inputs(rng) | {"atten_mask": mask(rng, (queries, 600))}
+        inputs["value"][0, 0, 5] = np.nan
+        inputs["value"][0, 0, 560, 3] = np.inf
+        inputs["value"][0, 1, 7, 2] = -np.inf
+        half = queries // 2
+        inputs["atten_mask"][:half, [5, 7, 560]] = True
+        inputs["atten_mask"][half:, 5] = False
+        got = check(inputs, form.all_attrs)
+        assert np.isfinite(got["attention_out"][0, :, :half]).all()
+        assert np.isnan(got["attention_out"][0, 0, half:]).any()
 
 
 @pytest.mark.parametrize("lowest", [-LARGEST, -1e30, -1e9, -1e4])
@@ -268,12 +272,30 @@ def test_bias_that_swallows_the_scores(lowest: float, pse_type: int, rng: np.ran
         np.testing.assert_allclose(got[0, :, 2], inputs["value"][0].mean(axis=1), atol=1e-5)
 
 
-def test_scores_far_apart_and_a_negative_scale(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("scale", [-3.0, 3.0])
+def test_scores_far_apart(scale: float, rng: np.random.Generator) -> None:
     """The largest score comes last, so that every block shrinks what was summed before it, down to nothing."""
-    form = Form(batch=1, queries=5, keys=1000, attrs={"scale_value": -3.0})
+    form = Form(batch=1, queries=15, keys=1600, attrs={"scale_value": scale})
     inputs = form.inputs(rng)
-    inputs["key"] *= np.linspace(0, 30, 1000, dtype=np.float32)[:, None]
+    inputs["key"] *= np.linspace(0, 30, 1600, dtype=np.float32)[:, None]
     check(inputs, form.all_attrs)
+
+
+@pytest.mark.parametrize("queries", [2, 20])
+@pytest.mark.parametrize("size", [1e6, 1e15, 1e19, 3e38])
+def test_huge_scores(size: float, queries: int) -> None:
+    """One key wins wherever the scores are finite; a product that overflows is +inf, whose softmax is NaN."""
+    form = Form(batch=1, heads=1, kv_heads=1, queries=queries, keys=40, size=4)
+    inputs = {name: np.zeros((1, 1, length, 4), np.float32) for name, length in
+              (("query", queries), ("key", 40), ("value", 40))}
+    inputs["query"][..., 0] = size
+    inputs["key"][..., 0] = np.linspace(0, 4, 40)
+    inputs["value"][..., 0] = np.arange(40)
+    for scale in (1.0, 0.25):
+        got = ops.run(OP, inputs, {**form.all_attrs, "scale_value": scale}, ["attention_out"])["attention_out"]
+        with np.errstate(over="ignore"):
+            overflows = np.isinf(np.float32(size) * np.float32(4))
+        assert np.isnan(got[..., 0]).all() if overflows else (got[..., 0] == 39).all()
 
 
 @pytest.mark.parametrize(

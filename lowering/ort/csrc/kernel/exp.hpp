@@ -26,7 +26,7 @@ FA_INLINE Vec exp_nonpositive(Vec x) {
   p = p * r + 1.0f;
   // The rounder's own bits leave the word on the left; what remains is n in the exponent's place.
   const Vec power = (Vec)(((BitVec)shifted << 23) + 0x3f800000u);
-  return clear_where(x < low, p * power);
+  return clear_where(clamped == low, p * power);
 }
 
 }  // namespace fa::FA_ISA

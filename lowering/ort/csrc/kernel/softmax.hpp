@@ -62,9 +62,9 @@ FA_INLINE float soften(float* scores, int64_t count, float scale, const float* b
   return exponentials(scores, count, 1.0f, exp_origin(max));
 }
 
-// score * scale - max in one rounding differs from 0 at the largest score by up to half a unit in its last place:
-// a factor common to the whole row, and below this size (2^-12) no danger to the exponential.
-inline constexpr float kLargestFused = 4096.0f;
+// score * scale - max in one rounding differs from 0 at the largest score by up to half a unit in its last place, a
+// factor common to the whole row. It cancels in the output but shows in softmax_sum; below this size it is at most 1e-6.
+inline constexpr float kLargestFused = 32.0f;
 
 // The same without bias or mask: where the scale is positive, the largest product is the largest score, and the scale
 // goes into the exponential.

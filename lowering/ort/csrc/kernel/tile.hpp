@@ -9,8 +9,8 @@
 
 namespace fa::FA_ISA {
 
-// Query rows of one task: a multiple of every kTileRows. 96 rows read a packed block of K and V (128 KB
-// at head size 64) once for 96 * 256 scores, and their own scores and sums stay in the second-level cache.
+// Query rows of one task: a multiple of every kTileRows. Each row tile reads a packed block again, from the second-level
+// cache; 48 rows are as fast at 512 x 512 and 5 % slower where few rows meet many keys, 144 and 192 rows are no faster.
 inline constexpr int64_t kBlockRows = 96;
 
 // Floats from one score row to the next: an odd number of cache lines, as kQueryRow.
