@@ -42,7 +42,7 @@ from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import (
     Add,
@@ -66,8 +66,6 @@ HARMLESS = -1e29
 ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
 FLOAT16_MAX = 65504.0
-FINITE_SCORES = "finite-scores"
-"""Reported for Ascend: a NaN guard was left out, which only matters when query, key or value hold NaN or infinity."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ ASSUMPTIONS = {
 }
 """What `--assume` takes, and the sentence it stands for."""
 
+FINITE_SCORES = "finite-scores"
+IMPLIED = {
+    FINITE_SCORES: "query, key and value are finite, so that the NaN guard, which Ascend does not have, has no work"
+}
+"""What is taken for granted without being asked for, where the target leaves no choice; reported all the same."""
+
 
 @dataclass(frozen=True)
 class Options:
