@@ -37,10 +37,10 @@ from fa_compiler.passes.probabilities import (
     reads_type,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import Addend, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.scores import Addend, Floor, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.terms import AddTerm, FloorTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
@@ -193,6 +193,9 @@ class Matcher:
                     terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
                     terms.append(SelectTerm(node, condition, keep, fill, self._alignment(condition, dims, node)))
+                case Floor(node, floor):
+                    if terms:
+                        terms.append(FloorTerm(node, floor))
             seen[step.node.outputs[0]] = dims
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)

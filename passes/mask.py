@@ -16,7 +16,7 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
 v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
 7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
 one, exactly as it was. The terms carried out on 0 are as good as on the scores, because a fill that replaces
-score + bias equals score + fill, and sums and products round alike wherever a mask decides.
+score + bias equals score + fill, and sums, products and floors round alike wherever a mask decides.
 
 What a fully masked row gave (`empty_rows`) follows from v, as rounded after every later factor, and the spelling:
 
@@ -47,9 +47,11 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import (
     Add,
     AddTerm,
+    FloorTerm,
     Masked,
     Multiply,
     Put,
+    Raise,
     RowGuard,
     ScaleTerm,
     SelectTerm,
@@ -117,7 +119,7 @@ class MaskPlanner:
 
     def _may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
         term = terms[index]
-        if isinstance(term, ScaleTerm):
+        if not isinstance(term, AddTerm | SelectTerm) or any(isinstance(later, FloorTerm) for later in terms[index:]):
             return False
         values = self._values(terms, index)
         if values is not None:
@@ -192,6 +194,8 @@ class MaskPlanner:
         for later in terms[index + 1 :]:
             if values is not None and isinstance(later, ScaleTerm):
                 values = _scaled(values, later.factor, dtype)
+            elif values is not None and isinstance(later, FloorTerm):
+                values = frozenset(max(value, later.floor) for value in values)
         return values
 
     def _mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
@@ -276,7 +280,7 @@ class MaskPlanner:
             elif isinstance(term, SelectTerm):
                 steps.append(Put(self._aligned(term.condition, term.dims, term.node), not term.keep, term.fill))
             elif steps:
-                steps.append(Multiply(term.factor))
+                steps.append(Raise(term.floor) if isinstance(term, FloorTerm) else Multiply(term.factor))
         return tuple(steps)
 
     def _aligned(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:

@@ -18,7 +18,7 @@ from fa_compiler.passes.layout import moves
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Shift
+from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.views import View
 
 
@@ -54,9 +54,7 @@ class MaskBuilder:
         steps = self.match.mask.shifts
         if not steps:
             return None
-        wanted = self._full_groups(
-            [step.view for step in steps if not isinstance(step, Multiply)], rows=False, heads=True
-        )
+        wanted = self._full_groups([step.view for step in steps if isinstance(step, Add | Put)], rows=False, heads=True)
         dtype = self._shift_type(steps)
         total: ir.Value | None = None
         for step in steps:
@@ -70,6 +68,9 @@ class MaskBuilder:
                 case Multiply(factor):
                     assert total is not None
                     total = self.builder.op("Mul", [total, self._number(factor, dtype)], dtype)
+                case Raise(floor):
+                    assert total is not None
+                    total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:

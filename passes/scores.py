@@ -7,6 +7,7 @@ Grammar, from the softmax's input upwards:
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
             | Add(scores, t) | Sub(scores, t)              t any tensor that does not enlarge the scores: a term
             | Where(b, scores, f) | Where(b, f, scores)    f one number: a selection
+            | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
@@ -21,11 +22,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.contraction import Contraction, contraction
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
 
+LOWEST_FLOOR = -1e30
 MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
 LAYOUT_OPS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
@@ -65,7 +67,15 @@ class Select:
     fill: float
 
 
-Step = Rearrange | Scale | Addend | Select
+@dataclass(frozen=True)
+class Floor:
+    """Everything so far, but at least `floor`."""
+
+    node: ir.Node
+    floor: float
+
+
+Step = Rearrange | Scale | Addend | Select | Floor
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         return _peel_add(node, viewer)
     if is_op(node, "Where"):
         return _peel_where(node, viewer)
+    if (floored := _floor(node, viewer)) is not None:
+        return floored
     if is_op(node, "Tanh") and _leads_to_product(first, viewer):
         raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
     if is_op(node, "Mul", "Div"):
@@ -141,6 +153,23 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
         raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
     raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+
+
+def _floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """A floor that only a mask can fall below: it turns -inf into the smallest number, and leaves scores alone."""
+    if is_op(node, "Max") and len(node.inputs) == 2:
+        candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
+    elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
+        candidates = [(node.inputs[0], input_of(node, 1))]
+    else:
+        return None
+    for scores, number in candidates:
+        floor = None if number is None else viewer.info.scalar(number)
+        if scores is None or floor is None or not floor <= LOWEST_FLOOR:
+            continue
+        if viewer.info.dtype(scores) == ir.DataType.FLOAT and _may_keep_shape(scores, node, viewer.info):
+            return Floor(node, floor), scores
+    return None
 
 
 def _peel_cast(node: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[Step, ir.Value]:

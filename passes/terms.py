@@ -52,7 +52,15 @@ class ScaleTerm:
     factor: float
 
 
-Term = AddTerm | SelectTerm | ScaleTerm
+@dataclass(frozen=True)
+class FloorTerm:
+    """Everything so far, but at least `floor`, a number that dominates."""
+
+    node: ir.Node
+    floor: float
+
+
+Term = AddTerm | SelectTerm | ScaleTerm | FloorTerm
 
 
 @dataclass(frozen=True)
@@ -87,5 +95,12 @@ class Multiply:
     factor: float
 
 
-Shift = Add | Put | Multiply
+@dataclass(frozen=True)
+class Raise:
+    """The bias so far, but at least `floor`."""
+
+    floor: float
+
+
+Shift = Add | Put | Multiply | Raise
 """One step in the computation of a bias that starts as 0."""
