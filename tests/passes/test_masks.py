@@ -1,0 +1,199 @@
+"""Masks and what rows without any key give: each case in ONNX Runtime, before and after.
+
+The first batch entry is masked everywhere in all of them: that is where fusions go wrong unseen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from fa_compiler.passes.options import Target
+from tests.passes.running import (
+    PRODUCT_PV,
+    PRODUCT_QK,
+    SOFTMAX,
+    Array,
+    assert_same,
+    fused,
+    parse,
+    random_feeds,
+    run,
+)
+
+MIN = "-3.4028234663852886e38"
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+HALF_PADDING = np.array([[1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1]], np.bool_).reshape(2, 1, 1, 6)
+MASKS = "bool[B,1,1,T] m, bool[B,1,1,T] n"
+GUARD = "zero_ = Constant<value=float {0.0}>() i = IsNaN(p) g = Where(i, zero_, p) y = MatMul(g, v)"
+
+
+def numbers(**values: str) -> str:
+    return "".join(f"{name} = Constant<value=float {{{value}}}>() " for name, value in values.items())
+
+
+def model(terms: str, more: str = MASKS, guard: bool = False) -> onnx.ModelProto:
+    """Attention in which `terms` make x of the product s."""
+    return parse(PRODUCT_QK + terms + " " + SOFTMAX.format("x") + (GUARD if guard else PRODUCT_PV), more)
+
+
+def same(
+    proto: onnx.ModelProto,
+    target: Target = "ort",
+    assume: tuple[str, ...] = (),
+    tolerance: float = 1e-5,
+    **given: Array,
+) -> Block:
+    """Compare before and after, if it is fused; float32 rounds sums differently by 1e-5."""
+    feeds = random_feeds(proto, **{"m": PADDING, "n": HALF_PADDING, **given})
+    feeds = {name: array for name, array in feeds.items() if name in {each.name for each in proto.graph.input}}
+    result, report = fused(proto, target, assume)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, tolerance)
+    (block,) = report.blocks
+    return block
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("fill", ["-inf", MIN, "-1e30"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "x = Where(m, s, low)",
+        "d = Not(m) x = Where(d, low, s)",
+        "a = Where(m, zero, low) x = Add(s, a)",
+        "a = Where(m, zero, low) x = Add(a, s)",
+        "a = Where(m, zero, high) x = Sub(s, a)",
+    ],
+)
+def test_one_mask(terms: str, fill: str, guard: bool) -> None:
+    block = same(model(numbers(low=fill, high=fill.removeprefix("-"), zero="0.0") + terms, guard=guard))
+    assert (block.status, block.mask) == ("fused", "atten_mask")
+
+
+FILLS = [("-inf", MIN), (MIN, "-inf"), (MIN, MIN), ("-1e30", MIN), (MIN, "-1e30"), ("-inf", "-inf")]
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize(("first", "second"), FILLS)
+def test_a_later_selection_replaces_an_earlier_one(first: str, second: str, target: Target) -> None:
+    """In a row that both mask in part and the later one masks in full, all scores are the later filler."""
+    terms = numbers(f1=first, f2=second) + "w = Where(n, s, f1) x = Where(m, w, f2)"
+    assert same(model(terms), target).status == "fused"
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize(("first", "second"), FILLS)
+def test_a_bias_between_two_selections(first: str, second: str, target: Target) -> None:
+    terms = numbers(f1=first, f2=second) + "b = Constant<value=float[6] {0.0,1.0,2.0,0.5,0.2,0.1}>() "
+    same(model(terms + "w = Where(n, s, f1) u = Add(w, b) x = Where(m, u, f2)"), target)
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("factor", ["8.0", "0.35", "1.0"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "w = Where(m, s, low) x = Mul(w, c)",
+        "a = Where(m, zero, low) w = Add(s, a) x = Mul(w, c)",
+        "a = Where(m, zero, low) b = Where(n, zero, low) u = Add(s, a) w = Add(u, b) x = Mul(w, c)",
+        "a = Where(m, zero, low) u = Add(s, a) w = Mul(u, c) x = Add(w, a)",
+        "a = Where(m, zero, low) u = Mul(s, c) w = Where(n, u, low) t = Mul(w, c) x = Add(t, a)",
+    ],
+)
+def test_factors_round_and_overflow_as_they_did(terms: str, factor: str, guard: bool) -> None:
+    """8 * finfo.min is -inf in float32; 0.35 * (finfo.min + finfo.min) too, 0.35 * finfo.min twice is not."""
+    same(model(numbers(low=MIN, zero="0.0", c=factor) + terms, guard=guard))
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize("guard", [False, True])
+def test_float_biases(guard: bool, target: Target) -> None:
+    """A bias that comes from outside: all -inf, all finfo.min, both, and NaN beside -inf."""
+    bias = np.zeros((2, 1, 5, 6), np.float32)
+    bias[0, 0, 0] = -np.inf
+    bias[0, 0, 1] = np.finfo(np.float32).min
+    bias[0, 0, 2, :3] = -np.inf
+    bias[0, 0, 2, 3:] = np.finfo(np.float32).min
+    bias[0, 0, 3, :5] = -np.inf
+    bias[0, 0, 4, 2] = np.nan
+    bias[1, 0, 0] = -1e9
+    bias[1, 0, 1] = np.inf
+    block = same(model("x = Add(s, b)", "float[B,1,S,T] b", guard=guard), target, b=bias)
+    assert block.status == ("declined" if guard and target == "ascend" else "fused")
+
+
+@pytest.mark.parametrize(("value", "rounding"), [("-1e9", 0.0), ("-65504", 2.0**-8), ("-1e4", 2.0**-10)])
+def test_moderate_numbers_that_are_said_to_dominate(value: str, rounding: float) -> None:
+    """A row that is masked everywhere gives its unmasked softmax, or the mean where the sum swallows every score.
+
+    In between the model itself knows its scores only to half an ulp of the sum: `rounding`.
+    """
+    terms = numbers(low=value, zero="0.0") + "a = Where(m, zero, low) x = Add(s, a)"
+    block = same(model(terms), assume=("masks-dominate",), tolerance=1e-5 + 2 * rounding)
+    assert block.assumed == (() if block.mask == "real_shift" else ("masks-dominate",))
+    assert same(model(terms)).mask == "real_shift"
+
+
+@pytest.mark.parametrize("value", ["-1e9", "-65504", "-1e4"])
+def test_moderate_fillers_that_are_said_to_dominate(value: str) -> None:
+    terms = numbers(low=value) + "x = Where(m, s, low)"
+    block = same(model(terms), assume=("masks-dominate",))
+    assert (block.mask, block.assumed) == ("atten_mask", ("masks-dominate",))
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [
+        ("B,1,1,T", (2, 1, 1, 6)),
+        ("1,1,S,T", (1, 1, 5, 6)),
+        ("B,4,S,T", (2, 4, 5, 6)),
+        ("1,4,1,T", (1, 4, 1, 6)),
+        ("B,1,S,1", (2, 1, 5, 1)),
+        ("S,T", (5, 6)),
+        ("T", (6,)),
+        ("4,1,1", (4, 1, 1)),
+        ("", ()),
+        # Dimensions that are only known when the model runs: full here, 1 there.
+        ("K,L,M,N", (2, 4, 5, 6)),
+        ("K,L,M,N", (1, 1, 5, 6)),
+        ("K,L,M,N", (2, 1, 1, 6)),
+        ("K,L,M,N", (1, 1, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("form", ["select", "bias"])
+def test_shapes_of_masks(dims: str, shape: tuple[int, ...], form: str) -> None:
+    rng = np.random.default_rng(len(dims))
+    keep = np.asarray(rng.random(shape) < 0.6)
+    if form == "select":
+        proto = model(numbers(low="-inf") + "x = Where(e, s, low)", f"bool[{dims}] e" if dims else "bool e")
+        assert same(proto, e=keep).status == "fused"
+    else:
+        bias = np.where(keep, rng.standard_normal(shape), -np.inf).astype(np.float32)
+        proto = model("x = Add(s, e)", f"float[{dims}] e" if dims else "float e")
+        assert same(proto, e=bias).status == "fused"
+
+
+def test_scores_that_overflow_behind_a_mask() -> None:
+    """The product is inf at positions that a selection takes out."""
+    proto = model(numbers(low="-inf") + "x = Where(m, s, low)")
+    rng = np.random.default_rng(3)
+    keys = rng.standard_normal((2, 4, 6, 8)).astype(np.float32)
+    keys[:, :, 2::3] = 3e38
+    queries = np.abs(rng.standard_normal((2, 4, 5, 8))).astype(np.float32) * 8
+    assert same(proto, q=queries, k=keys).mask == "atten_mask"
+
+
+@pytest.mark.parametrize("opset", [8, 11, 13, 21, 23])
+def test_opsets(opset: int) -> None:
+    """Nodes are made in the form of the model's own opset."""
+    body = (
+        PRODUCT_QK
+        + "a = Transpose<perm=[0,1,3,2]>(e) x = Add(s, a) "
+        + SOFTMAX.format("x").replace("-1", "3")
+        + PRODUCT_PV
+    )
+    proto = parse(body, "float[B,1,T,1] e", opset=opset, ir_version=4 if opset < 10 else 8)
+    assert same(proto).mask == "real_shift"
