@@ -80,6 +80,11 @@ EXTENSIONS = (
         "the head size of value may exceed that of key, up to 768",
     ),
     Extension(
+        "EXT-BATCH-BROADCAST",
+        _FORWARD,
+        "query, key and value may each have batch 1 beside another batch of the others, except in TND: it is repeated",
+    ),
+    Extension(
         "EXT-RANGE",
         _FORWARD,
         "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M)",

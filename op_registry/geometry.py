@@ -22,6 +22,9 @@ from fa_compiler.op_registry.node import Dim, TensorInfo
 LAYOUTS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 """The layouts of the training operators, and the rank of query, key and value in each."""
 
+BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
+"""Where query, key and value have their batch; TND packs it."""
+
 STATISTICS = 8
 """Columns of softmax_max and softmax_sum, all equal."""
 
@@ -33,7 +36,7 @@ class Geometry:
     """Sizes of a call. `t1`, `t2` and the lengths are for TND only, `b`, `s1`, `s2` for the others (there
     `b` is the number of sequences, if the lengths are known). `q_lens` and `kv_lens` are the lengths of the
     sequences. Where query and key disagree about D, or key and value about N2 or S2, query and key are
-    believed."""
+    believed; so are they about B, unless the operator repeats a batch of 1."""
 
     layout: str
     b: Dim = None
@@ -87,22 +90,29 @@ def measure(
     value: TensorInfo | None,
     q_ends: TensorInfo | None = None,
     kv_ends: TensorInfo | None = None,
+    repeats: bool = False,
 ) -> Geometry:
-    """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked here."""
+    """The sizes of a call. Unknown layouts and wrong ranks give unknown sizes; nothing is checked here.
+
+    `repeats` says that a query, key or value of batch 1 is repeated (EXT-BATCH-BROADCAST).
+    """
     rank = LAYOUTS.get(layout, 0)
     q, k, v = (shape_of(tensor, rank) for tensor in (query, key, value))
+    batch = BATCH_AXIS.get(layout)
+    b = None
+    if batch is not None:
+        b = broadcast(q[batch], k[batch], v[batch]) if repeats else _first(q[batch], k[batch])
     if layout in ("BSH", "SBH"):
-        batch, sequence = (0, 1) if layout == "BSH" else (1, 0)
+        sequence = 1 - BATCH_AXIS[layout]
         d = divide(q[2], head_num)
         n2 = divide(k[2], d)
         if n2 is None and same(k[2], q[2]):
             n2 = head_num
         dv = d if same(v[2], k[2]) else divide(v[2], n2)
-        return Geometry(layout, _first(q[batch], k[batch]), head_num, n2, q[sequence], k[sequence], d, dv)
+        return Geometry(layout, b, head_num, n2, q[sequence], k[sequence], d, dv)
     if layout in ("BSND", "BNSD"):
         head, sequence = (2, 1) if layout == "BSND" else (1, 2)
         n1 = _first(q[head], head_num)
-        b = _first(q[0], k[0])
         return Geometry(layout, b, n1, k[head], q[sequence], k[sequence], _first(q[3], k[3]), v[3])
     if layout == "TND":
         q_lens, kv_lens = lengths(q_ends), lengths(kv_ends)
@@ -128,6 +138,20 @@ def measure(
 def divide(a: Dim, b: Dim) -> Dim:
     """a / b where both are numbers and b divides a, else None."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0 else None
+
+
+def broadcast(*sizes: Dim) -> Dim:
+    """The common size of dimensions any of which may be 1 in place of it; None where it is not certain.
+
+    Of different numbers other than 1, which do not fit together, the first is believed.
+    """
+    others = [size for size in sizes if size != 1]
+    for size in others:
+        if isinstance(size, int):
+            return size
+    if not others:
+        return 1
+    return others[0] if all(same(size, others[0]) for size in others) else None
 
 
 def _first(a: Dim, b: Dim) -> Dim:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.errors import NodeError
-from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Geometry, Shape, measure
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo, full_attrs
 from fa_compiler.op_registry.registry import get
 
@@ -42,8 +42,9 @@ def can_infer(op_type: str) -> bool:
 
 def _forward(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """FlashAttentionScore: statistics [B,N1,S1,8] or [T1,N1,8] in float32, attention_out as query with Dv
-    for D. softmax_out is never computed; the operator declares it [0,0,0,0]."""
-    geometry = _geometry(inputs, attrs)
+    for D and, where one of query, key and value has batch 1, the batch of the others. softmax_out is never
+    computed; the operator declares it [0,0,0,0]."""
+    geometry = _geometry(inputs, attrs, repeats=True)
     query = inputs["query"]
     statistics: Shape
     if geometry.tnd:
@@ -52,7 +53,9 @@ def _forward(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
         statistics = (geometry.b, geometry.n1, geometry.s1, STATISTICS)
     out = query.shape
     if out is not None:
-        out = (*out[:-1], _last(geometry, out[-1]))
+        axis = BATCH_AXIS.get(geometry.layout)
+        front = (geometry.b if i == axis else size for i, size in enumerate(out[:-1]))
+        out = (*front, _last(geometry, out[-1]))
     dtype = _result_type(query, attrs)
     return {
         "softmax_max": TensorInfo("DT_FLOAT", statistics),
@@ -87,7 +90,7 @@ RULES: Mapping[str, Callable[[Inputs, Mapping[str, Any]], dict[str, TensorInfo]]
 }
 
 
-def _geometry(inputs: Inputs, attrs: Mapping[str, Any]) -> Geometry:
+def _geometry(inputs: Inputs, attrs: Mapping[str, Any], repeats: bool = False) -> Geometry:
     # The operators' own inference takes the layout in either case; everything we emit is upper case.
     layout = str(attrs["input_layout"]).upper()
     if layout not in LAYOUTS:
@@ -104,6 +107,7 @@ def _geometry(inputs: Inputs, attrs: Mapping[str, Any]) -> Geometry:
         inputs["value"],
         inputs.get("actual_seq_qlen"),
         inputs.get("actual_seq_kvlen"),
+        repeats,
     )
 
 

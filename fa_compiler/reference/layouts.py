@@ -6,6 +6,7 @@ with the boundaries in cumulative lengths.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,8 @@ RANKS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 
 # Axes that turn the 4-D form of a layout into [B,N,S,D].
 _TO_BNSD = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
+
+_BATCH_AXIS = {"BSH": 0, "SBH": 1, "BSND": 0, "BNSD": 0}
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,44 @@ class Side:
         return data.reshape(*data.shape[:2], self.heads, width)
 
 
-def sides(call: Call) -> tuple[Side, Side]:
-    """The query side and the key/value side of a call, from `input_layout`, `head_num` and the shapes."""
-    layout = call.attrs["input_layout"]
+def repeat_batch(call: Call) -> Call:
+    """The call with every query, key and value of batch 1 repeated to the batch of the others, and its rope
+    input with it (extension EXT-BATCH-BROADCAST; TND has no such batch)."""
+    axis = _BATCH_AXIS.get(_checked_layout(call))
+    if axis is None:
+        return call
+    sizes = {name: call.tensor(name).shape[axis] for name in ("query", "key", "value")}
+    common = next((size for size in sizes.values() if size != 1), 1)
+    repeated: dict[str, Array] = {}
+    for name, size in sizes.items():
+        for part in (name, f"{name}_rope"):
+            tensor = call.optional(part)
+            if tensor is None or tensor.ndim <= axis:
+                continue
+            own = tensor.shape[axis]
+            if own not in (1, common) or own != size:
+                expected = f"1 or {common}" if part == name else f"{size} as {name}"
+                raise call.error(part, f"shape {list(tensor.shape)} has batch {own}, expected {expected}")
+            shape = (*tensor.shape[:axis], common, *tensor.shape[axis + 1 :])
+            repeated[part] = np.broadcast_to(tensor, shape)
+    return dataclasses.replace(call, inputs={**call.inputs, **repeated})
+
+
+def _checked_layout(call: Call) -> str:
+    """input_layout, if it is known and query, key and value have its rank."""
+    layout = str(call.attrs["input_layout"])
     if layout not in RANKS:
         raise call.error("input_layout", f"{layout!r} is not one of {', '.join(RANKS)}")
     for name in ("query", "key", "value"):
         rank = call.tensor(name).ndim
         if rank != RANKS[layout]:
             raise call.error(name, f"layout {layout} takes rank {RANKS[layout]}, got rank {rank}")
+    return layout
+
+
+def sides(call: Call) -> tuple[Side, Side]:
+    """The query side and the key/value side of a call, from `input_layout`, `head_num` and the shapes."""
+    layout = _checked_layout(call)
     query, key = call.tensor("query").shape, call.tensor("key").shape
     heads = int(call.attrs["head_num"])
     if heads <= 0:
@@ -129,7 +161,7 @@ def sides(call: Call) -> tuple[Side, Side]:
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
         if call.optional(name) is not None:
             raise call.error(name, f"has a meaning for layout TND only, not for {layout}")
-    batch, seq = {"BSH": (0, 1), "SBH": (1, 0), "BSND": (0, 1), "BNSD": (0, 2)}[layout]
+    batch, seq = _BATCH_AXIS[layout], {"BSH": 1, "SBH": 0, "BSND": 1, "BNSD": 2}[layout]
     return (
         Side(layout, heads, (query[seq],) * query[batch], query[seq]),
         Side(layout, kv_heads, (key[seq],) * query[batch], key[seq]),

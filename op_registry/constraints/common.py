@@ -10,7 +10,7 @@ import numpy as np
 
 from fa_compiler.op_registry.constraints.core import Call, Fault, Stage, number, size_text, text
 from fa_compiler.op_registry.dtypes import FLOATS
-from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ, shape_of
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, Shape, differ, shape_of
 from fa_compiler.op_registry.node import Dim
 
 FP8 = ("DT_HIFLOAT8", "DT_FLOAT8_E5M2", "DT_FLOAT8_E4M3FN")
@@ -135,13 +135,11 @@ def batch_and_sequence(call: Call, prefix_batch: int) -> Iterator[Fault]:
     rank = LAYOUTS.get(g.layout, 0)
     if not rank:
         return
-    q, k, v = (shape_of(call[name], rank) for name in ("query", "key", "value"))
-    batch = {"SBH": 1, "TND": None}.get(g.layout, 0)
-    if batch is not None and differ(q[batch], k[batch]):
-        yield Fault("key", f"key has the batch size {k[batch]}, expected {q[batch]} as query")
+    yield from _one_batch(call)
+    k, v = (shape_of(call[name], rank) for name in ("key", "value"))
     names = {"BSH": "BS", "SBH": "SB", "BSND": ("B", "S", "N2"), "BNSD": ("B", "N2", "S"), "TND": ("T", "N2")}
     for axis, what in enumerate(names[g.layout]):
-        if differ(k[axis], v[axis]):
+        if what != "B" and differ(k[axis], v[axis]):
             yield Fault("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
     if isinstance(g.b, int) and g.b > MAX_B:
         yield _range("query", "batch size", g.b, MAX_B)
@@ -150,6 +148,23 @@ def batch_and_sequence(call: Call, prefix_batch: int) -> Iterator[Fault]:
     for name, size in (("query", g.t1 if g.tnd else g.s1), ("key", g.t2 if g.tnd else g.s2)):
         if isinstance(size, int) and size > MAX_S:
             yield _range(name, "sequence length", size, MAX_S)
+
+
+def _one_batch(call: Call) -> Iterator[Fault]:
+    """query, key and value have one batch size, or 1 where the operator repeats it."""
+    g = call.geometry
+    axis = BATCH_AXIS.get(g.layout)
+    if axis is None:
+        return
+    sizes = {name: shape_of(call[name], LAYOUTS[g.layout])[axis] for name in ("query", "key", "value")}
+    for name, size in sizes.items():
+        if not differ(size, g.b):
+            continue
+        like = next(other for other in sizes if sizes[other] == g.b)
+        extension = call.extension("EXT-BATCH-BROADCAST") if size == 1 else None
+        yield Fault(name, f"{name} has the batch size {size}, expected {g.b} as {like}", extension=extension)
+        if extension is None:
+            return
 
 
 def _range(name: str, what: str, found: int, limit: int) -> Fault:

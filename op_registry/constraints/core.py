@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from fa_compiler.op_registry.extensions import EXTENSIONS
 from fa_compiler.op_registry.geometry import Geometry, Shape, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo
 from fa_compiler.op_registry.products import Product
@@ -89,7 +90,12 @@ class Call:
             self["value"],
             self["actual_seq_qlen"],
             self["actual_seq_kvlen"],
+            repeats=self.extension("EXT-BATCH-BROADCAST") is not None,
         )
+
+    def extension(self, id: str) -> str | None:
+        """The id if the operator has that extension, else None."""
+        return next((entry.id for entry in EXTENSIONS if entry.id == id and self.spec.name in entry.ops), None)
 
     def rank(self, name: str) -> int | None:
         """Rank of an input, or None if it is absent or unknown."""

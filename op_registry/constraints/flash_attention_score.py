@@ -62,7 +62,7 @@ def head_groups(call: Call) -> Iterator[Fault]:
 
 @rules(6)
 def sizes(call: Call) -> Iterator[Fault]:
-    """One batch size, and key and value alike."""
+    """One batch size, or 1 (an extension), and key and value alike."""
     yield from common.batch_and_sequence(call, prefix_batch=2 << 10)
 
 

@@ -32,6 +32,37 @@ def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
     check(form.inputs(rng), form.all_attrs)
 
 
+@pytest.mark.parametrize("layout", FOUR_LAYOUTS)
+@pytest.mark.parametrize(
+    "ones", [("query",), ("key",), ("value",), ("key", "value"), ("query", "key"), ("query", "value")]
+)
+@pytest.mark.parametrize("mask_batch", [None, 1, 3])
+def test_a_batch_of_one_is_repeated(
+    layout: str, ones: tuple[str, ...], mask_batch: int | None, rng: np.random.Generator
+) -> None:
+    form = Form(layout, batch=3, heads=4, kv_heads=2, queries=14, keys=35, value_size=20)
+    axis = 1 if layout == "SBH" else 0
+    inputs = form.inputs(rng)
+    for name in ones:
+        inputs[name] = np.take(inputs[name], [1], axis)
+    if mask_batch is not None:
+        inputs["atten_mask"] = mask(rng, (mask_batch, 1, 14, 35))
+        inputs["atten_mask"][-1, :, 3] = True
+        inputs["real_shift"] = rng.standard_normal((4 - mask_batch, 4, 14, 35), np.float32)
+    got = check(inputs, form.all_attrs)
+    copies = {name: np.repeat(inputs[name], 3, axis) for name in ones}
+    whole = ops.run(OP, inputs | copies, form.all_attrs, OUTPUTS)
+    for name in OUTPUTS:
+        np.testing.assert_array_equal(got[name], whole[name])
+
+
+def test_a_batch_of_one_beside_an_empty_one(rng: np.random.Generator) -> None:
+    inputs = Form(batch=1).inputs(rng)
+    inputs["key"] = inputs["key"][:0]
+    got = check(inputs, Form().all_attrs)
+    assert got["attention_out"].shape == (0, 2, 33, 16)
+
+
 # Tails of every kind: fewer rows and keys than a vector, a tile (12 or 6 rows), a panel (32, 16 or 8 keys), a block
 # (96 rows, 512 keys), and one more than each.
 @pytest.mark.parametrize("queries", [1, 2, 7, 12, 13, 96, 97])

@@ -91,6 +91,8 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.6", backward({"key": tensor((B, 3, S2, D)), "value": tensor((B, 3, S2, DV))}), "key"),
     ("FAG.6", backward({"key": tensor((B, 0, S2, D)), "value": tensor((B, 0, S2, DV))}), "key"),
     ("FAG.6", backward({"value": tensor((B, N2, S2 - 1, DV))}), "value"),
+    ("FAG.6", backward({"key": tensor((1, N2, S2, D))}), "key"),
+    ("FAG.6", backward({"value": tensor((S2, 1, N2 * DV))}, layout="SBH"), "value"),
     # 7: dropout
     ("FAG.7", backward(attrs={"keep_prob": 1.1}), "keep_prob"),
     ("FAG.7", backward({"drop_mask": tensor((5,), "DT_UINT8")}, {"keep_prob": 0.9}), "drop_mask"),

@@ -25,6 +25,13 @@ def packed(q: tuple[int, ...] = Q_ENDS, kv: tuple[int, ...] = KV_ENDS, **more: A
     return {"actual_seq_qlen": constant(q), "actual_seq_kvlen": constant(kv), **more}
 
 
+def batch_one(layout: str, name: str) -> TensorInfo:
+    """query, key or value of a good node, with batch 1."""
+    shape = SHAPES[layout][("query", "key", "value").index(name)]
+    axis = 1 if layout == "SBH" else 0
+    return tensor((*shape[:axis], 1, *shape[axis + 1 :]))
+
+
 BROKEN: list[tuple[str, NodeView, str]] = [
     # 1: types of query, key and value
     ("FA.1", forward({"key": tensor(SHAPES["BNSD"][1], "DT_BF16")}), "key"),
@@ -48,6 +55,9 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FA.5", forward({"key": tensor((B, S2, 100)), "value": tensor((B, S2, 100))}, layout="BSH"), "key"),
     # 6: one batch, key like value
     ("FA.6", forward({"query": tensor((3, N1, S1, D))}), "key"),
+    ("FA.6", forward({"query": tensor((S1, 3, N1 * D))}, layout="SBH"), "key"),
+    ("FA.6", forward({"value": tensor((3, N2, S2, DV))}), "value"),
+    ("FA.6", forward({"query": tensor((0, N1, S1, D))}), "key"),
     ("FA.6", forward({"value": tensor((B, N2, S2 + 1, DV))}), "value"),
     ("FA.6", forward({"value": tensor((B, 2, S2, DV))}), "value"),
     ("FA.6", forward({"value": tensor((S2 + 1, N2, DV))}, layout="TND"), "value"),
@@ -367,7 +377,41 @@ EXTENDED = [
         forward({"query": tensor((B, 512, S1, D))}, {"head_num": 512}),
     ),
     ("EXT-RANGE", "FA.6", forward({"query": tensor((B, N1, 2**20 + 1, D))})),
+    *(
+        ("EXT-BATCH-BROADCAST", "FA.6", forward({name: batch_one(layout, name)}, layout=layout))
+        for layout in ("BSH", "SBH", "BSND", "BNSD")
+        for name in ("query", "key", "value")
+    ),
+    ("EXT-BATCH-BROADCAST", "FA.6", forward({"query": tensor((1, N1, S1, D)), "atten_mask": FULL})),
+    ("EXT-BATCH-BROADCAST", "FA.6", forward({"query": tensor((1, N1, S1, D)), "value": tensor(("b", N2, S2, DV))})),
 ]
+
+
+def test_two_of_three_may_have_batch_one() -> None:
+    node = forward({"key": batch_one("BNSD", "key"), "value": batch_one("BNSD", "value")})
+    assert [(v.constraint, v.tensor, v.message) for v in verify(node)] == [
+        ("FA.6", "key", "key has the batch size 1, expected 2 as query"),
+        ("FA.6", "value", "value has the batch size 1, expected 2 as query"),
+    ]
+    assert extensions_used(node) == ("EXT-BATCH-BROADCAST",)
+    (violation,) = verify(forward({"query": batch_one("BNSD", "query")}))
+    assert violation.message == "query has the batch size 1, expected 2 as key"
+
+
+def test_a_batch_of_one_excuses_no_other() -> None:
+    """1, 2 and 3: the 1 could be repeated, but not to both."""
+    node = forward({"query": tensor((1, N1, S1, D)), "value": tensor((3, N2, S2, DV))})
+    assert [(v.tensor, v.extension) for v in verify(node)] == [("query", "EXT-BATCH-BROADCAST"), ("value", None)]
+    packed_heads = forward({"key": tensor((S2, 1, D)), "value": tensor((1, N2, DV))}, layout="TND")
+    assert extensions_used(packed_heads) == ()
+
+
+def test_masks_are_measured_by_the_common_batch() -> None:
+    node = forward({"query": tensor((1, N1, S1, D)), "atten_mask": mask(3, 1, S1, S2)})
+    assert [(v.constraint, v.extension) for v in verify(node)] == [
+        ("FA.6", "EXT-BATCH-BROADCAST"),
+        ("FA.11", None),
+    ]
 
 
 @pytest.mark.parametrize(("extension", "constraint", "node"), EXTENDED)

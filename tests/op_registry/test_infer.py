@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,42 @@ def test_symbols_are_carried_through() -> None:
     )
     assert found["attention_out"].shape == ("batch", N1, "queries", "value_size")
     assert found["softmax_max"].shape == ("batch", N1, "queries", 8)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BSND", "BNSD"])
+@pytest.mark.parametrize(
+    ("batches", "common"),
+    [
+        ((1, 2, 2), 2),
+        ((2, 1, 1), 2),
+        ((1, 1, 2), 2),
+        ((1, 1, 1), 1),
+        ((1, 0, 1), 0),
+        (("b", 2, 1), 2),
+        ((None, 1, 2), 2),
+        (("b", 1, "b"), "b"),
+        ((1, "kv", 1), "kv"),
+        (("b", "kv", "kv"), None),
+        (("b", None, "b"), None),
+        ((None, None, None), None),
+    ],
+)
+def test_the_batch_is_that_of_query_key_and_value_together(
+    layout: str, batches: tuple[Any, ...], common: Any
+) -> None:
+    axis = 1 if layout == "SBH" else 0
+
+    def with_batch(shape: tuple[Any, ...], size: Any) -> tuple[Any, ...]:
+        return (*shape[:axis], size, *shape[axis + 1 :])
+
+    shapes = [with_batch(shape, size) for shape, size in zip(SHAPES[layout], batches, strict=True)]
+    inputs = dict(zip(("query", "key", "value"), map(tensor, shapes), strict=True))
+    attrs = {"head_num": N1, "input_layout": layout}
+    found = infer("FlashAttentionScore", inputs, attrs)
+    assert found["attention_out"].shape == with_batch(OUT[layout], common)
+    assert found["softmax_max"].shape == found["softmax_sum"].shape == (common, N1, S1, 8)
+    backward_found = infer("FlashAttentionScoreGrad", inputs, attrs)
+    assert [backward_found[name].shape for name in ("dq", "dk", "dv")] == shapes
 
 
 def test_folded_heads_with_symbols() -> None:

@@ -69,6 +69,20 @@ def test_shapes_are_inferred() -> None:
 
 
 @infers
+@pytest.mark.parametrize(("key_batch", "batch"), [(1, "b"), (3, 3), ("kv", None)])
+def test_the_batch_is_inferred_from_query_key_and_value(key_batch: int | str, batch: int | str | None) -> None:
+    key, values = (value(name, HALF, [key_batch, 2, "t", size]) for name, size in (("k", 64), ("v", 32)))
+    inputs = [INPUTS[0], key, values, INPUTS[3]]
+    bare = model(attention(), inputs, value("out", HALF, [None] * 4))
+    inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True)
+    dims = inferred.graph.output[0].type.tensor_type.shape.dim
+    found, *others = [dim.dim_param or dim.dim_value for dim in dims]
+    assert others == [8, "s", 32]
+    # What is unknown gets a name of onnx's own.
+    assert found == batch if batch is not None else str(found).startswith("unk_")
+
+
+@infers
 def test_a_wrong_stated_shape_is_found() -> None:
     wrong = model(attention(), INPUTS, value("out", HALF, ["b", 8, "s", 64]))
     with pytest.raises(onnx.shape_inference.InferenceError):

@@ -43,7 +43,19 @@ CASES = {
     "unknown layout": ({}, {"input_layout": "BNDS"}, "input_layout", "BSH, SBH"),
     "lower case layout": ({}, {"input_layout": "bnsd"}, "input_layout", "BNSD"),
     "rank": ({"key": f32(2, 5, 2)}, {}, "key", "rank 4"),
-    "batch": ({"key": f32(1, 2, 5, 2)}, {}, "key", "shape"),
+    "batch": ({"key": f32(3, 2, 5, 2)}, {}, "key", "has batch 3, expected 1 or 2"),
+    "batch of value": (
+        {"query": f32(1, 4, 3, 2), "value": f32(0, 2, 5, 2)},
+        {},
+        "value",
+        "has batch 0, expected 1 or 2",
+    ),
+    "batch of rope": (
+        {"query": f32(1, 4, 3, 2), "query_rope": f32(2, 4, 3, 1), "key_rope": f32(2, 2, 5, 1)},
+        {},
+        "query_rope",
+        "has batch 2, expected 1 as query",
+    ),
     "key and value": ({"value": f32(2, 2, 4, 2)}, {}, "value", "shape"),
     "head size": ({"key": f32(2, 2, 5, 3)}, {}, "key", "head size 3"),
     "head count": ({}, {"head_num": 3}, "query", "head_num is 3"),
@@ -174,6 +186,8 @@ def test_ambiguous_packed_bias():
 @pytest.mark.parametrize(
     ("change", "name"),
     [
+        ({"key": f32(1, 2, 5, 2)}, "key"),
+        ({"value": f32(1, 2, 5, 2)}, "value"),
         ({"dy": None}, "dy"),
         ({"dy": f32(2, 4, 3, 1)}, "dy"),
         ({"attention_in": f32(2, 4, 3, 3)}, "attention_in"),

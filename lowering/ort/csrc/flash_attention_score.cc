@@ -107,7 +107,7 @@ struct Operand {
   int64_t heads = 0;
   int64_t length = 0;  // of TND: all tokens
   int64_t size = 0;
-  int64_t batch_stride = 0;
+  int64_t batch_stride = 0;  // 0 for a batch of 1, which every entry of the common batch reads
   int64_t head_stride = 0;
   int64_t row_stride = 0;
 
@@ -122,7 +122,7 @@ const char* text_of(Layout layout) {
 }
 
 // `heads` is used where the layout folds heads and head size into one dimension.
-Operand operand_of(Layout layout, const Dims& d, int64_t heads) {
+Operand strides_of(Layout layout, const Dims& d, int64_t heads) {
   const int64_t n = heads;
   switch (layout) {
     case Layout::BSH:
@@ -139,8 +139,15 @@ Operand operand_of(Layout layout, const Dims& d, int64_t heads) {
   return {1, d[1], d[0], d[2], 0, d[2], d[1] * d[2]};
 }
 
-Dims output_dims(Layout layout, const Dims& query, int64_t heads, int64_t value_size) {
+Operand operand_of(Layout layout, const Dims& dims, int64_t heads) {
+  Operand operand = strides_of(layout, dims, heads);
+  if (operand.batch == 1) operand.batch_stride = 0;
+  return operand;
+}
+
+Dims output_dims(Layout layout, const Dims& query, int64_t batch, int64_t heads, int64_t value_size) {
   Dims dims = query;
+  if (layout != Layout::TND) dims[layout == Layout::SBH ? 1 : 0] = batch;
   dims.back() = layout == Layout::BSH || layout == Layout::SBH ? heads * value_size : value_size;
   return dims;
 }
@@ -162,11 +169,11 @@ class Call {
   }
 
   Dims attention_out_dims() const {
-    return output_dims(a_.layout, in_[input_query].dims, query_.heads, problem_.value_size);
+    return output_dims(a_.layout, in_[input_query].dims, batch_, query_.heads, problem_.value_size);
   }
   Dims statistics_dims() const {
     if (a_.layout == Layout::TND) return {query_.length, query_.heads, kStatisticsWidth};
-    return {query_.batch, query_.heads, query_.length, kStatisticsWidth};
+    return {batch_, query_.heads, query_.length, kStatisticsWidth};
   }
 
   // True if some row of the outputs belongs to no query that has a key: those rows are 0.
@@ -222,12 +229,12 @@ class Call {
       wrong_shape(input_query, std::to_string(a_.head_num) + " heads as head_num says, not " +
                                    std::to_string(query_.heads));
     }
-    if (key_.batch != query_.batch) wrong_shape(input_key, "the query's batch " + std::to_string(query_.batch));
+    read_batch({query_.batch, key_.batch, value.batch});
     if (key_.heads != 0 && key_.size != query_.size) {
       wrong_shape(input_key, "the query's head size " + std::to_string(query_.size));
     }
-    if (value.batch != key_.batch || value.heads != key_.heads || value.length != key_.length) {
-      wrong_shape(input_value, "the batch, heads and length of key " + fa::text_of(k));
+    if (value.heads != key_.heads || value.length != key_.length) {
+      wrong_shape(input_value, "the heads and length of key " + fa::text_of(k));
     }
     if (key_.heads != 0 && query_.heads % key_.heads != 0) {
       wrong_shape(input_key, "a number of heads that divides the " + std::to_string(query_.heads) + " query heads, not " +
@@ -247,6 +254,21 @@ class Call {
     problem_.nan_rows = a_.nan_rows;
     value_batch_stride_ = value.batch_stride;
     out_batch_stride_ = operand_of(a_.layout, attention_out_dims(), query_.heads).batch_stride;
+  }
+
+  // Each of query, key and value has the common batch, or 1 (the extension EXT-BATCH-BROADCAST).
+  void read_batch(const int64_t (&found)[3]) {
+    static constexpr size_t kOperands[] = {input_query, input_key, input_value};
+    batch_ = 1;
+    size_t like = 0;
+    for (size_t i = 0; i < 3; ++i) {
+      if (found[i] == 1 || found[i] == batch_) continue;
+      if (batch_ != 1) {
+        wrong_shape(kOperands[i], "the batch " + std::to_string(batch_) + " of " + kInputs[kOperands[like]] + ", or 1");
+      }
+      batch_ = found[i];
+      like = i;
+    }
   }
 
   // Cumulative ends without a leading 0; a trailing 0 is a batch that is not computed.
@@ -297,7 +319,7 @@ class Call {
                   text_of(a_.layout));
         }
       }
-      for (int64_t b = 0; b < query_.batch; ++b) lengths_.push_back({0, query_.length, 0, key_.length});
+      for (int64_t b = 0; b < batch_; ++b) lengths_.push_back({0, query_.length, 0, key_.length});
     }
     const bool nothing = query_.size == 0 || key_.heads == 0 || query_.heads == 0;
     int64_t batch = 0;
@@ -365,7 +387,7 @@ class Call {
       read_packed_mask(d);
       return;
     }
-    const Dims full = {query_.batch, query_.heads, query_.length, key_.length};
+    const Dims full = {batch_, query_.heads, query_.length, key_.length};
     if (d.size() != 2 && d.size() != 4) wrong_shape(input_atten_mask, mask_shapes(full));
     for (size_t i = 0; i < d.size(); ++i) {
       if (!is_one_or(d[d.size() - 1 - i], full[3 - i])) wrong_shape(input_atten_mask, mask_shapes(full));
@@ -513,6 +535,7 @@ class Call {
   const bool mask_checked_;
   Operand query_;
   Operand key_;
+  int64_t batch_ = 1;  // common to query, key and value; of TND: 1
   int64_t value_batch_stride_ = 0;
   int64_t out_batch_stride_ = 0;
   int64_t longest_query_ = 0;
