@@ -12,17 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from tests.passes.spelling import FLOAT16_MIN, Mask, Spelling
+from tests.passes.spelling import FLOAT16_MIN, FLOAT32_MIN, Mask, Spelling, wider
 from tests.passes.writer import Array, Writer, split
 
 Scores = npt.NDArray[np.float64]
-NAMES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+NAMES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "float64": TensorProto.DOUBLE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Case:
 
 @dataclass
 class Formula:
-    """Scores in float64, rounded to float32 where a term is added: that decides what a masked row gives.
+    """Scores in float64, rounded as the model rounds where a term is added: that decides what a masked row gives.
 
     `magnitude` is the sum of the absolute values that made up each score: float32 knows a score to
     half an ulp of it.
@@ -50,20 +51,24 @@ class Formula:
 
     scores: Scores
     magnitude: Scores
+    kind: type[np.floating[Any]] = np.float32
     addend: Array = field(default_factory=lambda: np.zeros(1))
     """The last term added."""
 
     def multiply(self, factor: float) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            self.scores = (self.scores * factor).astype(np.float32).astype(np.float64)
+            self.scores = (self.scores * factor).astype(self.kind).astype(np.float64)
         self.magnitude = self.magnitude * abs(factor)
 
     def add(self, term: Array) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
-            self.scores = (self.scores + term).astype(np.float32).astype(np.float64)
+            self.scores = (self.scores + term).astype(self.kind).astype(np.float64)
         # Masks are added in float32 whatever the model's type (see `_formula`).
         self.magnitude = self.magnitude + np.where(np.abs(term) < 1e3, np.abs(term), 0)
         self.addend = term
+
+    def raise_to(self, floor: float) -> None:
+        self.scores = np.maximum(self.scores, floor)
 
     def select(self, keep: Array, fill: float) -> None:
         self.scores = np.where(keep, self.scores, fill)
@@ -91,7 +96,7 @@ class _Composer:
         self.writer = Writer(spelling.opset, self.sizes, spelling.symbolic, spelling.target)
         self.steps: list[Callable[[Formula, Mapping[str, Array]], None]] = []
         self.flat = spelling.layout == "SD"
-        self.score_type = "float32" if spelling.upcast else spelling.dtype
+        self.score_type = wider(spelling)
         self.addend = ""
 
     # -- the model ------------------------------------------------------------------------------
@@ -218,7 +223,7 @@ class _Composer:
     def _terms(self, scores: str) -> str:
         spelling, writer = self.spelling, self.writer
         if spelling.upcast:
-            scores = writer.op("Cast", scores, to=TensorProto.FLOAT)
+            scores = writer.op("Cast", scores, to=NAMES[self.score_type])
         number = np.dtype(self.score_type)
         match spelling.scale:
             case "mul":
@@ -235,6 +240,9 @@ class _Composer:
                 scores = writer.op("Div", scores, root)
         for index, mask in enumerate(spelling.masks):
             scores = self._masked(scores, mask, f"m{index}")
+        if spelling.floor:
+            scores = writer.op("Max", scores, writer.const(FLOAT32_MIN, self.score_type))
+            self.steps.append(lambda formula, feeds: formula.raise_to(FLOAT32_MIN))
         if spelling.scale == "after_mask":
             scores = writer.op("Mul", writer.const(spelling.factor, self.score_type), scores)
             self.steps.append(lambda formula, feeds: formula.multiply(spelling.factor))
@@ -329,7 +337,7 @@ class _Composer:
             axis += rank if spelling.softmax == "op_positive" else 0
             result = writer.op("Softmax", scores, axis=axis)
         if spelling.upcast:
-            result = writer.op("Cast", result, to=TensorProto.FLOAT16)
+            result = writer.op("Cast", result, to=NAMES[spelling.dtype])
         if spelling.guard != "none":
             result = writer.op("Where", self._guard(result), writer.const(0, spelling.dtype), result)
         if spelling.dropout:
@@ -393,7 +401,8 @@ class _Composer:
         )
         scores = factor * np.einsum("bnsd,bntd->bnst", query, key)
         magnitude = abs(factor) * np.einsum("bnsd,bntd->bnst", np.abs(query), np.abs(key))
-        formula = Formula(scores.astype(np.float32).astype(np.float64), magnitude)
+        kind = np.float64 if self.score_type == "float64" else np.float32
+        formula = Formula(scores.astype(np.float32).astype(np.float64), magnitude, kind)
         for step in self.steps:
             step(formula, feeds)
         with np.errstate(invalid="ignore"):

@@ -67,7 +67,9 @@ class Spelling:
     softmax: str = "op"
     """op, op_positive (axis written as a positive number), decomposed."""
     upcast: bool = False
-    """float16 only: softmax and masks in float32."""
+    """Softmax and masks in the next wider type."""
+    floor: bool = False
+    """Max(s, finfo.min) behind the masks; in float32 only."""
     dropout: bool = False
     identity: bool = False
     values: str = "matmul"
@@ -109,8 +111,10 @@ def consistent(spelling: Spelling) -> Spelling:
         change["scale"] = "key"
     if spelling.target == "constant" and spelling.symbolic:
         change["target"] = "inferred"
-    if spelling.upcast and spelling.dtype != "float16":
+    if spelling.upcast and spelling.dtype == "float32" and spelling.masks:
         change["upcast"] = False
+    if spelling.floor and (spelling.dtype == "float16") != spelling.upcast:
+        change["floor"] = False
     if spelling.dtype == "float16" and not spelling.upcast and spelling.product == "folded":
         # ONNX Runtime computes in float32 across one operator without arithmetic, and rounds to float16 between two.
         change["identity"] = False
@@ -136,15 +140,20 @@ def consistent(spelling: Spelling) -> Spelling:
     return replace(spelling, masks=tuple(masks), **change)
 
 
+def wider(spelling: Spelling) -> str:
+    """The type of the masked scores."""
+    return {"float16": "float32", "float32": "float64"}[spelling.dtype] if spelling.upcast else spelling.dtype
+
+
 def may_decline(spelling: Spelling) -> set[str]:
     """The codes a decline of this spelling for ONNX Runtime may have; empty when it has to be fused."""
     selects = [index for index, mask in enumerate(spelling.masks) if mask.form.startswith("select")]
     codes = set()
-    if spelling.guard == "bias" and spelling.scale in ("mul", "div", "computed"):
+    if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
     if not selects:
         return codes
-    kind = np.dtype("float32" if spelling.upcast else spelling.dtype)
+    kind = np.dtype(wider(spelling))
     later = spelling.factor if spelling.scale == "after_mask" else 1.0
     for index in selects:
         fill = spelling.masks[index].fill
