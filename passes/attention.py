@@ -84,7 +84,7 @@ class Matcher:
         key_side, columns = self._key_side(anchor, qk, dims, viewer)
         dims = self._simulate_after(after, dims, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
-        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options).plan(terms, guard)
+        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options, columns).plan(terms, guard)
         if after.product.factor != 1.0:
             raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)

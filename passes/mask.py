@@ -26,6 +26,8 @@ What a fully masked row gave (`empty_rows`) follows from v, as rounded after eve
     v moderate, added              unmasked: adding one number to a whole row does not change its softmax, as long as
                                    the number is small enough (1e5) not to round the scores away
 
+It does not matter where the mask is a constant without such a row.
+
 Addends before selections are kept apart from them only when proven above -1e29: else a row whose unselected scores
 are -inf would be decided by the fill in the original and by the -inf here.
 """
@@ -38,10 +40,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import (
@@ -95,6 +97,7 @@ class MaskPlanner:
     sets: ValueSets
     bounds: Bounds
     options: Options
+    columns: Axes
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention; `guard` is what follows the softmax."""
@@ -138,44 +141,71 @@ class MaskPlanner:
         if len(adds) == 1 and not selects:
             value = self._mask_value(live, adds[0])
             term = live[adds[0]]
-            if value is not None and isinstance(term, AddTerm) and self._may_be_boolean(value, True, guard):
-                return self._masked((self._masked_by_addend(term),), (), value, True, guard)
+            boolean = value is not None and self._may_be_boolean(live, value, guard)
+            if boolean and value is not None and isinstance(term, AddTerm):
+                return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
             fills = {value for index in selects for value in self._values(live, index) or ()}
             harmless = all(self._harmless(live, index) for index in adds)
-            if len(fills) == 1 and harmless and self._may_be_boolean(min(fills), False, guard):
+            if len(fills) == 1 and harmless and self._may_be_boolean(live, min(fills), guard):
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
-                return self._masked(masked, self._shifts(kept), min(fills), False, guard)
+                return self._masked(live, masked, self._shifts(kept), min(fills), guard)
         for index in selects:
             self._check_adds_up(live, index)
         return MaskPlan(shifts=self._shifts(live), nan_rows=guard.value)
 
     def _masked(
-        self, masked: tuple[Masked, ...], shifts: tuple[Shift, ...], value: float, added: bool, guard: RowGuard
+        self,
+        live: tuple[Term, ...],
+        masked: tuple[Masked, ...],
+        shifts: tuple[Shift, ...],
+        value: float,
+        guard: RowGuard,
     ) -> MaskPlan:
         assumed: list[str] = []
+        never_empty = self._never_empty(live)
         if value == -math.inf:
             empty = "nan" if guard is RowGuard.NONE else "zero"
-        elif value <= DOMINATING or not added:
+        elif value <= DOMINATING or _selected(live):
             empty = "mean"
         else:
             empty = "unmasked"
         if value > DOMINATING:
             assumed.append(MASKS_DOMINATE)
-        if NO_EMPTY_ROWS in self.options.assume:
+        if never_empty:
+            empty = ""
+        elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
         return MaskPlan(masked, shifts, empty, guard.value if guard is RowGuard.NAN else "", tuple(assumed))
 
-    def _may_be_boolean(self, value: float, added: bool, guard: RowGuard) -> bool:
+    def _never_empty(self, terms: tuple[Term, ...]) -> bool:
+        """Is the mask a single constant that leaves every row a key?"""
+        masks = [term for term in terms if isinstance(term, SelectTerm) or self._mask_like(term)]
+        if len(masks) != 1:
+            return False
+        term = masks[0]
+        if not isinstance(term, AddTerm | SelectTerm) or not term.dims:
+            return False
+        array = constant(term.value if isinstance(term, AddTerm) else term.condition)
+        if array is None or self.viewer.space.resolve(term.dims[-1]) != self.viewer.space.resolve(self.columns):
+            return False
+        excluded = array != (False if isinstance(term, AddTerm) else term.keep)
+        return not bool(excluded.all(axis=-1).any())
+
+    def _mask_like(self, term: Term) -> bool:
+        """Is this an addend that is not proven harmless?"""
+        return isinstance(term, AddTerm) and not self._harmless((term,), 0)
+
+    def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
-        if NO_EMPTY_ROWS in self.options.assume:
+        if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live):
             return True
         if self.options.target == "ascend":
             # There a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
-        return value <= DOMINATING or not added or value >= ROUNDS_SCORES_AWAY
+        return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
 
     def _is_zero(self, term: Term) -> bool:
         return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
@@ -292,6 +322,11 @@ class MaskPlanner:
             if own and not self.viewer.space.unify(own, wanted):
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
         return view
+
+
+def _selected(terms: tuple[Term, ...]) -> bool:
+    """Was the mask's number put in place of the scores, and not added to them?"""
+    return any(isinstance(term, SelectTerm) for term in terms)
 
 
 def _trailing(dims: Arrangement, value: ir.Value, viewer: Viewer) -> Arrangement:
