@@ -179,6 +179,8 @@ class Matcher:
         seen[before.product.output] = dims
         terms: list[Term] = []
         for step in before.steps:
+            if not isinstance(step, Rearrange) and self.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
+                raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
             match step:
                 case Rearrange(node):
                     moved = viewer.rearranged(node, dims)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.analysis import Analysis
 from fa_compiler.passes.nodes import constant, is_op
-from fa_compiler.passes.value_sets import MOVES
+from fa_compiler.passes.value_sets import MOVES, NUMPY
 
 Interval = tuple[float, float]
 
@@ -47,7 +47,16 @@ class Bounds(Analysis[Interval]):
         if not is_op(node, *UNIT_RANGE, *MOVES, "Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat"):
             return None
         assert node is not None
-        return self._of_node(node)
+        return self._rounded(self._of_node(node), dtype)
+
+    @staticmethod
+    def _rounded(found: Interval | None, dtype: ir.DataType | None) -> Interval | None:
+        """The interval after rounding to the type, which keeps the order of numbers."""
+        kind = NUMPY.get(dtype) if dtype is not None else None
+        if found is None or kind is None:
+            return found
+        with np.errstate(over="ignore"):
+            return _of_array(np.array(found).astype(kind))
 
     def _of_node(self, node: ir.Node) -> Interval | None:
         op = node.op_type

@@ -106,8 +106,9 @@ class MaskPlanner:
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its guard, which Ascend does not have, where no bias can make a row all -inf."""
-        infinite = (term for index, term in enumerate(terms) if self._may_be_infinite(terms, index))
-        risky = next(infinite, None) if plan.shifts else None
+        masks = [index for index, term in enumerate(terms) if not self._is_harmless(terms, index)]
+        infinite = [index for index in masks if len(masks) > 1 or self._may_be_infinite(terms, index)]
+        risky = terms[infinite[-1]] if plan.shifts and infinite else None
         assumed = {*plan.assumed, FINITE_SCORES}
         if risky is not None:
             if NO_EMPTY_ROWS not in self.options.assume:
@@ -120,13 +121,24 @@ class MaskPlanner:
             assumed.add(NO_EMPTY_ROWS)
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
+    def _is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
+        term = terms[index]
+        if isinstance(term, AddTerm):
+            return self._is_zero(term) or self._harmless(terms, index)
+        return not isinstance(term, SelectTerm)
+
     def _may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
         term = terms[index]
-        if not isinstance(term, AddTerm | SelectTerm) or any(isinstance(later, FloorTerm) for later in terms[index:]):
+        if not isinstance(term, AddTerm | SelectTerm):
             return False
         values = self._values(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
+        floors = [later for later in range(index + 1, len(terms)) if isinstance(terms[later], FloorTerm)]
+        if floors:
+            lowest = self._values(terms, floors[-1])
+            return lowest is None or not all(map(math.isfinite, lowest))
         interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
         return interval is None or not all(map(math.isfinite, interval))
 
@@ -211,10 +223,12 @@ class MaskPlanner:
         return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
 
     def _values(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
-        """What an addend's elements, or a selection's fill, have become before the softmax; None when not known."""
+        """What an addend's elements, a fill or a floor have become before the softmax; None when not known."""
         term = terms[index]
         if isinstance(term, SelectTerm):
             values: frozenset[float] | None = frozenset((term.fill,))
+        elif isinstance(term, FloorTerm):
+            values = frozenset((term.floor,))
         elif isinstance(term, AddTerm):
             found = self.sets.of(term.value)
             values = None if found is None else frozenset(x * term.sign for x in found)

@@ -142,7 +142,8 @@ class ValueSets(Analysis[ValueSet]):
         for operand in sets[1:]:
             if result is None or operand is None or len(result) * len(operand) > LIMIT * LIMIT:
                 return None
-            pairs = np.array([(a, b) for a in sorted(result) for b in sorted(operand)], dtype=np.float64).astype(kind)
+            grid = [(a, b) for a in sorted(result) for b in sorted(operand)]
+            pairs = np.array(grid, dtype=np.float64).reshape(-1, 2).astype(kind)
             if node.op_type == "Div" and (np.issubdtype(kind, np.integer) or (pairs[:, 1] == 0).any()):
                 return None
             with np.errstate(all="ignore"):
