@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
-from tests.passes.spelling import FLOAT16_MIN, FLOAT32_MIN, Mask, Spelling, wider
+from tests.passes.spelling import CONSTANT, FLOAT16_MIN, FLOAT32_MIN, Mask, Spelling, wider
 from tests.passes.writer import Array, Writer, split
 
 Scores = npt.NDArray[np.float64]
@@ -288,8 +288,8 @@ class _Composer:
     def _keep(self, mask: Mask, name: str, sizes: list[int]) -> str:
         """What is kept, as a bool or int64 tensor of the mask's dimensions."""
         writer = self.writer
-        if mask.source == "const":
-            return writer.const(_pattern(sizes))
+        if mask.source in CONSTANT:
+            return writer.const(_pattern(sizes, mask.source == "const_empty"))
         kind = TensorProto.BOOL if mask.source == "input" else TensorProto.INT64
         letters = mask.dims.replace("1", "") if mask.source == "int" else mask.dims
         short = [writer.size(letter) for letter in letters]
@@ -495,16 +495,16 @@ def _random_keep(shape: Sequence[int], dtype: npt.DTypeLike) -> Callable[[np.ran
     return make
 
 
-def _pattern(shape: Sequence[int]) -> Array:
-    """A triangle, with one row masked everywhere when it has rows."""
+def _pattern(shape: Sequence[int], empty: bool) -> Array:
+    """A triangle, with one row masked everywhere if it is to have an empty row."""
     keep = np.tril(np.ones(shape, np.bool_)) if len(shape) > 1 else np.arange(shape[0]) % 3 != 1
-    if len(shape) > 1 and shape[-2] > 2:
-        keep[..., 2, :] = False
+    if empty:
+        keep[(..., shape[-2] // 2, slice(None)) if len(shape) > 1 else ...] = False
     return keep
 
 
 def kept(mask: Mask, name: str, feeds: Mapping[str, Array], sizes: Sequence[int]) -> Array:
     """The mask as a boolean array that broadcasts to [B, N, S, T]."""
-    if mask.source == "const":
-        return _pattern(sizes)
+    if mask.source in CONSTANT:
+        return _pattern(sizes, mask.source == "const_empty")
     return feeds[name].reshape(sizes) != 0

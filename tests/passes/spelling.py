@@ -13,6 +13,8 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 FLOAT16_MIN = float(np.finfo(np.float16).min)
 SYMBOLS = "BST"
 """The sizes that are symbols in a model that is not static."""
+CONSTANT = ("const", "const_empty")
+"""The sources of masks that are no inputs."""
 MODERATE = -1e30
 """Above this a selected value is not taken for a mask (passes/mask.py)."""
 
@@ -25,7 +27,8 @@ class Mask:
              add_where    s + Where(keep, 0, fill)         add_mul       s + (1 - float(keep)) * fill
              chain        x = 1 - float(keep); s + Where(bool(x), fill, x)
              bias         s + a float input
-    source   "input" bool, "int" an int64 input of 0 and 1, "const" a triangle or random pattern kept in the model
+    source   "input" bool, "int" an int64 input of 0 and 1, "const" a triangle kept in the model, "const_empty" one with
+             a row that is masked everywhere
     """
 
     form: str = "select"
@@ -111,8 +114,6 @@ def consistent(spelling: Spelling) -> Spelling:
         change["scale"] = "key"
     if spelling.target == "constant" and spelling.symbolic:
         change["target"] = "inferred"
-    if spelling.upcast and spelling.dtype == "float32" and spelling.masks:
-        change["upcast"] = False
     if spelling.floor and (spelling.dtype == "float16") != spelling.upcast:
         change["floor"] = False
     if spelling.dtype == "float16" and not spelling.upcast and spelling.product == "folded":
@@ -131,13 +132,19 @@ def consistent(spelling: Spelling) -> Spelling:
         change["opset"] = 13
     masks = []
     for mask in spelling.masks:
-        if mask.source == "const" and "B" in mask.dims:
+        if mask.form == "add_mul" and math.isinf(mask.fill):
+            # Such a mask holds NaN, which no floor changes.
+            change["floor"] = False
+        if mask.source in CONSTANT and "B" in mask.dims:
             mask = replace(mask, source="input")
         if any(sizes[letter] == 1 for letter in mask.dims if letter in SYMBOLS):
             # A dimension that is not known beside scores of one row could enlarge them.
             mask = replace(mask, anonymous=False)
         masks.append(mask)
-    return replace(spelling, masks=tuple(masks), **change)
+    spelling = replace(spelling, masks=tuple(masks), **change)
+    if wider(spelling) == "float64" and spelling.scale in ("mul", "div", "computed", "after_mask"):
+        return replace(spelling, scale="query")
+    return spelling
 
 
 def wider(spelling: Spelling) -> str:
@@ -149,6 +156,8 @@ def may_decline(spelling: Spelling) -> set[str]:
     """The codes a decline of this spelling for ONNX Runtime may have; empty when it has to be fused."""
     selects = [index for index, mask in enumerate(spelling.masks) if mask.form.startswith("select")]
     codes = set()
+    if wider(spelling) == "float64" and spelling.masks:
+        codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
     if not selects:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fa_compiler.passes.options import Target
 from tests.passes.builder import Case, build
 from tests.passes.running import Feeds, assert_same, fused, run
-from tests.passes.spelling import FLOAT32_MIN, Mask, Spelling, consistent, may_decline
+from tests.passes.spelling import CONSTANT, FLOAT32_MIN, Mask, Spelling, consistent, may_decline
 
 SIZES = st.fixed_dictionaries(
     {
@@ -30,7 +30,7 @@ MASKS = st.builds(
     form=st.sampled_from(["select", "select_drop", "add_where", "add_mul", "chain", "bias", "bias"]),
     dims=st.sampled_from(["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"]),
     fill=st.sampled_from([-math.inf, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4]),
-    source=st.sampled_from(["input", "int", "const"]),
+    source=st.sampled_from(["input", "int", "const", "const_empty"]),
     infinite=st.booleans(),
     anonymous=st.booleans(),
 )
@@ -121,7 +121,7 @@ def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
 
 @settings(max_examples=150)
 @given(
-    SPELLINGS.filter(lambda spelling: all(mask.source != "const" for mask in spelling.masks)),
+    SPELLINGS.filter(lambda spelling: all(mask.source not in CONSTANT for mask in spelling.masks)),
     st.integers(0, 1 << 16),
     st.sampled_from(["ort", "ascend"]),
 )
