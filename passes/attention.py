@@ -282,7 +282,9 @@ class Matcher:
         dtype, query, key, value = self._operands(qk, key_side, pv, after)
         kv_heads = shared_heads(key, value, heads, viewer.space)
         size = viewer.space.size(depth).const
-        if size is not None and size > MAX_HEAD_SIZE:
+        if size is None:
+            raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
+        if size > MAX_HEAD_SIZE:
             raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
         if viewer.space.size(heads).const is None or viewer.space.size(kv_heads).const is None:
             raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)

@@ -17,6 +17,7 @@ from fa_compiler.passes.shapes import ShapeInfo
 
 AttrValue = int | float | str | Sequence[int]
 PREFIX = "fa"
+INT64 = ir.DataType.INT64
 
 
 @dataclass
@@ -166,7 +167,12 @@ class Mover:
         parts = [self._size(dim, witnesses) for dim in target]
         if len(parts) == 1:
             return parts[0]
-        return self.builder.op("Concat", parts, ir.DataType.INT64, {"axis": 0})
+        return self.builder.op("Concat", parts, INT64, {"axis": 0})
+
+    def _dimension(self, value: ir.Value, index: int) -> ir.Value:
+        """One dimension of a value as a vector of one element."""
+        shape = self.builder.op("Shape", [value], INT64)
+        return self.builder.op("Gather", [shape, self.builder.ints([index])], INT64, {"axis": 0})
 
     def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""
@@ -174,11 +180,13 @@ class Mover:
         if const is not None:
             return self.builder.ints([const])
         for value, dims in witnesses:
-            if dim in dims:
-                shape = self.builder.op("Shape", [value], ir.DataType.INT64)
-                index = self.builder.ints([dims.index(dim)])
-                return self.builder.op("Gather", [shape, index], ir.DataType.INT64, {"axis": 0})
+            for index, merged in enumerate(dims):
+                rest = tuple(axis for axis in merged if axis not in dim)
+                others = self.space.size(rest).const
+                if others and len(rest) + len(dim) == len(merged):
+                    size = self._dimension(value, index)
+                    return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
         if len(dim) > 1:
             total = self._size(dim[:1], witnesses)
-            return self.builder.op("Mul", [total, self._size(dim[1:], witnesses)], ir.DataType.INT64)
+            return self.builder.op("Mul", [total, self._size(dim[1:], witnesses)], INT64)
         raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")

@@ -83,6 +83,13 @@ class Emitter:
         """Add the node and let it take the place of the matched result. Raises Decline before any use is changed."""
         places = self._landing_places(match)
         match = match.refined()
+        try:
+            return self._emit_at(match, places)
+        except Decline:
+            # The sizes a later place needs may not be had; the product's own place needs fewest.
+            return self._emit_at(match, places[:1])
+
+    def _emit_at(self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]]) -> Fused:
         plan = self._best_layout(match, places)
         space, builder = match.space, self.builder
         witnesses = [(view.base, space.resolve_all(view.base_dims)) for view, _, _ in plan.operands]

@@ -77,11 +77,15 @@ class AttentionMatch:
 def batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:
     """Batch and head axes of the dimensions before rows and columns.
 
-    With two or more dimensions the last one counts heads. A single dimension holds both when it was merged
-    from a batch and a constant number of heads; else it is the batch.
+    With two or more dimensions the last one of constant size counts heads. A single dimension holds both when it was
+    merged from a batch and a constant number of heads; else it is the batch. Any choice is right, for attention does
+    the same for every index of either; only the number of heads has to be known before the run.
     """
     if len(dims) >= 2:
-        return tuple(axis for dim in dims[:-1] for axis in dim), dims[-1]
+        known = [index for index, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)]
+        chosen = known[-1] if known else len(dims)
+        batch = tuple(axis for index, dim in enumerate(dims) for axis in dim if index != chosen)
+        return batch, dims[chosen] if known else ()
     merged = dims[0] if dims else ()
     if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
         return merged[:1], merged[1:]

@@ -4,8 +4,11 @@
                                                            opset < 13: over axes a.. flattened; taken when a is the last
              | Div(e, ReduceSum(e, axis a, keepdims=1))    e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
 
-The decomposed form is the operator's own definition. Without the subtraction of the maximum the value
-overflows where Softmax does not, so that form is no anchor here.
+             | Softmax(Sub(x, ReduceMax(x, axis a, keepdims=1))), axis a
+
+Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
+own definition. Without the subtraction of the maximum the value overflows where Softmax does not, so that form is no
+anchor here.
 """
 
 from __future__ import annotations
@@ -41,7 +44,12 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     """All anchors of one graph in its order, those of subgraphs not included."""
     for node in list(graph):
         if is_op(node, "Softmax") and node.inputs[0] is not None:
-            yield SoftmaxAnchor(node.inputs[0], node.outputs[0], _axis(node, node.inputs[0], info), (node,))
+            axis = _axis(node, node.inputs[0], info)
+            shift = _shifted_by_maximum(node.inputs[0], info)
+            if shift is not None and shift[0] == axis:
+                yield SoftmaxAnchor(shift[1], node.outputs[0], axis, (*shift[2], node))
+            else:
+                yield SoftmaxAnchor(node.inputs[0], node.outputs[0], axis, (node,))
         elif is_op(node, "Div") and (found := _decomposed(node, info)) is not None:
             yield found
 
@@ -65,9 +73,18 @@ def _decomposed(div: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     if not is_op(exp, "Exp") or not is_op(summing, "ReduceSum"):
         return None
     assert exp is not None and summing is not None
-    shifted = exp.inputs[0]
-    sub = shifted.producer() if shifted is not None else None
-    if summing.inputs[0] is not exponential or not is_op(sub, "Sub"):
+    if summing.inputs[0] is not exponential or exp.inputs[0] is None:
+        return None
+    shift = _shifted_by_maximum(exp.inputs[0], info)
+    if shift is None or shift[0] != _reduced_axis(summing, shift[1], info):
+        return None
+    return SoftmaxAnchor(shift[1], div.outputs[0], shift[0], (*shift[2], exp, summing, div))
+
+
+def _shifted_by_maximum(value: ir.Value, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+    """For `x - max(x, axis)`: the axis, x and the two nodes."""
+    sub = value.producer()
+    if not is_op(sub, "Sub"):
         return None
     assert sub is not None
     scores, peak = sub.inputs[0], sub.inputs[1]
@@ -75,12 +92,8 @@ def _decomposed(div: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     if scores is None or not is_op(maximum, "ReduceMax"):
         return None
     assert maximum is not None
-    if maximum.inputs[0] is not scores:
-        return None
-    axis = _reduced_axis(summing, scores, info)
-    if axis is None or axis != _reduced_axis(maximum, scores, info):
-        return None
-    return SoftmaxAnchor(scores, div.outputs[0], axis, (maximum, sub, exp, summing, div))
+    axis = _reduced_axis(maximum, scores, info)
+    return None if maximum.inputs[0] is not scores or axis is None else (axis, scores, (maximum, sub))
 
 
 def _reduced_axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
