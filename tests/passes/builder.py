@@ -334,6 +334,8 @@ class _Composer:
             exponential = writer.op("Exp", shifted)
             result = writer.op("Div", exponential, writer.reduce("ReduceSum", exponential, axis))
         else:
+            if spelling.softmax == "shifted":
+                scores = writer.op("Sub", scores, writer.reduce("ReduceMax", scores, axis))
             axis += rank if spelling.softmax == "op_positive" else 0
             result = writer.op("Softmax", scores, axis=axis)
         if spelling.upcast:

@@ -68,7 +68,7 @@ class Spelling:
     guard: str = "none"
     """none, nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a single addend)."""
     softmax: str = "op"
-    """op, op_positive (axis written as a positive number), decomposed."""
+    """op, op_positive (axis written as a positive number), decomposed, shifted (by each row's own maximum)."""
     upcast: bool = False
     """Softmax and masks in the next wider type."""
     floor: bool = False

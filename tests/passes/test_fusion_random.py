@@ -52,7 +52,7 @@ SPELLINGS = st.builds(
     factor=st.sampled_from([0.5, 1 / math.sqrt(8), 2.5]),
     masks=st.lists(MASKS, max_size=2).map(tuple),
     guard=st.sampled_from(["none", "none", "nan", "bias"]),
-    softmax=st.sampled_from(["op", "op_positive", "decomposed"]),
+    softmax=st.sampled_from(["op", "op_positive", "decomposed", "shifted"]),
     upcast=st.sampled_from([False, False, True]),
     floor=st.sampled_from([False, False, True]),
     dropout=st.booleans(),

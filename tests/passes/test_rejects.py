@@ -100,10 +100,18 @@ ROWS = [
         + "p0 = Softmax<axis=-1>(s) m = Less(p0, n) x = Where(m, f, s) p = Softmax<axis=-1>(x) y = MatMul(p, v)",
     ),
     Row(
-        "own_maximum_subtracted",
+        "maximum_of_another_axis_subtracted",
         "scores_are_output",
         "s",
+        after("n = ReduceMax<axes=[2], keepdims=1>(s) x = Sub(s, n)"),
+    ),
+    Row("minimum_subtracted", "scores_are_output", "s", after("n = ReduceMin<axes=[-1], keepdims=1>(s) x = Sub(s, n)")),
+    Row(
+        "own_maximum_read_elsewhere",
+        "scores_are_output",
+        "n",
         after("n = ReduceMax<axes=[-1], keepdims=1>(s) x = Sub(s, n)"),
+        outputs="float[B,4,S,8] y, float[B,4,S,1] n",
     ),
     Row(
         "probabilities_are_output",
@@ -344,12 +352,11 @@ ROWS = [
         inputs="float[B,4,S,769] q, float[B,4,T,769] k, float[B,4,T,8] v",
     ),
     Row(
-        "heads_unknown",
+        "head_size_unknown",
         "shape",
         "s",
         after("x = Identity(s)"),
-        inputs="float[B,N,S,8] q, float[B,N,T,8] k, float[B,N,T,8] v",
-        outputs="float[B,N,S,8] y",
+        inputs="float[B,4,S,D] q, float[B,4,T,D] k, float[B,4,T,8] v",
     ),
     # Not attention.
     Row(
