@@ -14,7 +14,7 @@ _STEM = "libfa_compiler_ort"
 _FILE = f"{_STEM}.so"
 
 
-class LibraryNotBuilt(RuntimeError):  # noqa: N818  # reads as what happened
+class LibraryNotBuilt(RuntimeError):
     """The compiled library is not where an installation or a build would have put it."""
 
     def __init__(self) -> None:
