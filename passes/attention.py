@@ -29,6 +29,7 @@ from fa_compiler.passes.operands import Operands
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
     FLOATS,
+    Guard,
     ProbabilityPath,
     distinct_consumers,
     find_values,
@@ -105,6 +106,8 @@ class Matcher:
         """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
         if after.guard is None:
             return RowGuard.NONE
+        if after.guard.condition is not None:
+            return self._selection_guard(after.guard, terms, viewer, seen)
         if after.guard.bias is None:
             return RowGuard.NAN
         term = terms[0] if len(terms) == 1 else None
@@ -118,6 +121,18 @@ class Matcher:
         raise Decline(
             Code.PROBABILITY_TERM, "the guard tests something other than the bias of the scores", after.guard.where
         )
+
+    def _selection_guard(
+        self, guard: Guard, terms: tuple[Term, ...], viewer: Viewer, seen: dict[ir.Value, Arrangement]
+    ) -> RowGuard:
+        """Zeros where the one selection on the scores deselects, along the same axes."""
+        selects = [term for term in terms if isinstance(term, SelectTerm)]
+        if len(selects) == 1 and selects[0].condition is guard.condition and selects[0].keep == guard.keep:
+            own = viewer.space.resolve_all(selects[0].dims)
+            guarded = viewer.space.resolve_all(seen[guard.where.outputs[0]])[-len(own) :]
+            if len(own) == len(guarded) and all(not a or a == b for a, b in zip(own, guarded, strict=True)):
+                return RowGuard.SELECTION
+        raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
 
     def _type(self, value: ir.Value) -> ir.DataType:
         dtype = self.info.dtype(value)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
-from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
@@ -32,6 +32,7 @@ from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
 OP = "FlashAttentionScore"
+COPIES = ("Transpose", "Expand", "Tile")
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that is verified for when the user names none."""
 
@@ -47,17 +48,33 @@ class Landing:
 
 
 @dataclass(frozen=True)
+class Source:
+    """A value an operand is read from, and the moves from it to the layout. `kept` is the work of the existing nodes
+    between the view's base and this value."""
+
+    value: ir.Value
+    dims: Arrangement
+    plan: tuple[Move, ...]
+    kept: int
+
+    @property
+    def cost(self) -> int:
+        """The work to get the operand, whether by existing or by new nodes."""
+        return self.kept + cost(self.plan)
+
+
+@dataclass(frozen=True)
 class LayoutPlan:
     """One layout with everything it costs."""
 
     name: str
-    operands: tuple[tuple[View, Arrangement, tuple[Move, ...]], ...]
+    operands: tuple[Source, ...]
     landing: Landing
 
     @property
     def cost(self) -> int:
         """Copies needed minus copies saved."""
-        return sum(cost(plan) for _, _, plan in self.operands) + cost(self.landing.plan) - self.landing.saved
+        return sum(source.cost for source in self.operands) + cost(self.landing.plan) - self.landing.saved
 
 
 @dataclass(frozen=True)
@@ -92,12 +109,15 @@ class Emitter:
     def _emit_at(self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]]) -> Fused:
         plan = self._best_layout(match, places)
         space, builder = match.space, self.builder
-        witnesses = [(view.base, space.resolve_all(view.base_dims)) for view, _, _ in plan.operands]
+        witnesses = [
+            (value, space.resolve_all(dims))
+            for view in (match.query, match.key, match.value)
+            for value, dims in view.stops
+        ]
         mover = Mover(builder, space, witnesses)
         inputs: dict[str, ir.Value | None] = {}
-        for name, (view, _, move_plan) in zip(("query", "key", "value"), plan.operands, strict=True):
-            base = builder.cast(view.base, match.dtype)
-            inputs[name] = mover.apply(base, space.resolve_all(view.base_dims), move_plan)
+        for name, source in zip(("query", "key", "value"), plan.operands, strict=True):
+            inputs[name] = mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan)
         notes: list[str] = []
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
@@ -106,9 +126,9 @@ class Emitter:
         node = self._node(match, plan, inputs)
         self._check(node, match)
         for reader, dtype in match.types:
-            source = reader.inputs[0]
-            assert source is not None
-            substitutes.append((reader, builder.cast(source, dtype)))
+            converted = reader.inputs[0]
+            assert converted is not None
+            substitutes.append((reader, builder.cast(converted, dtype)))
         for reader, substitute in substitutes:
             old = reader.outputs[0]
             replace_value(
@@ -150,10 +170,10 @@ class Emitter:
         )
         operands = []
         for view, target in targets:
-            plan = moves(space.resolve_all(view.base_dims), target)
-            if plan is None:
+            source = _cheapest_source(view, target, space)
+            if source is None:
                 return None
-            operands.append((view, target, plan))
+            operands.append(source)
         output = arrange(roles.batch, roles.heads, roles.rows, roles.value_depth)
         best: Landing | None = None
         for value, dims, saved in landings:
@@ -270,3 +290,22 @@ class Emitter:
         if wanted is not None:
             result = self.builder.cast(result, wanted)
         replace_value(old, result)
+
+
+def _cheapest_source(view: View, target: Arrangement, space: AxisSpace) -> Source | None:
+    """The stop of a view from which the target is reached with least work; among equals the one that needs no new
+    nodes."""
+    best: Source | None = None
+    kept = 0
+    for index, (value, dims) in enumerate(view.stops):
+        if index:
+            maker = value.producer()
+            kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
+        own = space.resolve_all(dims)
+        plan = moves(own, target)
+        if plan is None:
+            continue
+        source = Source(value, own, plan, kept)
+        if best is None or source.cost <= best.cost:
+            best = source
+    return best

@@ -70,6 +70,8 @@ HARMLESS = -1e29
 ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
 FLOAT16_MAX = 65504.0
+COARSE = -256.0
+"""From here on a float32 number leaves a score it is added to with less than 16 bits behind the point."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +137,6 @@ class MaskPlanner:
         values = self._values(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
-        floors = [later for later in range(index + 1, len(terms)) if isinstance(terms[later], FloorTerm)]
-        if floors:
-            lowest = self._values(terms, floors[-1])
-            return lowest is None or not all(map(math.isfinite, lowest))
         interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
         return interval is None or not all(map(math.isfinite, interval))
 
@@ -149,7 +147,7 @@ class MaskPlanner:
         for index in selects:
             self._check_dominates(live, index)
         if not adds and not selects:
-            return MaskPlan(nan_rows=guard.value)
+            return MaskPlan(nan_rows=guard.nan_rows)
         if len(adds) == 1 and not selects:
             value = self._mask_value(live, adds[0])
             term = live[adds[0]]
@@ -165,7 +163,11 @@ class MaskPlanner:
                 return self._masked(live, masked, self._shifts(kept), min(fills), guard)
         for index in selects:
             self._check_adds_up(live, index)
-        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.value)
+        if guard is RowGuard.SELECTION:
+            reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
+            raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
+        self._check_rounding(live)
+        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
 
     def _masked(
         self,
@@ -177,7 +179,9 @@ class MaskPlanner:
     ) -> MaskPlan:
         assumed: list[str] = []
         never_empty = self._never_empty(live)
-        if value == -math.inf:
+        if guard is RowGuard.SELECTION:
+            empty = "zero"
+        elif value == -math.inf:
             empty = "nan" if guard is RowGuard.NONE else "zero"
         elif value <= DOMINATING or _selected(live):
             empty = "mean"
@@ -190,7 +194,7 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, empty, guard.value if guard is RowGuard.NAN else "", tuple(assumed))
+        return MaskPlan(masked, shifts, empty, guard.nan_rows if guard is RowGuard.NAN else "", tuple(assumed))
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask a single constant that leaves every row a key?"""
@@ -212,7 +216,7 @@ class MaskPlanner:
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
-        if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live):
+        if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
         if self.options.target == "ascend":
             # There a fully masked row gives 0.
@@ -223,12 +227,10 @@ class MaskPlanner:
         return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
 
     def _values(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
-        """What an addend's elements, a fill or a floor have become before the softmax; None when not known."""
+        """What an addend's elements or a fill have become before the softmax; None when not known."""
         term = terms[index]
         if isinstance(term, SelectTerm):
             values: frozenset[float] | None = frozenset((term.fill,))
-        elif isinstance(term, FloorTerm):
-            values = frozenset((term.floor,))
         elif isinstance(term, AddTerm):
             found = self.sets.of(term.value)
             values = None if found is None else frozenset(x * term.sign for x in found)
@@ -275,6 +277,30 @@ class MaskPlanner:
         assert isinstance(term, SelectTerm)
         if any(value > DOMINATING for value in (term.fill, *(self._values(terms, index) or ()))):
             raise self._too_small(term)
+
+    def _check_rounding(self, terms: tuple[Term, ...]) -> None:
+        """A number such as -1e4 rounds what it is added to: the original rounds the scores, a bias would be rounded
+        first. That shows where it is added to a whole row, and only when other steps share the bias with it. 16-bit
+        scores are rounded as coarsely anyway."""
+        if len(terms) < 2 or MASKS_DOMINATE in self.options.assume or NO_EMPTY_ROWS in self.options.assume:
+            return
+        for term in terms:
+            wide = self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
+            if isinstance(term, AddTerm) and wide and self._is_coarse(term.value):
+                raise Decline(
+                    Code.MASK_VALUE,
+                    "a mask constant that rounds the scores is combined with other terms",
+                    term.node,
+                    f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+                )
+
+    def _is_coarse(self, value: ir.Value) -> bool:
+        """Does a number of moderate size make up this mask: among its values, or as a factor of it?"""
+        values = self.sets.of(value)
+        if values is not None:
+            return any(DOMINATING < -abs(x) <= COARSE for x in values)
+        view = self.viewer.view(value)
+        return view is not None and DOMINATING < -abs(view.scale) <= COARSE
 
     @staticmethod
     def _too_small(term: SelectTerm) -> Decline:

@@ -6,13 +6,16 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | layout(probabilities)                    what views.py looks through
                    | Cast(probabilities)                      to the type of the values, and not back
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
-                   | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard; at most one guard in all
+                   | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
+                   | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
+                                                              selection on the scores; at most one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
 
 The cast is sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
-zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout: it is recorded, and the
-mask's plan has to honour it.
+zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the selection guard
+those that are masked everywhere, for elsewhere a masked probability is 0 already: it is recorded, and the mask's plan
+has to honour it.
 """
 
 from __future__ import annotations
@@ -34,10 +37,15 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard and the node that applies it; `bias` is the tensor the bias guard tests, None for the NaN guard."""
+    """A guard and the node that applies it: the NaN guard when nothing else is given.
+
+    `bias` is the tensor the bias guard tests; `condition` and `keep` say where the selection guard keeps probabilities.
+    """
 
     where: ir.Node
     bias: ir.Value | None = None
+    condition: ir.Value | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,12 +76,12 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
-        guarding = _nan_guard(current, consumers, viewer) or _bias_guard(current, consumers, viewer)
-        if guarding:
+        found = _nan_guard(current, consumers, viewer) or _zeroing(current, consumers, viewer)
+        if found is not None:
             if guard is not None:
-                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", guarding[-1])
-            guard = Guard(guarding[-1], _tested_bias(guarding[-1]) if len(guarding) == 1 else None)
-            nodes.extend(guarding)
+                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
+            guard = found
+            nodes.extend(node for node in consumers if node not in nodes)
             current = guard.where.outputs[0]
             continue
         if len(consumers) != 1:
@@ -127,29 +135,32 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 
-def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ...]:
-    """(IsNaN, Where) when exactly these two read the value and make up the NaN guard."""
+def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
+    """The NaN guard, when exactly an IsNaN and a Where read the value and make it up."""
     if len(consumers) != 2:
-        return ()
+        return None
     test = next((node for node in consumers if is_op(node, "IsNaN")), None)
     where = next((node for node in consumers if is_op(node, "Where")), None)
     if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
-        return ()
+        return None
     flag = test.outputs[0]
     private = len(data_readers(flag)) == 1 and not flag.is_graph_output()
-    return (test, where) if private and _is_number(where.inputs[1], 0.0, viewer) else ()
+    return Guard(where) if private and _is_number(where.inputs[1], 0.0, viewer) else None
 
 
-def _bias_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> tuple[ir.Node, ...]:
-    """(Where,) when it alone reads the value and puts 0 where the maximum of some tensor's last axis is -inf."""
+def _zeroing(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
+    """The bias guard or the selection guard, when a Where alone reads the value and puts 0 into it."""
     where = consumers[0] if len(consumers) == 1 else None
-    if where is None or not is_op(where, "Where") or where.inputs[2] is not value:
-        return ()
-    if not _is_number(where.inputs[1], 0.0, viewer) or _tested_bias(where) is None:
-        return ()
+    if where is None or not is_op(where, "Where") or value not in where.inputs[1:]:
+        return None
+    keep = where.inputs[1] is value
+    if not _is_number(where.inputs[2 if keep else 1], 0.0, viewer):
+        return None
+    bias = None if keep else _tested_bias(where)
     test = where.inputs[0].producer() if where.inputs[0] is not None else None
-    assert test is not None
-    return (where,) if any(_is_number(operand, -math.inf, viewer) for operand in test.inputs) else ()
+    if bias is not None and test is not None and any(_is_number(x, -math.inf, viewer) for x in test.inputs):
+        return Guard(where, bias=bias)
+    return Guard(where, condition=where.inputs[0], keep=keep)
 
 
 def _tested_bias(where: ir.Node) -> ir.Value | None:

@@ -12,15 +12,20 @@ from fa_compiler.passes.views import View
 
 
 class RowGuard(Enum):
-    """What turns rows without a defined softmax into zeros: nothing, the NaN guard, or the guard that tests the bias.
+    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the bias, or that with the selection.
 
-    The value is the attribute cpu_nan_rows that keeps the guard's meaning beside a bias. A boolean mask needs the bias
-    guard no more: its empty rows are the rows the guard tests for.
+    A boolean mask needs the last two no more: its empty rows are the rows they zero. A bias cannot keep the last.
     """
 
-    NONE = ""
-    NAN = "zero"
-    BIAS = "infinite"
+    NONE = "none"
+    NAN = "nan"
+    BIAS = "bias"
+    SELECTION = "selection"
+
+    @property
+    def nan_rows(self) -> str:
+        """The attribute cpu_nan_rows that keeps the guard's meaning beside a bias."""
+        return {RowGuard.NAN: "zero", RowGuard.BIAS: "infinite"}.get(self, "")
 
 
 @dataclass(frozen=True)

@@ -38,13 +38,15 @@ class View:
     """`value == scale * rearranged(base)`.
 
     `base_dims` arranges the axes over the base's own dimensions, `dims` over those of the value. Axes in `dims`
-    that are missing in `base_dims` are broadcast.
+    that are missing in `base_dims` are broadcast. `stops` are values on the way, the base first, that hold the same
+    elements in the base's type and scale, with the arrangement of each: any of them can be read instead of the base.
     """
 
     base: ir.Value
     base_dims: Arrangement
     dims: Arrangement
     scale: float = 1.0
+    stops: tuple[tuple[ir.Value, Arrangement], ...] = ()
 
 
 @dataclass
@@ -63,7 +65,7 @@ class Viewer:
         if shape is None:
             return None
         dims = tuple(self.space.new(size) for size in shape)
-        return View(value, dims, dims)
+        return View(value, dims, dims, stops=((value, dims),))
 
     def view(self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False) -> View | None:
         """The furthest view of a value, or with `shallow` one that keeps its dimensions whole; None when its rank is
@@ -134,7 +136,10 @@ class Viewer:
         if (peeled := self.factor(node)) is not None:
             return replace(view, scale=view.scale * peeled[1])
         dims = self.rearranged(node, view.dims)
-        return None if dims is None else replace(view, dims=dims)
+        if dims is None:
+            return None
+        same = view.scale == 1.0 and self.info.dtype(value) == self.info.dtype(view.base)
+        return replace(view, dims=dims, stops=(*view.stops, (value, dims)) if same else view.stops)
 
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         """What a layout operator makes of an arrangement."""
