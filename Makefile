@@ -13,7 +13,7 @@
 PYTHON ?= python3
 CXX ?= c++
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
@@ -31,7 +31,7 @@ bench: $(VENV)/.package
 
 lint: $(VENV)/.test .links
 	$(BIN)/ruff check .
-	cd .links && ../$(BIN)/mypy --strict --config-file ../pyproject.toml -p fa_compiler
+	cd .links && $(BIN)/mypy --strict --config-file ../pyproject.toml -p fa_compiler
 
 compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test)
 	set -e; for version in $(OLD_RUNTIMES); do \
@@ -56,11 +56,11 @@ $(VENV)/.tools:
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation -e .
+	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
+	PATH="$(BIN):$$PATH" $(PIP) --no-build-isolation -e '.[test]'
 	@touch $@
 
 # An environment with an older runtime; it uses the library that .venv built.
