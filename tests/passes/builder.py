@@ -54,6 +54,8 @@ class Formula:
     kind: type[np.floating[Any]] = np.float32
     addend: Array = field(default_factory=lambda: np.zeros(1))
     """The last term added."""
+    kept: Array = field(default_factory=lambda: np.ones(1, np.bool_))
+    """What the last selection kept."""
 
     def multiply(self, factor: float) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -72,6 +74,7 @@ class Formula:
 
     def select(self, keep: Array, fill: float) -> None:
         self.scores = np.where(keep, self.scores, fill)
+        self.kept = keep
 
 
 OPERAND_DIMS = {
@@ -97,7 +100,8 @@ class _Composer:
         self.steps: list[Callable[[Formula, Mapping[str, Array]], None]] = []
         self.flat = spelling.layout == "SD"
         self.score_type = wider(spelling)
-        self.addend = ""
+        self.addend = self.condition = ""
+        self.keep = True
 
     # -- the model ------------------------------------------------------------------------------
 
@@ -266,9 +270,9 @@ class _Composer:
             self.steps.append(
                 lambda formula, feeds: formula.select(kept(mask, name, feeds, sizes), float(np.dtype(kind).type(fill)))
             )
-            if mask.form == "select_drop":
-                return writer.op("Where", self._turned(writer.op("Not", flag), mask), low, scores)
-            return writer.op("Where", self._turned(flag, mask), scores, low)
+            self.keep = mask.form == "select"
+            self.condition = self._turned(flag if self.keep else writer.op("Not", flag), mask)
+            return writer.op("Where", self.condition, *((scores, low) if self.keep else (low, scores)))
         value = float(np.dtype(kind).type(fill))
         # 0 * -inf is NaN, for the formula as for the model.
         zero = math.nan if mask.form == "add_mul" and math.isinf(value) else 0.0
@@ -341,7 +345,11 @@ class _Composer:
         if spelling.upcast:
             result = writer.op("Cast", result, to=NAMES[spelling.dtype])
         if spelling.guard != "none":
-            result = writer.op("Where", self._guard(result), writer.const(0, spelling.dtype), result)
+            zero = writer.const(0, spelling.dtype)
+            condition, where = (
+                (self.condition, self.keep) if spelling.guard == "selection" else (self._guard(result), False)
+            )
+            result = writer.op("Where", condition, *((result, zero) if where else (zero, result)))
         if spelling.dropout:
             if spelling.opset >= 12:
                 result = writer.op("Dropout", result, writer.const(0.25, "float32"), count=2)
@@ -352,6 +360,8 @@ class _Composer:
     def _guard(self, probabilities: str) -> str:
         """The condition of a guard."""
         writer = self.writer
+        if self.spelling.guard == "selection":
+            return self.condition
         if self.spelling.guard == "nan":
             return writer.op("IsNaN", probabilities)
         peak = writer.reduce("ReduceMax", self.addend, -1)
@@ -413,6 +423,8 @@ class _Composer:
             probabilities = exponential / exponential.sum(axis=-1, keepdims=True)
         if spelling.guard == "nan":
             probabilities = np.where(np.isnan(probabilities), 0, probabilities)
+        if spelling.guard == "selection":
+            probabilities = np.where(formula.kept, probabilities, 0)
         if spelling.guard == "bias":
             empty = (formula.addend == -math.inf).all(axis=-1, keepdims=True)
             probabilities = np.where(empty, 0, probabilities)

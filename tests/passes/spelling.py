@@ -66,7 +66,8 @@ class Spelling:
     factor: float = 0.5
     masks: tuple[Mask, ...] = ()
     guard: str = "none"
-    """none, nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a single addend)."""
+    """none, nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a single addend), selection
+    (Where(keep, p, 0), of the one selection on the scores)."""
     softmax: str = "op"
     """op, op_positive (axis written as a positive number), decomposed, shifted (by each row's own maximum)."""
     upcast: bool = False
@@ -122,6 +123,9 @@ def consistent(spelling: Spelling) -> Spelling:
     if spelling.transposed and spelling.opset < 13:
         # A Softmax of these opsets flattens: only the last axis means one axis.
         change["opset"] = 13
+    if spelling.guard == "selection":
+        selections = [mask for mask in spelling.masks if mask.form.startswith("select")]
+        change["guard"] = "selection" if len(selections) == 1 and spelling.product != "folded" else "nan"
     if spelling.guard == "bias":
         added = len(spelling.masks) == 1 and not spelling.masks[0].form.startswith("select")
         # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
@@ -160,6 +164,13 @@ def may_decline(spelling: Spelling) -> set[str]:
         codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
+    if spelling.guard == "selection" and len(spelling.masks) > 1:
+        codes.add("probability_term")
+    if any(not mask.form.startswith("select") and -1e30 < mask.fill <= -1e3 for mask in spelling.masks) and (
+        len(spelling.masks) > 1 or spelling.floor or spelling.scale == "after_mask"
+    ):
+        # What rounds the scores is not mixed with other terms.
+        codes.add("mask_value")
     if not selects:
         return codes
     kind = np.dtype(wider(spelling))

@@ -186,6 +186,61 @@ def test_scores_that_overflow_behind_a_mask() -> None:
     assert same(proto, q=queries, k=keys).mask == "atten_mask"
 
 
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize("fill", ["-inf", MIN, "-1e30"])
+@pytest.mark.parametrize("low", ["-inf", MIN, "-5e29", "-4.0"])
+def test_a_bias_that_excludes_what_the_selection_keeps(low: str, fill: str, target: Target) -> None:
+    """The row is decided by the filler if the bias goes below it, and by the bias if it stays above."""
+    bias = ",".join([low if keep else "0.0" for keep in HALF_PADDING[0].reshape(-1)])
+    terms = f"b = Constant<value=float[6] {{{bias}}}>() " + numbers(f=fill) + "w = Add(s, b) x = Where(n, w, f)"
+    block = same(model(terms), target)
+    assert block.status == "fused" or block.code in ("empty_rows", "mask_value")
+
+
+FLOORED = [
+    "a = Where(m, zero, low) w = Add(s, a) x = Max(w, least)",
+    "a = Where(m, zero, low) w = Add(s, a) x = Clip(w, least)",
+    "w = Where(m, s, low) x = Max(least, w)",
+    "w = Where(m, s, low) u = Max(least, w) x = Mul(u, c)",
+    "w = Where(m, s, low) u = Max(least, w) x = Where(n, u, low)",
+    "a = Where(m, zero, least) b = Where(n, zero, least) w = Add(s, a) u = Max(least, w) x = Add(u, b)",
+]
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("least", [MIN, "-1e30"])
+@pytest.mark.parametrize("terms", FLOORED)
+def test_floors(terms: str, least: str, guard: bool, target: Target) -> None:
+    """OPT and XGLM raise what the mask made -inf to the smallest number: such rows have a mean, not NaN."""
+    block = same(model(numbers(low="-inf", least=least, zero="0.0", c="8.0") + terms, guard=guard), target)
+    assert block.status == "fused" or target == "ascend"
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend"])
+@pytest.mark.parametrize("value", [-np.inf, np.nan, 0.0])
+@pytest.mark.parametrize("terms", ["x = Max(least, w)", "u = Max(least, w) x = Mul(u, c)"])
+def test_floors_before_a_guard(terms: str, value: float, target: Target) -> None:
+    """A floor leaves NaN as it is, and a factor behind it can make it -inf again."""
+    bias = np.zeros((2, 1, 1, 6), np.float32)
+    bias[0] = value
+    proto = model(numbers(least=MIN, c="8.0") + "w = Add(s, b) " + terms, "float[B,1,1,T] b", guard=True)
+    block = same(proto, target, b=bias)
+    assert block.status == "fused" or target == "ascend"
+
+
+@pytest.mark.parametrize("assume", [(), ("masks-dominate",)])
+@pytest.mark.parametrize("fill", ["-inf", MIN, "-1e300", "-1e9", "-1e4"])
+@pytest.mark.parametrize("form", ["a = Where(m, zero, low) x = Add(d, a)", "x = Where(m, d, low)", "x = Mul(d, low)"])
+def test_scores_in_float64(form: str, fill: str, assume: tuple[str, ...]) -> None:
+    """float64 rounds such sums elsewhere, so a mask there is declined; the softmax alone may be in float64."""
+    terms = numbers(low=fill, zero="0.0").replace("float", "double") + form
+    body = PRODUCT_QK + "d = Cast<to=11>(s) " + terms + " e = Softmax<axis=-1>(x) p = Cast<to=1>(e) " + PRODUCT_PV
+    assert same(parse(body, MASKS), assume=assume).status == "declined"
+    plain = PRODUCT_QK + "d = Cast<to=11>(s) e = Softmax<axis=-1>(d) p = Cast<to=1>(e) " + PRODUCT_PV
+    assert same(parse(plain)).status == "fused"
+
+
 @pytest.mark.parametrize("opset", [8, 11, 13, 21, 23])
 def test_opsets(opset: int) -> None:
     """Nodes are made in the form of the model's own opset."""
