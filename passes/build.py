@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout import Move, Reshape, Transpose
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.layout import Move, Reshape, Transpose, Units
+from fa_compiler.passes.nodes import graph_opset, int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -59,6 +59,11 @@ class Builder:
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     @property
+    def opset(self) -> int:
+        """The standard opset of the graph."""
+        return graph_opset(self.graph)
+
+    @property
     def nodes(self) -> list[ir.Node]:
         """The nodes made so far."""
         makers = (value.producer() for value in self._made.values())
@@ -86,6 +91,15 @@ class Builder:
                 output.shape = ir.Shape([size.const for size in shape])
             self._made[key] = output
         return self._made[key]
+
+    def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """Squeeze or Unsqueeze, nothing for no axes."""
+        if not axes:
+            return value
+        dtype = self.info.dtype(value)
+        if self.opset >= 13:
+            return self.op(op_type, [value, self.ints(axes)], dtype)
+        return self.op(op_type, [value], dtype, {"axes": tuple(axes)})
 
     def alias(self, value: ir.Value) -> ir.Value:
         """The same tensor as a value of its own, to be given a name."""
@@ -131,8 +145,11 @@ class Mover:
         for move in plan:
             if isinstance(move, Transpose):
                 value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
+            elif isinstance(move, Units):
+                value = self.builder.units("Squeeze", value, move.removed)
+                value = self.builder.units("Unsqueeze", value, move.inserted)
             elif isinstance(move, Reshape):
-                value = self.builder.op("Reshape", [value, self._reshape_target(value, dims, move.dims)], dtype)
+                value = self._reshape(value, dims, move.dims)
             else:
                 value = self.builder.op("Expand", [value, self._full_target(move.dims)], dtype)
             dims = move.dims
@@ -144,8 +161,9 @@ class Mover:
         start, end = int_attr(reader, "start", 0), int_attr(reader, "end", rank)
         return self._full_target(dims[slice(start, end)])
 
-    def _reshape_target(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
-        """A shape for Reshape: constants, copied dimensions (0) and at most one inferred one (-1)."""
+    def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
+        """Reshape by constants, copied dimensions (0) and at most one inferred one (-1), else by computed sizes."""
+        dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []
         for index, dim in enumerate(target):
             size = self.space.size(dim).const
@@ -153,8 +171,11 @@ class Mover:
                 size = 0
             sizes.append(size)
         if sizes.count(None) <= 1:
-            return self.builder.ints([-1 if size is None else size for size in sizes])
-        return self._full_target(target, [*self.witnesses, (value, dims)])
+            shape = self.builder.ints([-1 if size is None else size for size in sizes])
+            return self.builder.op("Reshape", [value, shape], dtype)
+        # The value's own dimensions come first: two axes that walk together may yet be 1 and n in one run.
+        shape = self._full_target(target, [(value, dims), *self.witnesses])
+        return self.builder.op("Reshape", [value, shape], dtype, {"allowzero": 1} if self.builder.opset >= 14 else None)
 
     def _full_target(
         self, target: Arrangement, witnesses: list[tuple[ir.Value, Arrangement]] | None = None

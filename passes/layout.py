@@ -32,6 +32,15 @@ class Reshape:
 
 
 @dataclass(frozen=True)
+class Units:
+    """Take away and put in dimensions of size 1, whatever the sizes of the others turn out to be."""
+
+    removed: tuple[int, ...]
+    inserted: tuple[int, ...]
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
 class Transpose:
     """Permute the dimensions; `dims` are the resulting ones."""
 
@@ -46,7 +55,7 @@ class Expand:
     dims: Arrangement
 
 
-Move = Reshape | Transpose | Expand
+Move = Reshape | Units | Transpose | Expand
 
 
 def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
@@ -63,7 +72,7 @@ def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
 
 def cost(plan: Sequence[Move]) -> int:
     """The work of a plan in arbitrary units."""
-    return sum(1 if isinstance(move, Reshape) else COPY_COST for move in plan)
+    return sum(1 if isinstance(move, Reshape | Units) else COPY_COST for move in plan)
 
 
 def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
@@ -71,16 +80,40 @@ def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
         return []
     flat = [axis for dim in target for axis in dim]
     if [axis for dim in source for axis in dim] == flat:
-        return [Reshape(target)]
+        return [_units(source, target) or Reshape(target)]
     pieces = _pieces(source, target)
-    plan: list[Move] = [] if pieces == source else [Reshape(pieces)]
+    plan: list[Move] = [] if pieces == source else [_units(source, pieces) or Reshape(pieces)]
     place = {piece[0]: index for index, piece in enumerate(pieces)}
     perm = tuple(place[axis] for axis in flat if axis in place)
     ordered = tuple(pieces[index] for index in perm)
     plan.append(Transpose(perm, ordered))
     if ordered != target:
-        plan.append(Reshape(target))
+        plan.append(_units(ordered, target) or Reshape(target))
     return plan
+
+
+def _units(source: Arrangement, target: Arrangement) -> Units | None:
+    """The move between arrangements that differ in dimensions of size 1 only."""
+    if [dim for dim in source if dim] != [dim for dim in target if dim]:
+        return None
+    if (inserted := _extra_units(target, source)) is not None:
+        return Units((), inserted, target)
+    if (removed := _extra_units(source, target)) is not None:
+        return Units(removed, (), target)
+    removed = tuple(index for index, dim in enumerate(source) if not dim)
+    return Units(removed, tuple(index for index, dim in enumerate(target) if not dim), target)
+
+
+def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] | None:
+    """The dimensions of size 1 that make the longer arrangement from the shorter one; None when it takes more."""
+    rest = list(shorter)
+    extra: list[int] = []
+    for index, dim in enumerate(longer):
+        if rest and rest[0] == dim:
+            rest.pop(0)
+        else:
+            extra.append(index)
+    return None if rest or any(longer[index] for index in extra) else tuple(extra)
 
 
 def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:

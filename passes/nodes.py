@@ -59,8 +59,12 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
 
 def opset(node: ir.Node) -> int:
     """The standard opset version that governs a node of a model prepared by `remember_versions`."""
-    graph = node.graph
-    return 1 if graph is None else int(graph.meta.get(OPSET, 1))
+    return 1 if node.graph is None else graph_opset(node.graph)
+
+
+def graph_opset(graph: ir.Graph) -> int:
+    """The standard opset version of a graph of such a model."""
+    return int(graph.meta.get(OPSET, 1))
 
 
 def remember_versions(model: ir.Model) -> None:
