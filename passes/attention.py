@@ -24,7 +24,7 @@ from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
-from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.operands import Operands
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import (
@@ -127,12 +127,22 @@ class Matcher:
     ) -> RowGuard:
         """Zeros where the one selection on the scores deselects, along the same axes."""
         selects = [term for term in terms if isinstance(term, SelectTerm)]
-        if len(selects) == 1 and selects[0].condition is guard.condition and selects[0].keep == guard.keep:
+        same = len(selects) == 1 and self._uncast(selects[0].condition) is self._uncast(guard.condition)
+        if same and selects[0].keep == guard.keep:
             own = viewer.space.resolve_all(selects[0].dims)
             guarded = viewer.space.resolve_all(seen[guard.where.outputs[0]])[-len(own) :]
             if len(own) == len(guarded) and all(not a or a == b for a, b in zip(own, guarded, strict=True)):
                 return RowGuard.SELECTION
         raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
+
+    def _uncast(self, value: ir.Value | None) -> ir.Value | None:
+        """A boolean without the casts from boolean to boolean that exporters put around it."""
+        while value is not None and is_op(node := value.producer(), "Cast", "Identity") and node is not None:
+            source = node.inputs[0]
+            if source is None or self.info.dtype(source) != ir.DataType.BOOL:
+                break
+            value = source
+        return value
 
     def _type(self, value: ir.Value) -> ir.DataType:
         dtype = self.info.dtype(value)

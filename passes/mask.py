@@ -8,7 +8,7 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
     one addend, proven to hold {0, v}          atten_mask where it is not 0
     selections with one fill v, in any number  atten_mask where any of them deselects
     addends, then selections with one v,       atten_mask and real_shift
-      addends proven far above v
+      addends proven far above v, or v = -inf
     anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
     a selection with a fill that may not       declined, unless the user vouches for it (masks-dominate)
       outweigh the scores
@@ -28,8 +28,8 @@ What a fully masked row gave (`empty_rows`) follows from v, as rounded after eve
 
 It does not matter where the mask is a constant without such a row.
 
-Addends before selections are kept apart from them only when proven above -1e29: else a row whose unselected scores
-are -inf would be decided by the fill in the original and by the -inf here.
+Addends before selections are kept apart from a finite v only when proven above v / 10: else a row whose unselected
+scores are as low would be decided by the fill in the original and not here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ from fa_compiler.passes.views import View, Viewer
 DOMINATING = -1e30
 MODERATE = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
-HARMLESS = -1e29
 ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
 FLOAT16_MAX = 65504.0
@@ -156,8 +155,8 @@ class MaskPlanner:
                 return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
             fills = {value for index in selects for value in self._values(live, index) or ()}
-            harmless = all(self._harmless(live, index) for index in adds)
-            if len(fills) == 1 and harmless and self._may_be_boolean(live, min(fills), guard):
+            harmless = len(fills) == 1 and all(self._harmless(live, index, min(fills)) for index in adds)
+            if harmless and self._may_be_boolean(live, min(fills), guard):
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
                 return self._masked(live, masked, self._shifts(kept), min(fills), guard)
@@ -311,8 +310,13 @@ class MaskPlanner:
             f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
         )
 
-    def _harmless(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Is an addend proven to stay far above any dominating number, whatever factors follow?"""
+    def _harmless(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
+        """Is an addend proven to stay far above the fill of a later selection, whatever factors follow?
+
+        Nothing competes with -inf: a row of nothing else has no softmax, selected or not.
+        """
+        if fill == -math.inf:
+            return True
         term = terms[index]
         interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
         if interval is None or not isinstance(term, AddTerm):
@@ -323,7 +327,7 @@ class MaskPlanner:
                 largest = max(abs(interval[0]), abs(interval[1]))
                 lowest = min(lowest, -largest * abs(later.factor))
                 interval = (-largest * abs(later.factor), largest * abs(later.factor))
-        return lowest > HARMLESS
+        return lowest > fill / 10
 
     def _deselected(self, term: SelectTerm) -> Masked:
         return Masked(self._aligned(term.condition, term.dims, term.node), not term.keep)

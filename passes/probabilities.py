@@ -4,14 +4,15 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
 
     probabilities := softmax
                    | layout(probabilities)                    what views.py looks through
-                   | Cast(probabilities)                      to the type of the values, and not back
+                   | Cast(probabilities)                      to any type, as long as the product takes them in the
+                                                              narrowest of the types they had
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
                                                               selection on the scores; at most one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
 
-The cast is sound because the operator rounds its result to the type of the values in any case, and rounding the
+The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
 zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the selection guard
 those that are masked everywhere, for elsewhere a masked probability is 0 already: it is recorded, and the mask's plan
@@ -32,6 +33,7 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
+SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -91,6 +93,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
         if product is not None:
             if product.operands[0] is product.operands[1]:
                 raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
+            _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
             side = 0 if product.operands[0] is current else 1
             return ProbabilityPath(product, side, tuple(nodes), guard)
         if not _passes_on(node, current, viewer):
@@ -130,9 +133,15 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     if node.inputs[0] is not current:
         return False
     if is_op(node, "Cast", "CastLike"):
-        pair = viewer.info.dtype(current), viewer.info.dtype(node.outputs[0])
-        return pair[1] in FLOATS and (pair[0] == pair[1] or pair[0] in (ir.DataType.DOUBLE, ir.DataType.FLOAT))
+        return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
     return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+
+
+def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> None:
+    """The product has to take the probabilities in the narrowest type they had: any other was rounded on the way."""
+    types = {viewer.info.dtype(value) for value in values} & set(SIXTEEN_BITS)
+    if types and types != {viewer.info.dtype(operand)}:
+        raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
 
 
 def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
