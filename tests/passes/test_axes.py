@@ -214,6 +214,8 @@ def test_a_plan_puts_every_element_where_it_belongs(case: tuple[Arrangement, Arr
                     tensor = np.expand_dims(tensor, index)
             case Transpose(perm):
                 tensor = tensor.transpose(perm)
+            case Units(removed, inserted):
+                tensor = np.expand_dims(np.squeeze(tensor, removed), inserted)
             case Expand():
                 tensor = np.broadcast_to(tensor, sizes)
         assert list(tensor.shape) == sizes
