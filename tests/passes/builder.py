@@ -161,6 +161,10 @@ class _Composer:
                 apart = writer.unsqueeze(value, 2)
                 full = writer.op("Expand", apart, writer.shape(["B", "K", "G", length, depth]))
                 return writer.reshape(full, ["B", "N", length, depth], ["B", "K", "G", length, depth])
+            case "interleave":
+                apart = writer.unsqueeze(value, 1)
+                full = writer.op("Expand", apart, writer.shape(["B", "G", "K", length, depth]))
+                return writer.reshape(full, ["B", "N", length, depth], ["B", "G", "K", length, depth])
             case "tile":
                 return writer.op("Tile", value, writer.const([1, self.sizes["G"], 1, 1], "int64"))
             case "grouped":
@@ -209,7 +213,11 @@ class _Composer:
         spelling, writer = self.spelling, self.writer
         if spelling.key == "0231" and spelling.layout == "BSND":
             result = writer.op("Transpose", key, perm=[0, 2, 3, 1])
-        elif spelling.key == "rank3" and spelling.layout != "SD" and spelling.gqa in ("none", "expand", "tile"):
+        elif (
+            spelling.key == "rank3"
+            and spelling.layout != "SD"
+            and spelling.gqa in ("none", "expand", "interleave", "tile")
+        ):
             folded = writer.reshape(key, ["BN", "T", "D"], ["B", "N", "T", "D"])
             folded = writer.op("Transpose", folded, perm=[0, 2, 1])
             result = writer.reshape(folded, ["B", "N", "D", "T"], ["BN", "D", "T"])
@@ -457,7 +465,7 @@ class _Composer:
                 value = value.reshape(*value.shape[:2], n, d).transpose(1, 2, 0, 3)
         if name == "q" or self.sizes["G"] == 1:
             return value
-        if self.spelling.gqa == "tile":
+        if self.spelling.gqa in ("tile", "interleave"):
             return np.tile(value, (1, self.sizes["G"], 1, 1))
         return np.repeat(value, self.sizes["G"], axis=1)
 

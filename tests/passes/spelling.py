@@ -60,7 +60,8 @@ class Spelling:
     transposed: bool = False
     """Everything upside down: K Q^T, softmax over axis -2, V^T P^T."""
     gqa: str = "none"
-    """none, expand (consecutive heads), tile (wrong order), broadcast (one key head), grouped (rank 5)."""
+    """none, expand (consecutive heads), interleave and tile (heads in turns, by Expand or by Tile), broadcast (one key
+    head), grouped (rank 5)."""
     scale: str = "mul"
     """none, query, key, both, transposed_key, mul, div, computed, after_mask, alpha."""
     factor: float = 0.5

@@ -45,7 +45,7 @@ SPELLINGS = st.builds(
     product=st.sampled_from(["matmul", "matmul", "folded", "einsum", "fused", "gemm"]),
     key=st.sampled_from(["0132", "0231", "rank3"]),
     transposed=st.booleans(),
-    gqa=st.sampled_from(["none", "expand", "tile", "broadcast", "grouped"]),
+    gqa=st.sampled_from(["none", "expand", "interleave", "tile", "broadcast", "grouped"]),
     scale=st.sampled_from(
         ["none", "query", "key", "both", "transposed_key", "mul", "div", "computed", "after_mask", "alpha"]
     ),

@@ -269,6 +269,23 @@ ROWS = [
         assume=("masks-dominate",),
     ),
     Row(
+        "bias_adds_a_dimension",
+        "shape",
+        "x",
+        after("x = Add(s, b)"),
+        "float[1,B,4,S,T] b",
+        outputs="float[1,B,4,S,8] y",
+    ),
+    Row(
+        "mask_enlarges_the_batch",
+        "shape",
+        "x",
+        after(number("f", "-inf") + "x = Where(m, s, f)"),
+        "bool[3,1,1,T] m",
+        inputs="float[1,4,S,8] q, float[1,4,T,8] k, float[1,4,T,8] v",
+        outputs="float[3,4,S,8] y",
+    ),
+    Row(
         "bias_enlarges_rows",
         "shape",
         "x",

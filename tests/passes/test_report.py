@@ -190,6 +190,37 @@ def test_bytes_added_for_ascend_are_noted() -> None:
     assert shapes[node.input[6]] == [2, 1, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("dims", "mask", "shift"),
+    [
+        ((2, 1, 1, 6), [2, 1, 5, 6], [2, 4, 1, 6]),
+        ((1, 1, 5, 6), [1, 1, 5, 6], [1, 4, 5, 6]),
+        ((2, 1, 5, 6), [2, 1, 5, 6], [2, 4, 5, 6]),
+        ((1, 4, 1, 6), [2, 4, 5, 6], [1, 4, 1, 6]),
+        ((2, 4, 5, 6), [2, 4, 5, 6], [2, 4, 5, 6]),
+        ((1, 1, 5, 1), [1, 1, 5, 6], [1, 4, 5, 6]),
+    ],
+)
+def test_shapes_of_masks_for_ascend(dims: tuple[int, ...], mask: list[int], shift: list[int]) -> None:
+    """Broadcast dimensions are written out as far as the product wants them (constraints of atten_mask and pse)."""
+    inputs = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v, "
+    shape = ",".join(map(str, dims))
+    body = PRODUCT_QK + "f = Constant<value=float {-inf}>() x = Where(m, s, f) " + SOFTMAX.format("x") + PRODUCT_PV
+    selected = parse(body, inputs=f"{inputs}bool[{shape}] m", outputs="float[2,4,5,8] y")
+    body = PRODUCT_QK + "x = Add(s, m) " + SOFTMAX.format("x") + PRODUCT_PV
+    added = parse(body, inputs=f"{inputs}float[{shape}] m", outputs="float[2,4,5,8] y")
+    for model, position, wanted in ((selected, 6, mask), (added, 3, shift)):
+        result, _ = fused(model, "ascend", ["no-empty-rows"])
+        (node,) = (node for node in result.graph.node if node.domain == "ascend")
+        values = [*result.graph.value_info, *result.graph.input]
+        shapes = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in values}
+        assert shapes[node.input[position]] == wanted
+        feeds = random_feeds(model)
+        if model is selected:
+            feeds["m"][..., 0] = True
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
 @pytest.mark.parametrize("bad", [{"target": "cuda"}, {"assume": frozenset({"nothing"})}])
 def test_options_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="unknown"):
