@@ -126,13 +126,13 @@ def consistent(spelling: Spelling) -> Spelling:
         change["opset"] = 13
     if spelling.guard == "selection":
         selections = [mask for mask in spelling.masks if mask.form.startswith("select")]
-        change["guard"] = "selection" if len(selections) == 1 and spelling.product != "folded" else "nan"
+        change["guard"] = "selection" if len(selections) == 1 and spelling.product != "folded" else "none"
     if spelling.guard == "bias":
         added = len(spelling.masks) == 1 and not spelling.masks[0].form.startswith("select")
         # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
         single = added and not spelling.transposed and spelling.scale != "after_mask" and spelling.product != "folded"
         undefined = added and spelling.masks[0].form == "add_mul" and math.isinf(spelling.masks[0].fill)
-        change["guard"] = "bias" if single and not undefined else "nan"
+        change["guard"] = "bias" if single and not undefined else "none"
     if "einsum" in (spelling.product, spelling.values) and spelling.opset < 12:
         change["opset"] = 13
     masks = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import onnx
 import onnx_ir as ir
 from hypothesis import given, settings
@@ -12,54 +10,8 @@ from hypothesis import strategies as st
 from fa_compiler.passes.options import Target
 from tests.passes.builder import Case, build
 from tests.passes.running import Feeds, assert_same, fused, run
-from tests.passes.spelling import CONSTANT, FLOAT32_MIN, Mask, Spelling, consistent, may_decline
-
-SIZES = st.fixed_dictionaries(
-    {
-        "B": st.sampled_from([1, 2, 3]),
-        "N": st.sampled_from([1, 2, 4, 6]),
-        "K": st.sampled_from([1, 2, 3]),
-        "S": st.sampled_from([1, 3, 5]),
-        "T": st.sampled_from([1, 2, 6, 9]),
-        "D": st.sampled_from([1, 4, 8]),
-        "E": st.sampled_from([4, 8, 3]),
-    }
-)
-MASKS = st.builds(
-    Mask,
-    form=st.sampled_from(["select", "select_drop", "add_where", "add_mul", "chain", "bias", "bias"]),
-    dims=st.sampled_from(["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"]),
-    fill=st.sampled_from([-math.inf, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4]),
-    source=st.sampled_from(["input", "int", "const", "const_empty"]),
-    infinite=st.booleans(),
-    anonymous=st.booleans(),
-)
-SPELLINGS = st.builds(
-    Spelling,
-    sizes=SIZES,
-    dtype=st.sampled_from(["float32", "float32", "float32", "float16"]),
-    symbolic=st.booleans(),
-    opset=st.sampled_from([11, 13, 17, 18, 21]),
-    layout=st.sampled_from(["BNSD", "BSND", "BSH", "SBH", "SD"]),
-    target=st.sampled_from(["computed", "inferred", "constant"]),
-    product=st.sampled_from(["matmul", "matmul", "folded", "einsum", "fused", "gemm"]),
-    key=st.sampled_from(["0132", "0231", "rank3"]),
-    transposed=st.booleans(),
-    gqa=st.sampled_from(["none", "expand", "interleave", "tile", "broadcast", "grouped"]),
-    scale=st.sampled_from(
-        ["none", "query", "key", "both", "transposed_key", "mul", "div", "computed", "after_mask", "alpha"]
-    ),
-    factor=st.sampled_from([0.5, 1 / math.sqrt(8), 2.5]),
-    masks=st.lists(MASKS, max_size=2).map(tuple),
-    guard=st.sampled_from(["none", "none", "nan", "bias", "selection"]),
-    softmax=st.sampled_from(["op", "op_positive", "decomposed", "shifted"]),
-    upcast=st.sampled_from([False, False, False, False, True]),
-    floor=st.sampled_from([False, False, True]),
-    dropout=st.booleans(),
-    identity=st.booleans(),
-    values=st.sampled_from(["matmul", "einsum", "flipped"]),
-    output=st.sampled_from(["BNSD", "BSND", "BSH", "SBH"]),
-).map(consistent)
+from tests.passes.spelling import CONSTANT, Spelling, may_decline
+from tests.passes.strategies import SPELLINGS
 
 
 def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
@@ -72,7 +24,7 @@ def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
     assert_same(result, original, tolerance)
 
 
-@settings(max_examples=400)
+@settings(max_examples=500)
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int) -> None:
     case = build(spelling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from onnx.compose import add_prefix
 from tests.passes.builder import build
 from tests.passes.running import assert_same, fused, run
 from tests.passes.spelling import Spelling, consistent, may_decline
-from tests.passes.test_fusion_random import SPELLINGS
+from tests.passes.strategies import SPELLINGS
 
 
 def joined(spellings: list[Spelling], chained: bool) -> onnx.ModelProto:
@@ -82,3 +83,6 @@ def test_blocks_do_not_disturb_each_other(family: tuple[list[Spelling], bool], s
     tolerance = 2e-2 if spellings[0].dtype == "float16" else 1e-4
     for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
         assert_same(got, wanted, tolerance)
+        if chained and not np.isfinite(wanted).all():
+            # What a NaN in the next query gives at positions that are masked is not promised.
+            return
