@@ -65,6 +65,11 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         after = self._after(anchor, viewer)
         before = find_scores(anchor.scores, viewer)
+        if anchor.overflows:
+            reason = (
+                "exp(scores) / sum(exp(scores)) without their maximum overflows for large scores, the operator does not"
+            )
+            raise Decline(Code.OVERFLOW, reason, anchor.node)
         try:
             return self._matched(anchor, before, after, viewer)
         except Decline as decline:

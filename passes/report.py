@@ -36,6 +36,10 @@ class Code(StrEnum):
     NO_SCORES_MATMUL = "no_scores_matmul", "no matrix product query x key feeds the softmax"
     NO_VALUE_MATMUL = "no_value_matmul", "no matrix product with the values follows the softmax"
     AXIS = "softmax_axis", "the softmax does not run over the key axis"
+    OVERFLOW = (
+        "softmax_overflows",
+        "a softmax spelt without subtracting the maximum overflows where the operator does not",
+    )
     RANK = "rank", "the scores or operands have an unknown or unsupported rank"
     SHAPE = "shape", "the shapes of the operands could not be proven to fit together"
     DTYPE = "dtype", "a data type is unknown or one the operator does not take"

@@ -7,8 +7,8 @@
              | Softmax(Sub(x, ReduceMax(x, axis a, keepdims=1))), axis a
 
 Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
-own definition. Without the subtraction of the maximum the value overflows where Softmax does not, so that form is no
-anchor here.
+own definition. Without the subtraction of the maximum, Div(e, ReduceSum(e)) with e = Exp(x), the value overflows where
+Softmax does not: that form is an anchor only to be declined.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from fa_compiler.passes.shapes import ShapeInfo
 class SoftmaxAnchor:
     """A softmax over one axis. `nodes` are all nodes that compute it, the last of them gives `output`.
 
-    `axis` is not negative, or None when it could not be told or is no single axis.
+    `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
+    the maximum subtracted.
     """
 
     scores: ir.Value
     output: ir.Value
     axis: int | None
     nodes: tuple[ir.Node, ...]
+    overflows: bool = False
 
     @property
     def node(self) -> ir.Node:
@@ -75,8 +77,12 @@ def _decomposed(div: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
     assert exp is not None and summing is not None
     if summing.inputs[0] is not exponential or exp.inputs[0] is None:
         return None
-    shift = _shifted_by_maximum(exp.inputs[0], info)
-    if shift is None or shift[0] != _reduced_axis(summing, shift[1], info):
+    scores = exp.inputs[0]
+    axis = _reduced_axis(summing, scores, info)
+    shift = _shifted_by_maximum(scores, info)
+    if shift is None and axis is not None:
+        return SoftmaxAnchor(scores, div.outputs[0], axis, (exp, summing, div), overflows=True)
+    if shift is None or shift[0] != axis:
         return None
     return SoftmaxAnchor(shift[1], div.outputs[0], shift[0], (*shift[2], exp, summing, div))
 

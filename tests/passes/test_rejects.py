@@ -159,6 +159,14 @@ ROWS = [
         inputs=SQUARE,
         outputs="float[B,4,8,8] y",
     ),
+    Row(
+        "softmax_without_its_maximum",
+        "softmax_overflows",
+        "p",
+        PRODUCT_QK
+        + "e = Exp(s) last = Constant<value=int64[1] {-1}>() t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) "
+        + PRODUCT_PV,
+    ),
     Row("softmax_over_heads", "softmax_axis", "p", PRODUCT_QK + "p = Softmax<axis=1>(s) y = MatMul(p, v)"),
     Row("softmax_over_batch", "softmax_axis", "p", PRODUCT_QK + "p = Softmax<axis=0>(s) y = MatMul(p, v)"),
     Row(
