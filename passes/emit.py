@@ -69,6 +69,7 @@ class LayoutPlan:
 
     name: str
     operands: tuple[Source, ...]
+    output: Arrangement
     landing: Landing
 
     @property
@@ -131,11 +132,10 @@ class Emitter:
             substitutes.append((reader, builder.cast(converted, dtype)))
         for reader, substitute in substitutes:
             old = reader.outputs[0]
-            replace_value(
-                old, builder.alias(substitute) if old.is_graph_output() else substitute, rename=old.is_graph_output()
-            )
+            named = old.is_graph_output()
+            replace_value(old, builder.alias(substitute) if named else substitute, rename=named)
             self.replaced.append(reader)
-        self._land(match, plan, node, mover)
+        self._land(plan, node, mover)
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         return Fused(node, plan.name, heads, tuple(notes))
 
@@ -183,7 +183,7 @@ class Emitter:
             landing = Landing(value, dims, plan, saved)
             if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
                 best = landing
-        return None if best is None else LayoutPlan(name, tuple(operands), best)
+        return None if best is None else LayoutPlan(name, tuple(operands), output, best)
 
     def _landing_places(self, match: AttentionMatch) -> list[tuple[ir.Value, Arrangement, int]]:
         """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
@@ -270,23 +270,19 @@ class Emitter:
         """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
         roles, space = match.roles, match.space
         stats = [*(space.size(axes) for axes in (roles.batch, roles.heads, roles.rows)), Dim(8)]
-        out = LAYOUTS[plan.name](roles.batch, roles.heads, roles.rows, roles.value_depth)
-        shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in out])
+        shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
         for output, shape in zip(node.outputs, shapes, strict=True):
             if output.name:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def _land(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node, mover: Mover) -> None:
-        roles = match.roles
-        result = node.outputs[3]
-        dims = LAYOUTS[plan.name](roles.batch, roles.heads, roles.rows, roles.value_depth)
+    def _land(self, plan: LayoutPlan, node: ir.Node, mover: Mover) -> None:
         old = plan.landing.value
         wanted = self.builder.info.dtype(old)
         maker = old.producer()
         assert maker is not None
         self.replaced.append(maker)
-        result = mover.apply(result, dims, plan.landing.plan)
+        result = mover.apply(node.outputs[3], plan.output, plan.landing.plan)
         if wanted is not None:
             result = self.builder.cast(result, wanted)
         replace_value(old, result)

@@ -42,8 +42,8 @@ class MaskBuilder:
         parts = self.match.mask.masked
         if not parts:
             return None
-        full = [self._full_groups([part.view for part in parts], rows=True, heads=False)] * len(parts)
-        values = [self._excluded(part, wanted) for part, wanted in zip(parts, full, strict=True)]
+        wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
+        values = [self._excluded(part, wanted) for part in parts]
         mask = values[0]
         for value in values[1:]:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
@@ -138,12 +138,7 @@ class MaskBuilder:
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged like the scores", self._culprit)
         result = self.mover.apply(value, own_dims, plan)
-        added = [
-            self._groups[index]
-            for index in sorted(full)
-            if self._groups[index] != () and not own.issuperset(self._groups[index])
-        ]
-        if added:
+        if any(not own.issuperset(self._groups[index]) for index in full):
             self._note_expanded(value, result, own_dims, target)
         return result
 
