@@ -222,9 +222,9 @@ class Matcher:
                     if terms:
                         terms.append(ScaleTerm(node, factor))
                 case Addend(node, value, sign):
-                    terms.append(AddTerm(node, value, sign, self._alignment(value, dims, node)))
+                    terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
-                    terms.append(SelectTerm(node, condition, keep, fill, self._alignment(condition, dims, node)))
+                    terms.append(SelectTerm(node, condition, keep, fill, viewer.alignment(condition, dims, node)))
                 case Floor(node, floor):
                     if terms:
                         terms.append(FloorTerm(node, floor))
@@ -232,19 +232,6 @@ class Matcher:
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
         return dims, scale, tuple(terms)
-
-    def _alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
-        """The score axes each dimension of a broadcast operand runs along."""
-        shape = self.info.shape(value)
-        if shape is None:
-            raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
-        if len(shape) > len(dims):
-            raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
-        aligned = dims[len(dims) - len(shape) :]
-        for size, dim in zip(shape, aligned, strict=True):
-            if size.const != 1 and not dim:
-                raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
-        return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
     def _key_side(self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, viewer: Viewer) -> tuple[int, Axes]:
         """Which operand of the first product is the key, and its sequence axes."""

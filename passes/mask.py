@@ -341,7 +341,7 @@ class MaskPlanner:
             condition, *branches = node.inputs
             scalars = [self.viewer.info.scalar(branch) for branch in branches if branch is not None]
             if condition is not None and None not in scalars and scalars.count(0.0) == 1:
-                inner = self._aligned(condition, _trailing(view.base_dims, condition, self.viewer), node)
+                inner = self._aligned(condition, self.viewer.alignment(condition, view.base_dims, node), node)
                 return Masked(_composed(view, inner), when=scalars[0] != 0.0)
         return Masked(view)
 
@@ -371,15 +371,6 @@ class MaskPlanner:
 def _selected(terms: tuple[Term, ...]) -> bool:
     """Was the mask's number put in place of the scores, and not added to them?"""
     return any(isinstance(term, SelectTerm) for term in terms)
-
-
-def _trailing(dims: Arrangement, value: ir.Value, viewer: Viewer) -> Arrangement:
-    """The dimensions a broadcast operand of lower rank is aligned with; () where the operand is 1."""
-    shape = viewer.info.shape(value)
-    if shape is None or len(shape) > len(dims):
-        raise Decline(Code.SHAPE, f"the shape of {value.name!r} is unknown", value.producer())
-    aligned = dims[len(dims) - len(shape) :]
-    return tuple(() if size.const == 1 else dim for dim, size in zip(aligned, shape, strict=True))
 
 
 def _composed(outer: View, inner: View) -> View:

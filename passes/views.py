@@ -23,6 +23,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
 WIDENING = {
@@ -85,6 +86,22 @@ class Viewer:
             if view is not None:
                 return view
         return None
+
+    def alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
+        """The axes that each dimension of an operand runs along when it broadcasts to an arrangement, () where it is 1.
+
+        Raises Decline when the operand may be larger than the arrangement.
+        """
+        shape = self.info.shape(value)
+        if shape is None:
+            raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
+        if len(shape) > len(dims):
+            raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
+        aligned = dims[len(dims) - len(shape) :]
+        for size, dim in zip(shape, aligned, strict=True):
+            if size.const != 1 and not dim:
+                raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
+        return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
     def _source(self, value: ir.Value, widening: bool, factors: bool) -> ir.Value | None:
         """The input that a look-through operator passes on, None where the view must end."""
