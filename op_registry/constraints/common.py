@@ -14,7 +14,6 @@ from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, Shape, differ,
 from fa_compiler.op_registry.node import Dim
 
 FP8 = ("DT_HIFLOAT8", "DT_FLOAT8_E5M2", "DT_FLOAT8_E4M3FN")
-UNLIMITED = 2147483647
 COMPRESSED_ROWS = 1024
 MASK_SIZE = {
     2: (2048, 2048),
