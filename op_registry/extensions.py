@@ -40,6 +40,12 @@ EXTENSIONS = (
         "atten_mask may have 1 in place of B, N1, S1 or S2 in any of its dimensions, in rank 2 ([S1,S2]) or 4",
     ),
     Extension(
+        "EXT-BAND-MASK",
+        _FORWARD,
+        "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
+        "keys besides the band, which is computed from the sizes",
+    ),
+    Extension(
         "EXT-SHIFT-BROADCAST",
         _FORWARD,
         "real_shift of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",

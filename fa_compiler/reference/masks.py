@@ -15,7 +15,7 @@ With d = j - i and off = S2 - S1 of the batch, keys are allowed by
 A mask element that is not 0 excludes. Without atten_mask the operator ignores the mode and attends
 everything. Modes 2, 3, 4, 6, 7 and 8 carry a constant mask (2048x2048, or 3072x2048 for mode 6) whose content
 is checked here and otherwise unused. Mode 0 to 1 and 5 masks may have size 1 on any of their axes (extension
-EXT-MASK-BROADCAST).
+EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask [B|1,N1|1,1,S2|1] excludes keys besides the band (EXT-BAND-MASK).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AllowedSet:
         if not self.given:
             return np.ones((s1, s2), dtype=np.bool_)
         structure = self._structure(batch, s1, s2)
-        if self.mode in FULL_MASK_MODES:
+        if self.mode in FULL_MASK_MODES or self._is_beside_band(self.mask):
             structure &= ~self._given_mask(batch, head, s1, s2)
         return structure
 
@@ -106,7 +106,7 @@ class AllowedSet:
         if mask.dtype not in (np.bool_, np.uint8):
             raise self.call.error("atten_mask", f"dtype must be bool or uint8, got {mask.dtype}")
         excluded: Bools = mask != 0
-        if self.mode not in FULL_MASK_MODES:
+        if self.mode not in FULL_MASK_MODES and not self._is_beside_band(excluded):
             self._check_compressed(excluded)
         elif self.query.layout == "TND":
             excluded = self._packed_mask(excluded)
@@ -122,6 +122,14 @@ class AllowedSet:
                     f"{list(full[2:])}, nor one of these with axes of size 1",
                 )
         return excluded
+
+    def _is_beside_band(self, excluded: Bools) -> bool:
+        return (
+            self.mode in (2, 3, 4)
+            and self.query.layout != "TND"
+            and excluded.ndim == 4
+            and excluded.shape[2] == 1
+        )
 
     def _check_compressed(self, excluded: Bools) -> None:
         shape = (3072 if self.mode == 6 else _COMPRESSED, _COMPRESSED)

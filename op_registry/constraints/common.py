@@ -261,7 +261,8 @@ def mask_shape(call: Call, broadcast: str | None) -> Iterator[Fault]:
         size = MASK_SIZE[mode]
         if any(map(differ, shape[-2:], size)):
             message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
-            yield Fault("atten_mask", message)
+            beside_band = broadcast is not None and _excludes_keys(call, shape)
+            yield Fault("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
         elif mask.value is not None and not ((mask.value != 0) == compressed_mask(mode)).all():
             what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
             yield Fault("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
@@ -279,6 +280,16 @@ def mask_shape(call: Call, broadcast: str | None) -> Iterator[Fault]:
         yield Fault("atten_mask", message)
     else:
         yield Fault("atten_mask", message, extension=broadcast)
+
+
+def _excludes_keys(call: Call, shape: Shape) -> bool:
+    """Whether a mask beside a band is the same for every row: [B|1,N1|1,1,S2|1]."""
+    g = call.geometry
+    if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
+        return False
+    return not any(
+        size != 1 and differ(size, whole) for size, whole in zip(shape, (g.b, g.n1, 1, g.s2), strict=True)
+    )
 
 
 def _unlike(found: Dim, wanted: Dim) -> bool:
