@@ -15,6 +15,7 @@ axis that cannot be proven to be the one it must be; scores that are rounded on 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -40,6 +41,7 @@ from fa_compiler.passes.probabilities import (
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import Addend, Floor, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.terms import AddTerm, FloorTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
@@ -85,20 +87,37 @@ class Matcher:
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = Operands.of(before.product, viewer, widening=narrow)
         seen: dict[ir.Value, Arrangement] = {}
-        dims, scale, terms = self._simulate(before, qk, viewer, seen)
+        dims, scale, terms, sunk = self._simulate(before, qk, viewer, seen)
         seen[anchor.output] = dims
-        key_side, columns = self._key_side(anchor, qk, dims, viewer)
-        dims = self._simulate_after(after, dims, viewer, seen)
+        key_side, columns = self._key_side(anchor, qk, dims, sunk, viewer)
+        dims = self._simulate_after(after, dims, sunk, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
-        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options, columns).plan(terms, guard)
+        if sunk is not None and guard is RowGuard.BIAS:
+            raise Decline(Code.PROBABILITY_TERM, "a guard that tests the bias, not the sink beside it", anchor.node)
+        sink_above = None if sunk is None else self._sink_above(sunk)
+        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options, columns, sink_above).plan(terms, guard)
         if after.product.factor != 1.0:
             raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
-        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, viewer)
+        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, sunk, viewer)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types)
+
+    def _sink_above(self, sunk: Sunk) -> float:
+        """A number no sink is below."""
+        interval = self.bounds.of(sunk.step.value)
+        if interval is not None:
+            return interval[0]
+        return -math.inf if sunk.sink.view is not None else sunk.sink.number
+
+    def _sink_number(self, step: AddSink) -> float | None:
+        """The one number a sink holds, where there is just one in all runs."""
+        if step.value is None:
+            return step.number
+        numbers = self.sets.of(step.value)
+        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
 
     def _guard(
         self,
@@ -200,14 +219,15 @@ class Matcher:
 
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> tuple[Arrangement, float, tuple[Term, ...]]:
-        """Walk the scores down to the softmax: their arrangement, the scale and the terms.
+    ) -> tuple[Arrangement, float, tuple[Term, ...], Sunk | None]:
+        """Walk the scores down to the softmax: their arrangement, the scale, the terms and the sink.
 
         `seen` gets the arrangement of every value on the way.
         """
         dims, scale = qk.out, before.product.factor * qk.scale
         seen[before.product.output] = dims
         terms: list[Term] = []
+        found: Sunk | None = None
         for step in before.steps:
             if not isinstance(step, Rearrange) and self.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
                 raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
@@ -228,16 +248,22 @@ class Matcher:
                 case Floor(node, floor):
                     if terms:
                         terms.append(FloorTerm(node, floor))
+                case AddSink():
+                    dims, found = with_sink(step, self._sink_number(step), dims, viewer)
             seen[step.node.outputs[0]] = dims
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
-        return dims, scale, tuple(terms)
+        return dims, scale, tuple(terms), found
 
-    def _key_side(self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, viewer: Viewer) -> tuple[int, Axes]:
+    def _key_side(
+        self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
+    ) -> tuple[int, Axes]:
         """Which operand of the first product is the key, and its sequence axes."""
         if anchor.axis is None or anchor.axis >= len(dims):
             raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
         columns = viewer.space.resolve(dims[anchor.axis])
+        if sunk is not None and columns == sunk.whole:
+            columns = viewer.space.resolve(sunk.columns)
         for side in (1, 0):
             free = qk.free(side)
             if len(free) == 1 and viewer.space.resolve(qk.dims[side][free[0]]) == columns:
@@ -245,15 +271,24 @@ class Matcher:
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
 
     def _simulate_after(
-        self, after: ProbabilityPath, dims: Arrangement, viewer: Viewer, seen: dict[ir.Value, Arrangement]
+        self,
+        after: ProbabilityPath,
+        dims: Arrangement,
+        sunk: Sunk | None,
+        viewer: Viewer,
+        seen: dict[ir.Value, Arrangement],
     ) -> Arrangement:
         for node in after.nodes:
-            if node.op_type not in ("IsNaN", "Where"):
+            if is_op(node, "Slice", "Split"):
+                dims = dropped(node, dims, sunk, viewer)
+            elif node.op_type not in ("IsNaN", "Where"):
                 moved = viewer.rearranged(node, dims)
                 if moved is None:
                     raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
                 dims = moved
-            seen[node.outputs[0]] = dims
+            seen.update((output, dims) for output in node.outputs)
+        if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
+            raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
         return dims
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
@@ -276,6 +311,7 @@ class Matcher:
         pv: Operands,
         plan: MaskPlan,
         scale: float,
+        sunk: Sunk | None,
         viewer: Viewer,
     ) -> AttentionMatch:
         resolve = viewer.space.resolve
@@ -286,7 +322,10 @@ class Matcher:
             raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
         rows = resolve(qk.dims[1 - key_side][query_free[-1]])
         shared = [label for label in product.out if label not in qk.free(key_side) and label != query_free[-1]]
-        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared])
+        sunk_heads = () if sunk is None or sunk.sink.view is None else _own_axes(sunk.sink.view, viewer)
+        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
+        if sunk is not None and not set(sunk_heads) <= set(heads):
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
         depth = resolve(qk.dims[0][product.summed[0]])
         value_depth = resolve(pv.dims[1 - after.side][value_free[0]])
         expected = {*batch, *heads, *rows, *value_depth}
@@ -318,6 +357,7 @@ class Matcher:
             dtype,
             after.product.output,
             output_dims,
+            None if sunk is None else sunk.sink,
         )
 
     def _operands(
@@ -336,6 +376,10 @@ class Matcher:
             raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
         assert wanted is not None
         return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
+
+
+def _own_axes(view: View, viewer: Viewer) -> Axes:
+    return tuple(axis for dim in view.base_dims for axis in viewer.space.resolve(dim))
 
 
 def _feeds_backward(probabilities: ir.Value) -> bool:

@@ -123,6 +123,7 @@ class Emitter:
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
+        inputs["sink"] = self._sink(match, mover)
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs)
         self._check(node, match)
@@ -240,6 +241,22 @@ class Emitter:
         self.builder.graph.append(node)
         self.made.append(node)
         return node
+
+    def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
+        """One number for each head."""
+        sink, heads = match.sink, match.roles.heads
+        if sink is None:
+            return None
+        if all(each.name != "sink" for each in get(OP, self.options.cann).inputs):
+            raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no sink", match.node)
+        if sink.view is None:
+            numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
+            return self.builder.constant(numbers, "sink")
+        own = match.space.resolve_all(sink.view.base_dims)
+        plan = moves(own, (heads,))
+        if plan is None:
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
+        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), own, plan)
 
     def _check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""

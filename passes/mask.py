@@ -26,7 +26,8 @@ What a fully masked row gave (`empty_rows`) follows from v, as rounded after eve
     v moderate, added              unmasked: adding one number to a whole row does not change its softmax, as long as
                                    the number is small enough (1e5) not to round the scores away
 
-It does not matter where the mask is a constant without such a row.
+Beside a sink such a row gives 0, as long as the sink is proven above v / 10; else the mask stays a bias. It does not
+matter where the mask is a constant without such a row.
 
 Addends before selections are kept apart from a finite v only when proven above v / 10: else a row whose unselected
 scores are as low would be decided by the fill in the original and not here.
@@ -99,6 +100,8 @@ class MaskPlanner:
     bounds: Bounds
     options: Options
     columns: Axes
+    sink_above: float | None = None
+    """No sink is below this number; None when there is no sink."""
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention; `guard` is what follows the softmax."""
@@ -180,6 +183,8 @@ class MaskPlanner:
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
+        elif self.sink_above is not None:
+            empty = ""
         elif value == -math.inf:
             empty = "nan" if guard is RowGuard.NONE else "zero"
         elif value <= DOMINATING or _selected(live):
@@ -217,6 +222,9 @@ class MaskPlanner:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
+        if self.sink_above is not None:
+            # The sink is all that such a row has, if it is no mask number itself.
+            return self.sink_above > value / 10
         if self.options.target == "ascend":
             # There a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE

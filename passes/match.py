@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.axes import Arrangement, Axes, Axis, AxisSpace
 from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.views import View
 
@@ -50,6 +51,7 @@ class AttentionMatch:
     dtype: ir.DataType
     output: ir.Value
     output_dims: Arrangement
+    sink: Sink | None = None
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
 
@@ -74,13 +76,19 @@ class AttentionMatch:
         return self.anchor.node
 
 
-def batch_and_heads(dims: list[Axes]) -> tuple[Axes, Axes]:
+def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
     """Batch and head axes of the dimensions before rows and columns.
 
     With two or more dimensions the last one of constant size counts heads. A single dimension holds both when it was
     merged from a batch and a constant number of heads; else it is the batch. Any choice is right, for attention does
-    the same for every index of either; only the number of heads has to be known before the run.
+    the same for every index of either; only the number of heads has to be known before the run. Dimensions with a part
+    in `needed` are heads.
     """
+    if len(dims) >= 2 and any(axis in needed for dim in dims for axis in dim):
+        parts: tuple[list[Axis], list[Axis]] = [], []
+        for dim in dims:
+            parts[any(axis in needed for axis in dim)].extend(dim)
+        return tuple(parts[0]), tuple(parts[1])
     if len(dims) >= 2:
         known = [index for index, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)]
         chosen = known[-1] if known else len(dims)

@@ -8,6 +8,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                                                               narrowest of the types they had
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
+                   | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
                                                               selection on the scores; at most one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
@@ -103,7 +104,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
                 node,
             )
         nodes.append(node)
-        current = node.outputs[0]
+        current = _passed_on(node)
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
@@ -134,7 +135,14 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return False
     if is_op(node, "Cast", "CastLike"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    return is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
+
+
+def _passed_on(node: ir.Node) -> ir.Value:
+    """The output that holds the probabilities: of a Split the first part that is read."""
+    if not is_op(node, "Split"):
+        return node.outputs[0]
+    return next((output for output in node.outputs if data_readers(output)), node.outputs[0])
 
 
 def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> None:

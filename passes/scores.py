@@ -1,7 +1,8 @@
 """From a softmax up to the product of query and key.
 
-Grammar, from the softmax's input upwards:
+Grammar, from the softmax's input, which is `sunk`, upwards:
 
+    sunk   := scores | a sink beside the scores, layout and casts behind it    see sinks.py
     scores := product                                      see contraction.py
             | layout(scores)                               what views.py looks through, casts included
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
@@ -25,6 +26,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sinks import AddSink, sinks
 from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
 
 LOWEST_FLOOR = -1e30
@@ -75,7 +77,7 @@ class Floor:
     floor: float
 
 
-Step = Rearrange | Scale | Addend | Select | Floor
+Step = Rearrange | Scale | Addend | Select | Floor | AddSink
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,9 @@ class ScorePath:
         return (self.product.node, *(step.node for step in self.steps))
 
 
-def find_scores(value: ir.Value, viewer: Viewer) -> ScorePath:
-    """Follow the grammar above from a softmax's input; declines name the node that broke it."""
+def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
+    """Follow the grammar above from a softmax's input, or from scores further up; declines name the node that broke
+    it."""
     steps: list[Step] = []
     current = value
     while True:
@@ -102,7 +105,8 @@ def find_scores(value: ir.Value, viewer: Viewer) -> ScorePath:
         found = contraction(node, viewer.info)
         if found is not None:
             return ScorePath(found, tuple(reversed(steps)))
-        step, current = _peel(node, viewer)
+        behind = not inner and all(isinstance(step, Rearrange) for step in steps)
+        step, current = (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
         steps.append(step)
 
 
@@ -118,7 +122,7 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
             return Decline(Code.SCORE_TERM, "too many terms are added to the scores", value.producer())
         viewer.depth += 1
         try:
-            find_scores(value, viewer)
+            find_scores(value, viewer, True)
             viewer.failures[value] = None
         except Decline as decline:
             viewer.failures[value] = decline
@@ -153,6 +157,13 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
         raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
     raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+
+
+def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    for step, scores in sinks(node, viewer.info):
+        if _leads_to_product(scores, viewer):
+            return step, scores
+    return None
 
 
 def _floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
