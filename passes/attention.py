@@ -204,7 +204,11 @@ class Matcher:
                 raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
         for node in nodes[:-1]:
             for output in node.outputs:
-                readers = [reader for reader in distinct_consumers(output) if id(reader) not in matched]
+                readers = [
+                    reader
+                    for reader in distinct_consumers(output)
+                    if id(reader) not in matched and not self._accounted_for(output, reader)
+                ]
                 outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
                 outside.extend(each for each in readers if each.graph is not anchor.node.graph)
                 harmless.extend((each, output) for each in readers if each not in outside)
@@ -216,6 +220,13 @@ class Matcher:
                 who = f"{label(outside[0])} reads them" if outside else "they are a model output"
                 raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
         return harmless
+
+    def _plan(self, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+        return planner.plan(terms, guard)
+
+    def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:
+        """Does somebody else answer for this reader of an inner value?"""
+        return False
 
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]

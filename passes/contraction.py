@@ -43,26 +43,31 @@ class Contraction:
 
 def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Read a node as a contraction over exactly one label; None when it is none."""
+    found = any_contraction(node, info)
+    return found if found is not None and len(found.summed) == 1 else None
+
+
+def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
+    """Read a node as a contraction over any number of labels; None when it is none."""
     if node is None or len(node.inputs) < 2:
         return None
     left, right = node.inputs[0], node.inputs[1]
     if left is None or right is None:
         return None
-    found: Contraction | None = None
     if is_op(node, "MatMul"):
-        found = _matmul(node, left, right, info, False, False, 1.0)
-    elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
+        return _matmul(node, left, right, info, False, False, 1.0)
+    if node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
         if int_attr(node, "transBatchA", 0) or int_attr(node, "transBatchB", 0):
             return None
-        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-    elif is_op(node, "Gemm"):
+        return _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    if is_op(node, "Gemm"):
         beta = node.attributes.get("beta")
         if input_of(node, 2) is not None and (beta is None or beta.as_float() != 0.0):
             return None
-        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-    elif is_op(node, "Einsum") and len(node.inputs) == 2:
-        found = _einsum(node, left, right, info)
-    return found if found is not None and len(found.summed) == 1 else None
+        return _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    if is_op(node, "Einsum") and len(node.inputs) == 2:
+        return _einsum(node, left, right, info)
+    return None
 
 
 def _flags(node: ir.Node) -> tuple[bool, bool]:

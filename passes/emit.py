@@ -8,8 +8,9 @@ else reads what lies between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -88,6 +89,30 @@ class Fused:
     notes: tuple[str, ...]
 
 
+class Companion(Protocol):
+    """What is emitted together with an attention because it takes its results: its gradient (backward/emit.py)."""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Its own operands."""
+
+    def adapted(self, match: AttentionMatch) -> AttentionMatch:
+        """The match with roles that serve both."""
+
+    def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
+        """The work in one layout; None when it is impossible there."""
+
+    def build(
+        self,
+        node: ir.Node,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        mover: Mover,
+    ) -> Callable[[], None]:
+        """Add the companion of a node and return what puts its results in place. Raises Decline."""
+
+
 @dataclass(frozen=True)
 class Emitter:
     """Builds fused nodes in one graph."""
@@ -97,22 +122,27 @@ class Emitter:
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
 
-    def emit(self, match: AttentionMatch) -> Fused:
-        """Add the node and let it take the place of the matched result. Raises Decline before any use is changed."""
+    def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
+        """Add the node and let it take the place of the matched result, and so for its companion, if any. Raises
+        Decline before any use is changed."""
         places = self._landing_places(match)
         match = match.refined()
+        if companion is not None:
+            match = companion.adapted(match)
         try:
-            return self._emit_at(match, places)
+            return self._emit_at(match, places, companion)
         except Decline:
             # The sizes a later place needs may not be had; the product's own place needs fewest.
-            return self._emit_at(match, places[:1])
+            return self._emit_at(match, places[:1], companion)
 
-    def _emit_at(self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]]) -> Fused:
-        plan = self._best_layout(match, places)
+    def _emit_at(
+        self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
+    ) -> Fused:
+        plan = self._best_layout(match, places, companion)
         space, builder = match.space, self.builder
         witnesses = [
             (value, space.resolve_all(dims))
-            for view in (match.query, match.key, match.value)
+            for view in (match.query, match.key, match.value, *(companion.views if companion is not None else ()))
             for value, dims in view.stops
         ]
         mover = Mover(builder, space, witnesses)
@@ -125,8 +155,9 @@ class Emitter:
         inputs["atten_mask"] = masks.atten_mask()
         inputs["sink"] = self._sink(match, mover)
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
-        node = self._node(match, plan, inputs)
-        self._check(node, match)
+        node = self._node(match, plan, inputs, statistics=companion is not None)
+        self.check(node, match)
+        land = None if companion is None else companion.build(node, match, plan, inputs, mover)
         for reader, dtype in match.types:
             converted = reader.inputs[0]
             assert converted is not None
@@ -137,6 +168,8 @@ class Emitter:
             replace_value(old, builder.alias(substitute) if named else substitute, rename=named)
             self.replaced.append(reader)
         self._land(plan, node, mover)
+        if land is not None:
+            land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         return Fused(node, plan.name, heads, tuple(notes))
 
@@ -153,12 +186,18 @@ class Emitter:
         assert size is not None
         return size
 
-    def _best_layout(self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]]) -> LayoutPlan:
+    def _best_layout(
+        self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
+    ) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         plans = [plan for name in LAYOUTS if (plan := self._layout(match, name, landings)) is not None]
-        if not plans:
+        costs = [(plan.cost, plan) for plan in plans]
+        if companion is not None:
+            extra = [(companion.cost(match, plan), plan) for plan in plans]
+            costs = [(plan.cost + more, plan) for more, plan in extra if more is not None]
+        if not costs:
             raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
-        return min(plans, key=lambda plan: plan.cost)
+        return min(costs, key=lambda pair: pair[0])[1]
 
     def _layout(
         self, match: AttentionMatch, name: str, landings: list[tuple[ir.Value, Arrangement, int]]
@@ -171,7 +210,7 @@ class Emitter:
         )
         operands = []
         for view, target in targets:
-            source = _cheapest_source(view, target, space)
+            source = cheapest_source(view, target, space)
             if source is None:
                 return None
             operands.append(source)
@@ -210,7 +249,9 @@ class Emitter:
             places.append((value, dims, saved))
         return places
 
-    def _node(self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None]) -> ir.Node:
+    def _node(
+        self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], statistics: bool
+    ) -> ir.Node:
         spec = get(OP, self.options.cann)
         attrs: dict[str, int | float | str] = {
             "scale_value": float(np.float32(match.scale)),
@@ -234,7 +275,7 @@ class Emitter:
             name=name,
         )
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
-            output.name = self._output_name(name, declared.name)
+            output.name = self._output_name(name, declared.name, statistics)
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
@@ -265,9 +306,10 @@ class Emitter:
             if target != "ort" or violation.extension is None:
                 raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)
 
-    def _output_name(self, node: str, output: str) -> str:
-        """Unused outputs have no name where nobody has to compute them."""
-        if output == "attention_out" or self.options.target == "ascend":
+    def _output_name(self, node: str, output: str, statistics: bool) -> str:
+        """Unused outputs have no name where nobody has to compute them; a gradient needs the statistics."""
+        used = output == "attention_out" or (statistics and output in ("softmax_max", "softmax_sum"))
+        if used or self.options.target == "ascend":
             return self.builder.names.new(f"{node}_{output}")
         return ""
 
@@ -305,7 +347,7 @@ class Emitter:
         replace_value(old, result)
 
 
-def _cheapest_source(view: View, target: Arrangement, space: AxisSpace) -> Source | None:
+def cheapest_source(view: View, target: Arrangement, space: AxisSpace) -> Source | None:
     """The stop of a view from which the target is reached with least work; among equals the one that needs no new
     nodes."""
     best: Source | None = None

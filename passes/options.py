@@ -27,13 +27,20 @@ class Options:
     """Options of one optimisation run.
 
     `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are
-    used only when `target` is "ascend".
+    used only when `target` is "ascend". `gradients` says whether the library for ONNX Runtime has
+    FlashAttentionScoreGrad; Ascend has it.
     """
 
     target: Target = "ort"
     product: str | None = None
     cann: str | None = None
     assume: frozenset[str] = frozenset()
+    gradients: bool = False
+
+    @property
+    def has_gradients(self) -> bool:
+        """Can the target compute FlashAttentionScoreGrad?"""
+        return self.gradients or self.target == "ascend"
 
     def __post_init__(self) -> None:
         if self.target not in ("ort", "ascend"):

@@ -23,6 +23,7 @@ has to honour it.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -66,13 +67,16 @@ class ProbabilityPath:
         return self.product.operands[1 - self.side]
 
 
-def find_values(softmax_output: ir.Value, viewer: Viewer) -> ProbabilityPath:
-    """Follow the grammar above; declines name the node that broke it."""
+def find_values(
+    softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None
+) -> ProbabilityPath:
+    """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
+    whoever gives it answers for the others."""
     current = softmax_output
     nodes: list[ir.Node] = []
     guard: Guard | None = None
     while True:
-        consumers = data_readers(current)
+        consumers = [node for node in data_readers(current) if among is None or node in among]
         if current.is_graph_output():
             raise Decline(
                 Code.PROBABILITIES_ARE_OUTPUT,

@@ -54,7 +54,8 @@ class Code(StrEnum):
     EMPTY_ROWS = "empty_rows", "what a fully masked row gives could not be kept"
     FUNCTION = "function", "the softmax lies in a model-local function that could not be inlined"
     SCOPE = "scope", "the attention is spread over a graph and its subgraphs (If, Loop)"
-    TRAINING = "training", "the probabilities are read by a backward part, which is not fused yet"
+    TRAINING = "training", "the probabilities are read by a backward part that could not be fused with them"
+    BIAS_GRADIENT = "bias_gradient", "the bias needs a gradient, which FlashAttentionScoreGrad does not give"
     READY_MADE = "ready_made", "the model already holds a fused attention operator here; it is left as it is"
     ILLEGAL = "illegal_for_target", "the fused node would break a constraint of the target"
     # Not attention at all.
@@ -63,8 +64,9 @@ class Code(StrEnum):
 
 @dataclass(frozen=True)
 class Block:
-    """One softmax or attention op of the model, and what became of it.
+    """One softmax or attention op of the model, or the gradient of one, and what became of it.
 
+    A forward block and the backward block of its gradient name each other in `pair`; the backward one follows at once.
     `heads` is (N1, N2), query and key heads, 0 where unknown before the model runs. `mask` is a short
     word: "none", "atten_mask", "real_shift", "causal", ... `node` is the name of the fused node.
     """

@@ -1,0 +1,387 @@
+"""The record of a gradient that belongs to a matched attention: nothing in the graph has been changed.
+
+    gradient of query := c * product(dS, key)        summed over the keys
+    gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
+    gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
+
+with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py). What the graph computes need not be *the*
+gradient: any factor c is kept, and any of the three may be missing. Every value of the region has to be read inside of
+it only, forward and backward part taken together; nodes whose result nobody needs do not count.
+
+What fully masked rows give to the gradients has to be what the operator gives them:
+
+    forward part's row        the graph's dS in that row       what is emitted
+    none, or 0                anything finite                  the plan as it is: the operator gives zeros
+    mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
+    mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import onnx_ir as ir
+
+from fa_compiler.passes.attention import Matcher
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.backward.forward import Findings, match_forward, paths
+from fa_compiler.passes.backward.quantities import Rows
+from fa_compiler.passes.backward.region import Region, Tensor
+from fa_compiler.passes.backward.tracing import seeds
+from fa_compiler.passes.contraction import Contraction, any_contraction
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.layout import COPY_COST
+from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.terms import AddTerm, RowGuard, Term
+from fa_compiler.passes.views import View, Viewer
+
+Role = Literal["query", "key", "value"]
+MAX_TAIL = 32
+"""More operators than this behind a product are not looked at for a better place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value that `factor` times the operator's gradient can replace; `saved` is the work that makes superfluous."""
+
+    value: ir.Value
+    dims: Arrangement
+    factor: float
+    saved: int
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One product of the backward part, and the places behind it where its result can be put in."""
+
+    role: Role
+    node: ir.Node
+    rows: Rows
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class GradientMatch:
+    """The backward part of an attention. `dead` are nodes that read inner values for nothing; `empty_rows` as the
+    operator's attribute cpu_empty_rows."""
+
+    dy: View
+    gradients: tuple[Gradient, ...]
+    dead: tuple[ir.Node, ...]
+    empty_rows: str = ""
+
+    @property
+    def node(self) -> ir.Node:
+        """The node the report names: the product that makes the first gradient."""
+        return self.gradients[0].node
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An attention with its gradient."""
+
+    forward: AttentionMatch
+    backward: GradientMatch
+
+
+class PairDecline(Decline):
+    """A decline after the gradient was found: the forward part alone could be fused. `gradient` is one of its nodes."""
+
+    gradient: ir.Node
+
+    @staticmethod
+    def about(gradient: ir.Node, decline: Decline) -> PairDecline:
+        """The same decline, of a pair with this gradient."""
+        found = PairDecline(decline.code, decline.reason, decline.culprit, decline.hint)
+        found.gradient = gradient
+        return found
+
+
+def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
+    """The attention around an anchor together with its gradient; None when there is nothing like a gradient.
+
+    Raises Decline when there is one that cannot be fused.
+    """
+    for path in paths(anchor, matcher):
+        try:
+            match, findings = match_forward(anchor, matcher, path)
+        except Decline:
+            continue
+        finder = _Finder(match, findings, matcher)
+        try:
+            return finder.pair()
+        except PairDecline as decline:
+            decline.gradient = finder.gradients[0].node
+            raise
+    return None
+
+
+class _BiasPlanner(MaskPlanner):
+    """Makes no boolean masks."""
+
+    def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
+        return False
+
+
+@dataclass
+class _Finder:
+    match: AttentionMatch
+    findings: Findings
+    matcher: Matcher
+
+    def __post_init__(self) -> None:
+        self.viewer = Viewer(self.matcher.info, self.match.space)
+        self.region = Region.of(self.match, self.findings, self.matcher.sets, self.viewer)
+        self.gradients: list[Gradient] = []
+        self.products: dict[ir.Node, bool] = {}
+        self.dead: list[ir.Node] = []
+        self.shapes: list[tuple[ir.Node, ir.Value]] = []
+        self.types: list[tuple[ir.Node, ir.DataType]] = []
+        before, after = self.findings.before, self.findings.after
+        assert before is not None and after is not None
+        self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, after.product.node}
+
+    def pair(self) -> Pair | None:
+        strangers = self._follow()
+        if not self.gradients:
+            return None
+        assert self.findings.after is not None
+        if any(is_op(node, "Slice", "Split") for node in self.findings.after.nodes):
+            raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
+        if strangers:
+            raise self._foreign(*strangers[0])
+        dy = self.region.dy
+        assert dy is not None
+        self._check_output_gradient(dy)
+        resolved = self.viewer.space.resolve_all
+        shapes = tuple((node, resolved(self._tensor(value).dims)) for node, value in self.shapes)
+        match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
+        match, empty_rows = self._fully_masked_rows(match)
+        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), empty_rows))
+
+    def _tensor(self, value: ir.Value) -> Tensor:
+        tensor = self.region.tensor(value)
+        if tensor is None:
+            raise PairDecline(Code.SHAPE, f"the shape of {value.name!r} is needed elsewhere", value.producer())
+        return tensor
+
+    # -- from the probabilities to the gradients ------------------------------------------------
+
+    def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
+        """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
+        strangers: list[tuple[ir.Value, ir.Node | None]] = []
+        seen: set[ir.Value] = set()
+        while True:
+            inner = [value for value, tensor in self.region.tensors.items() if tensor is not None]
+            fresh = [value for value in dict.fromkeys([*self.findings.late, *inner]) if value not in seen]
+            if not fresh:
+                return strangers
+            for value in fresh:
+                seen.add(value)
+                if value.is_graph_output():
+                    strangers.append((value, None))
+                strangers.extend((value, node) for node in distinct_consumers(value) if not self._belongs(value, node))
+
+    def _belongs(self, value: ir.Value, node: ir.Node) -> bool:
+        if node in self.forward or node in self.products:
+            return self.products.get(node, True)
+        if node.graph is not self.match.node.graph:
+            return False
+        if reads_shape(node):
+            self.shapes.append((node, value))
+            return True
+        if reads_type(node, value):
+            dtype = self.matcher.info.dtype(value)
+            self.types.extend([(node, dtype)] if dtype is not None else [])
+            return dtype is not None
+        if dead := dead_branch(node):
+            self.dead.extend(dead)
+            return True
+        product = any_contraction(node, self.matcher.info)
+        if product is not None:
+            found = self._gradient(product)
+            if found is not None:
+                self.gradients.append(found)
+                self.products[node] = True
+                return True
+        return self.region.tensor(node.outputs[0]) is not None
+
+    def _gradient(self, product: Contraction) -> Gradient | None:
+        """A product that makes one of the three gradients."""
+        for side in (0, 1):
+            tensor = self.region.tensor(product.operands[side])
+            if tensor is None or len(tensor.dims) != len(product.labels[side]):
+                continue
+            found = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
+            if found is not None:
+                return found
+        return None
+
+    def _of_scores(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+        factor = tensor.quantity.score_gradient
+        if factor is None:
+            return None
+        options: tuple[tuple[Role, View], ...] = (("query", self.match.key), ("key", self.match.query))
+        for role, view in options:
+            known = self.region.tracer.trace(product.operands[1 - side], seeds(view.stops))
+            if known is None or not self._sums(product, side, tensor.dims, role):
+                continue
+            if not self.region.walk(product, 1 - side, known.dims, tensor.dims):
+                continue
+            dims = self.region.arranged(product, side, tensor.dims, known.dims)
+            total = product.factor * factor * known.factor / self.match.scale
+            return self._placed(role, product, tensor, dims, total)
+        return None
+
+    def _of_value(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+        factor = tensor.quantity.probabilities
+        if factor is None or not self._sums(product, side, tensor.dims, "value"):
+            return None
+        output = self.region.output_gradient(product, 1 - side, tensor.dims)
+        if output is None:
+            return None
+        dims = self.region.arranged(product, side, tensor.dims, output[0])
+        free = [each for each in product.labels[1 - side] if each in product.out and each not in product.labels[side]]
+        width = dict(zip(product.labels[1 - side], output[0], strict=True))
+        if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_depth):
+            return None
+        dims = self.viewer.space.resolve_all(dims)
+        return self._placed("value", product, tensor, dims, product.factor * factor * output[1])
+
+    def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
+        """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
+        space = self.viewer.space
+        roles = self.match.roles.refined(space)
+        by_label = dict(zip(product.labels[side], dims, strict=True))
+        summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
+        if role == "query":
+            return tuple(summed) == roles.columns
+        shared = {*roles.batch, *roles.heads}
+        return set(roles.rows) <= set(summed) and set(summed) - set(roles.rows) <= shared
+
+    def _placed(
+        self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float
+    ) -> Gradient | None:
+        """The places behind the product: layout operators, factors, casts, and sums over heads or batch."""
+        value, saved = product.output, 0
+        places = [Place(value, dims, factor, saved)]
+        while len(places) < MAX_TAIL and not value.is_graph_output():
+            readers = distinct_consumers(value)
+            if len(readers) != 1 or readers[0].graph is not product.node.graph or sum(1 for _ in value.uses()) != 1:
+                break
+            node = readers[0]
+            moved = self._moved(node, value, dims, factor)
+            if moved is None:
+                break
+            dims, factor = moved
+            saved += COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
+            value = node.outputs[0]
+            places.append(Place(value, dims, factor, saved))
+        return Gradient(role, product.node, tensor.quantity.rows, tuple(places))
+
+    def _moved(
+        self, node: ir.Node, value: ir.Value, dims: Arrangement, factor: float
+    ) -> tuple[Arrangement, float] | None:
+        """The arrangement and factor behind one operator."""
+        if is_op(node, "ReduceSum"):
+            summed = self._without_summed(node, dims)
+            return None if summed is None else (summed, factor)
+        step = self.region.tracer.look_through(node)
+        if step is None or step[0] is not value or is_op(node, "Expand", "Tile"):
+            return None
+        if self.viewer.factor(node) is not None:
+            return dims, factor * step[1]
+        moved = self.viewer.rearranged(node, dims)
+        return None if moved is None else (moved, factor)
+
+    def _without_summed(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
+        """What a sum over heads or batch leaves."""
+        axes = reduced_axes(node)
+        space = self.viewer.space
+        roles = self.match.roles.refined(space)
+        if not axes:
+            return None
+        chosen = {axis % len(dims) for axis in axes}
+        if not {each for axis in chosen for each in space.resolve(dims[axis])} <= {*roles.batch, *roles.heads}:
+            return None
+        keep = int_attr(node, "keepdims", 1) == 1
+        return tuple(() if index in chosen else dim for index, dim in enumerate(dims) if keep or index not in chosen)
+
+    # -- what has to hold -----------------------------------------------------------------------
+
+    def _foreign(self, value: ir.Value, reader: ir.Node | None) -> Decline:
+        """Why the pair cannot be fused, given a reader that does not belong to the gradient."""
+        who = "it is a model output" if reader is None else f"{label(reader)} reads it"
+        tensor = self.region.tensors.get(value)
+        culprit = value.producer() if reader is None else reader
+        if tensor is not None and tensor.quantity.score_gradient is not None:
+            if any(isinstance(term, AddTerm) for term in self.findings.terms):
+                reason = (
+                    f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
+                )
+                hint = "freeze the bias, or keep this attention unfused"
+                return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)
+            return PairDecline(
+                Code.TRAINING, f"the gradient of the scores {value.name!r} is needed elsewhere: {who}", culprit
+            )
+        reason = f"{value.name!r} in the backward part is used in a way that is no gradient of attention: {who}"
+        return PairDecline(Code.TRAINING, reason, culprit)
+
+    def _check_output_gradient(self, dy: View) -> None:
+        space = self.viewer.space
+        roles = self.match.roles.refined(space)
+        wanted = {*roles.batch, *roles.heads, *roles.rows, *roles.value_depth}
+        if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
+            reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
+            raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)
+
+    def _fully_masked_rows(self, match: AttentionMatch) -> tuple[AttentionMatch, str]:
+        """The plan whose fully masked rows give the gradients what the graph gave them."""
+        plan = match.mask
+        states = {gradient.rows for gradient in self.gradients}
+        scores = {gradient.rows for gradient in self.gradients if gradient.role != "value"}
+        values = {gradient.rows for gradient in self.gradients if gradient.role == "value"}
+        if Rows.RAW in states and (plan.nan_rows or plan.empty_rows):
+            raise self._rows_differ("the gradient uses the probabilities before their guard")
+        if plan.empty_rows in ("", "zero"):
+            return match, plan.empty_rows
+        if scores <= {Rows.ZERO} and values <= {Rows.SAME} and plan.empty_rows in ("mean", "nan"):
+            return match, plan.empty_rows
+        if states == {Rows.SAME}:
+            return replace(match, mask=self._as_bias()), ""
+        raise self._rows_differ("rows that are masked everywhere get another gradient than the operator gives")
+
+    def _as_bias(self) -> MaskPlan:
+        """The plan with every mask as a bias, exactly as it was added or put in."""
+        given = self.findings.planner
+        assert given is not None
+        planner = _BiasPlanner(**{each.name: getattr(given, each.name) for each in fields(given)})
+        return planner.plan(self.findings.terms, self.findings.guard)
+
+    def _rows_differ(self, reason: str) -> Decline:
+        return PairDecline(
+            Code.EMPTY_ROWS,
+            reason,
+            self.gradients[0].node,
+            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+        )
+
+
+def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
+    """The node and all behind it when nobody needs what they compute, else nothing."""
+    pending, seen = [node], [node]
+    while pending:
+        for output in pending.pop().outputs:
+            if output.is_graph_output() or len(seen) > limit:
+                return []
+            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
+            seen.extend(fresh)
+            pending.extend(fresh)
+    return seen

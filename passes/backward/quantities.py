@@ -1,0 +1,142 @@
+"""What a value computed from the probabilities is: a polynomial in the few quantities a softmax's gradient is made of.
+
+    P    the probabilities, as the product with the values reads them
+    G    their gradient, dO V^T
+    D    the row sums of P * G
+    L    the row sums of the exponentials (decomposed softmax): exp(s - max) is P * L
+
+Every exporter writes the gradient of the scores in its own way: P*G - P*D, P*(G - D), G/L - D/L times the
+exponentials. As polynomials they are all equal, whatever the order of sums, products and factors. That is algebra over
+the real numbers; only rounding differs.
+
+The algebra holds in every row that attends a key, for P is 0 wherever a mask excludes. What a value is in a row that is
+masked everywhere depends on the spelling, which `Rows` keeps track of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Monomial = tuple[int, int, int, int]
+"""The powers of P, G, D and L."""
+
+MAX_POWER = 4
+"""Higher powers do not occur in a gradient."""
+TOLERANCE = 2.0**-20
+"""Two factors this close are one number, rounded twice."""
+
+
+class Rows(Enum):
+    """What a value is in rows that are masked everywhere.
+
+    SAME    the polynomial of what the forward part computed in that row
+    ZERO    zeros, because a selection put them there
+    OTHER   finite where SAME is, but neither
+    RAW     made from probabilities that a guard replaced afterwards, so possibly NaN where the forward part has 0
+    """
+
+    SAME = "same"
+    ZERO = "zero"
+    OTHER = "other"
+    RAW = "raw"
+
+    def times(self, other: Rows) -> Rows:
+        """Of a product."""
+        pair = {self, other}
+        if Rows.RAW in pair:
+            return Rows.RAW
+        if Rows.ZERO in pair:
+            return Rows.ZERO
+        return Rows.SAME if pair == {Rows.SAME} else Rows.OTHER
+
+    def plus(self, other: Rows) -> Rows:
+        """Of a sum."""
+        if Rows.RAW in (self, other):
+            return Rows.RAW
+        return self if self is other else Rows.OTHER
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A sum of monomials with their coefficients, and what it is in fully masked rows."""
+
+    terms: Mapping[Monomial, float]
+    rows: Rows = Rows.SAME
+
+    def times(self, other: Quantity) -> Quantity | None:
+        """The product; None when a power grows beyond what a gradient holds."""
+        result: dict[Monomial, float] = {}
+        for left, a in self.terms.items():
+            for right, b in other.terms.items():
+                monomial = (left[0] + right[0], left[1] + right[1], left[2] + right[2], left[3] + right[3])
+                if max(map(abs, monomial)) > MAX_POWER:
+                    return None
+                result[monomial] = result.get(monomial, 0.0) + a * b
+        return _checked(result, self.rows.times(other.rows))
+
+    def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
+        """The sum or difference; terms that cancel up to rounding are gone."""
+        result = dict(self.terms)
+        for monomial, factor in other.terms.items():
+            mine = result.get(monomial, 0.0)
+            total = mine + sign * factor
+            if abs(total) <= TOLERANCE * abs(mine):
+                result.pop(monomial)
+            else:
+                result[monomial] = total
+        return _checked(result, self.rows.plus(other.rows))
+
+    def scaled(self, factor: float) -> Quantity | None:
+        """Every term times a number."""
+        return _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows)
+
+    def to_power(self, power: int) -> Quantity | None:
+        """An integer power of row sums of exponentials, the only quantity that is divided by."""
+        if len(self.terms) != 1:
+            return None
+        ((monomial, factor),) = self.terms.items()
+        if monomial[:3] != (0, 0, 0) or abs(monomial[3] * power) > MAX_POWER:
+            return None
+        return _checked({(0, 0, 0, monomial[3] * power): factor**power}, self.rows)
+
+    def row_sum(self) -> Quantity | None:
+        """The sum over the keys: of P * G it is D, and L may be taken out of it."""
+        result: dict[Monomial, float] = {}
+        for (p, g, d, length), factor in self.terms.items():
+            if (p, g) != (1, 1):
+                return None
+            result[(0, 0, d + 1, length)] = factor
+        return _checked(result, self.rows)
+
+    def zeroed(self) -> Quantity:
+        """With zeros at every position a mask excludes."""
+        return Quantity(self.terms, Rows.ZERO)
+
+    @property
+    def probabilities(self) -> float | None:
+        """c of c * P, None for anything else."""
+        return self.terms.get(P) if len(self.terms) == 1 else None
+
+    @property
+    def score_gradient(self) -> float | None:
+        """c of c * (P*G - P*D), None for anything else."""
+        if set(self.terms) != {PG, PD}:
+            return None
+        factor = self.terms[PG]
+        return factor if math.isclose(factor, -self.terms[PD], rel_tol=TOLERANCE) else None
+
+
+P: Monomial = (1, 0, 0, 0)
+G: Monomial = (0, 1, 0, 0)
+L: Monomial = (0, 0, 0, 1)
+E: Monomial = (1, 0, 0, 1)
+PG: Monomial = (1, 1, 0, 0)
+PD: Monomial = (1, 0, 1, 0)
+
+
+def _checked(terms: dict[Monomial, float], rows: Rows) -> Quantity | None:
+    fine = terms and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
+    return Quantity(terms, rows) if fine else None

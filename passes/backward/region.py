@@ -1,0 +1,358 @@
+"""The values between the probabilities and the gradients, each as the quantity it is (see quantities.py).
+
+Grammar, from the probabilities downwards and, where another operand comes in, upwards to the product that made it:
+
+    region := what the forward part left: the probabilities, exponentials and their row sums
+            | dO V^T in any spelling of the product: G
+            | layout(region) | Cast(region) | c * region | region / c | -region
+            | region + region | region - region | Sum(region, ...) | region * region | region / L | Pow(L, n) | 1 / L
+            | ReduceSum(region) over the keys             of P*G, with powers of L before it
+            | Einsum(region, region), summed over the keys and nothing else
+            | SoftmaxGrad_13(region, region), SoftmaxGrad          com.microsoft: P * (g - rowsum(P * g))
+            | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, or of the guard
+
+Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
+multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.backward.forward import Findings
+from fa_compiler.passes.backward.quantities import E, G, L, P, Quantity, Rows
+from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
+from fa_compiler.passes.contraction import Contraction, any_contraction
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.nodes import input_of, int_attr, is_op, reduced_axes
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.terms import AddTerm, SelectTerm
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View, Viewer
+
+MAX_DEPTH = 40
+"""Operands that come from further up are no part of a gradient."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A quantity and the axes of the tensor that holds it."""
+
+    quantity: Quantity
+    dims: Arrangement
+
+
+Combine = Callable[[Quantity, Quantity], Quantity | None]
+
+
+@dataclass
+class Region:
+    """The region of one match. `dy` is the gradient of the output, known from the first product that reads it."""
+
+    match: AttentionMatch
+    findings: Findings
+    sets: ValueSets
+    viewer: Viewer
+    tracer: Tracer
+    dy: View | None = None
+    tensors: dict[ir.Value, Tensor | None] = field(default_factory=dict)
+    _depth: int = 0
+
+    @staticmethod
+    def of(match: AttentionMatch, findings: Findings, sets: ValueSets, viewer: Viewer) -> Region:
+        """The region with what the forward part left in it."""
+        region = Region(match, findings, sets, viewer, Tracer(match, viewer))
+        region._seed(match.anchor)
+        return region
+
+    def _seed(self, anchor: SoftmaxAnchor) -> None:
+        after = self.findings.after
+        assert after is not None
+        where = None if after.guard is None else after.guard.where
+        rows = Rows.SAME if where is None else Rows.RAW
+        scores = self.findings.seen[anchor.output]
+        for node in anchor.nodes:
+            if is_op(node, "Exp"):
+                self._put(node.outputs[0], Quantity({E: 1.0}, rows), scores)
+            elif is_op(node, "ReduceSum") and anchor.axis is not None:
+                sums = tuple(() if index == anchor.axis else dim for index, dim in enumerate(scores))
+                self._put(node.outputs[0], Quantity({L: 1.0}, rows), sums)
+        self._put(anchor.output, Quantity({P: 1.0}, rows), scores)
+        for node in after.nodes:
+            if node is where:
+                rows = Rows.SAME
+            if node.outputs[0] in self.findings.seen and not is_op(node, "IsNaN"):
+                self._put(node.outputs[0], Quantity({P: 1.0}, rows), self.findings.seen[node.outputs[0]])
+
+    def _put(self, value: ir.Value, quantity: Quantity, dims: Arrangement) -> None:
+        self.tensors[value] = Tensor(quantity, self.viewer.space.resolve_all(dims))
+
+    # -- one value ------------------------------------------------------------------------------
+
+    def tensor(self, value: ir.Value | None) -> Tensor | None:
+        """What a value is; None when it is nothing that the grammar knows."""
+        if value is None:
+            return None
+        if value not in self.tensors:
+            if self._depth >= MAX_DEPTH:
+                return None
+            node = value.producer()
+            if node is None or node.graph is not self.match.node.graph or value is not node.outputs[0]:
+                return None
+            self.tensors[value] = None
+            self._depth += 1
+            self.tensors[value] = self._of_node(node)
+            self._depth -= 1
+        found = self.tensors[value]
+        return None if found is None else Tensor(found.quantity, self.viewer.space.resolve_all(found.dims))
+
+    def _of_node(self, node: ir.Node) -> Tensor | None:
+        step = self.tracer.look_through(node)
+        if step is not None:
+            return self._rearranged(node, *step)
+        if is_op(node, "Mul"):
+            return self._combined(node, lambda a, b: a.times(b))
+        if is_op(node, "Add", "Sum"):
+            return self._combined(node, lambda a, b: a.plus(b))
+        if is_op(node, "Sub"):
+            return self._combined(node, lambda a, b: a.plus(b, -1.0))
+        if is_op(node, "Div"):
+            return self._divided(node)
+        if is_op(node, "Pow", "Reciprocal"):
+            return self._power(node)
+        if is_op(node, "ReduceSum"):
+            return self._summed(node)
+        if is_op(node, "Where"):
+            return self._selected(node)
+        if node.domain == "com.microsoft" and node.op_type in ("SoftmaxGrad", "SoftmaxGrad_13"):
+            return self._softmax_gradient(node)
+        product = any_contraction(node, self.viewer.info)
+        return None if product is None else self._product(product)
+
+    def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Tensor | None:
+        tensor = self.tensor(source)
+        if tensor is None:
+            return None
+        if self.viewer.factor(node) is not None:
+            return _tensor(tensor.quantity.scaled(factor), tensor.dims)
+        dims = self.viewer.rearranged(node, tensor.dims)
+        return None if dims is None else Tensor(tensor.quantity, dims)
+
+    def _combined(self, node: ir.Node, combine: Combine) -> Tensor | None:
+        tensors = self._all(node.inputs)
+        if tensors is None:
+            return None
+        result = tensors[0]
+        for other in tensors[1:]:
+            dims = self.tracer.aligned(result.dims, other.dims)
+            combined = _tensor(combine(result.quantity, other.quantity), dims)
+            if combined is None:
+                return None
+            result = combined
+        return result
+
+    def _all(self, values: Sequence[ir.Value | None]) -> list[Tensor] | None:
+        """Every value as a tensor; the first that is none ends it, so that little is looked at in vain."""
+        result: list[Tensor] = []
+        for value in values:
+            tensor = self.tensor(value)
+            if tensor is None:
+                return None
+            result.append(tensor)
+        return result or None
+
+    def _divided(self, node: ir.Node) -> Tensor | None:
+        below = self.tensor(node.inputs[1])
+        inverse = None if below is None else below.quantity.to_power(-1)
+        if below is None or inverse is None:
+            return None
+        above = self.tensor(node.inputs[0])
+        if above is not None:
+            dims = self.tracer.aligned(above.dims, below.dims)
+            return _tensor(above.quantity.times(inverse), dims)
+        number = None if node.inputs[0] is None else self.viewer.info.scalar(node.inputs[0])
+        return None if number is None else _tensor(inverse.scaled(number), below.dims)
+
+    def _power(self, node: ir.Node) -> Tensor | None:
+        tensor = self.tensor(node.inputs[0])
+        number = -1.0 if node.op_type == "Reciprocal" else None
+        if number is None and (exponent := input_of(node, 1)) is not None:
+            number = self.viewer.info.scalar(exponent)
+        if tensor is None or number is None or number != int(number):
+            return None
+        return _tensor(tensor.quantity.to_power(int(number)), tensor.dims)
+
+    def _summed(self, node: ir.Node) -> Tensor | None:
+        """The sum over the keys."""
+        tensor, axes = self.tensor(node.inputs[0]), reduced_axes(node)
+        if tensor is None or axes is None or len(axes) != 1:
+            return None
+        axis = axes[0] % len(tensor.dims)
+        if not self.are_columns(tensor.dims[axis]):
+            return None
+        kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
+        return _tensor(tensor.quantity.row_sum(), (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
+
+    def are_columns(self, axes: Axes) -> bool:
+        """Is this the dimension of the keys?"""
+        space = self.viewer.space
+        return space.resolve(axes) == space.resolve(self.match.roles.columns)
+
+    def _softmax_gradient(self, node: ir.Node) -> Tensor | None:
+        tensors = self._all(node.inputs[:2])
+        if tensors is None:
+            return None
+        gradient, softmax = tensors
+        dims = self.tracer.aligned(gradient.dims, softmax.dims)
+        if dims is None:
+            return None
+        modern = node.op_type == "SoftmaxGrad_13"
+        axis = int_attr(node, "axis", -1 if modern else 1)
+        axis += len(dims) if axis < 0 else 0
+        if not 0 <= axis < len(dims) or not self.are_columns(dims[axis]) or (not modern and axis != len(dims) - 1):
+            return None
+        weighted = softmax.quantity.times(gradient.quantity)
+        total = None if weighted is None else weighted.row_sum()
+        inner = None if total is None else gradient.quantity.plus(total, -1.0)
+        return None if inner is None else _tensor(softmax.quantity.times(inner), dims)
+
+    # -- selections -----------------------------------------------------------------------------
+
+    def _selected(self, node: ir.Node) -> Tensor | None:
+        """Zeros where the forward part masks, or where its guard does."""
+        for index, keep in ((1, True), (2, False)):
+            zero = node.inputs[3 - index]
+            if zero is None or not self._is_zero(zero):
+                continue
+            tensor = self.tensor(node.inputs[index])
+            if tensor is not None:
+                rows = self._rows_after(node.inputs[0], keep, tensor)
+                return None if rows is None else Tensor(Quantity(tensor.quantity.terms, rows), tensor.dims)
+        return None
+
+    def _is_zero(self, value: ir.Value) -> bool:
+        return self.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
+
+    def _rows_after(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Rows | None:
+        """What fully masked rows are after zeros were put where `condition` is not `keep`; None for a foreign one."""
+        own, negated = stripped(condition, self.tracer)
+        masks = [term for term in self.findings.terms if isinstance(term, AddTerm | SelectTerm)]
+        for term in masks:
+            if isinstance(term, SelectTerm):
+                theirs, other = stripped(term.condition, self.tracer)
+                if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
+                    if len(masks) == 1:
+                        return Rows.ZERO
+                    return Rows.RAW if tensor.quantity.rows is Rows.RAW else Rows.OTHER
+        guard = self.findings.after.guard if self.findings.after is not None else None
+        if guard is None:
+            return None
+        where = guard.where
+        guarded = self.findings.seen[where.outputs[0]]
+        kept = where.inputs[1] in self.tensors and self.tensors[where.inputs[1]] is not None
+        theirs, other = stripped(where.inputs[0], self.tracer)
+        if where.inputs[0] is None or keep ^ negated != kept ^ other:
+            return None
+        dims = self.viewer.alignment(where.inputs[0], guarded, where)
+        if not self._same(own, theirs, dims, tensor):
+            return None
+        scaled_by_p = all(monomial[0] > 0 for monomial in tensor.quantity.terms)
+        return Rows.SAME if scaled_by_p and tensor.quantity.rows in (Rows.SAME, Rows.RAW) else Rows.OTHER
+
+    def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor) -> bool:
+        """Does a condition select from the tensor along the axes along which the forward part's does?"""
+        if own is None or theirs is None:
+            return False
+        known = self.tracer.trace(own, {theirs: dims})
+        if known is None:
+            return False
+        space = self.viewer.space
+        mine, wanted = space.resolve_all(known.dims), space.resolve_all(tensor.dims)
+        if len(mine) > len(wanted):
+            return False
+        return all(not a or a == b for a, b in zip(mine[::-1], wanted[::-1], strict=False))
+
+    # -- products -------------------------------------------------------------------------------
+
+    def _product(self, product: Contraction) -> Tensor | None:
+        """dO V^T, or the row sums of a product of two tensors of the region."""
+        values = seeds(self.match.value.stops)
+        for side in (0, 1):
+            known = self.tracer.trace(product.operands[side], values)
+            if known is None:
+                continue
+            output = self.output_gradient(product, 1 - side, known.dims)
+            if output is None:
+                continue
+            dims, factor = output
+            if self._runs_over(product, side, known.dims, self.match.roles.value_depth):
+                out = self.arranged(product, side, known.dims, dims)
+                return _tensor(Quantity({G: 1.0}).scaled(known.factor * factor * product.factor), out)
+        return self._row_products(product) if is_op(product.node, "Einsum") else None
+
+    def _row_products(self, product: Contraction) -> Tensor | None:
+        tensors = self._all(product.operands)
+        if tensors is None or set(product.labels[0]) != set(product.labels[1]):
+            return None
+        one, other = tensors
+        order = dict(zip(product.labels[1], other.dims, strict=True))
+        dims = self.tracer.aligned(one.dims, tuple(order[label] for label in product.labels[0]))
+        quantity = one.quantity.times(other.quantity)
+        total = None if quantity is None else quantity.row_sum()
+        if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.columns):
+            return None
+        by_label = dict(zip(product.labels[0], dims, strict=True))
+        return _tensor(total.scaled(product.factor), tuple(by_label[label] for label in product.out))
+
+    def _runs_over(self, product: Contraction, side: int, dims: Arrangement, axes: Axes) -> bool:
+        """Does the product sum over exactly these axes?"""
+        space = self.viewer.space
+        by_label = dict(zip(product.labels[side], dims, strict=True))
+        summed = [axis for label in product.summed for axis in space.resolve(by_label[label])]
+        return len(product.summed) == 1 and tuple(summed) == space.resolve(axes)
+
+    def output_gradient(self, product: Contraction, side: int, other: Arrangement) -> tuple[Arrangement, float] | None:
+        """The operand of a product as the gradient of the attention's output: its arrangement and factor.
+
+        The first operand that stands where that gradient has to stand is taken for it; all others have to be the same.
+        What it is does not matter: the operator's gradients are linear in it.
+        """
+        value = product.operands[side]
+        if self.dy is not None:
+            known = self.tracer.trace(value, seeds(self.dy.stops))
+            if known is None or not self.walk(product, side, known.dims, other):
+                return None
+            return self.viewer.space.resolve_all(known.dims), known.factor
+        for shallow in (False, True):
+            view = self.viewer.view(value, widening=True, shallow=shallow)
+            if view is not None and self.walk(product, side, view.dims, other):
+                self.dy = view
+                return self.viewer.space.resolve_all(view.dims), view.scale
+        return None
+
+    def walk(self, product: Contraction, side: int, dims: Arrangement, other: Arrangement) -> bool:
+        """Let the labels two operands share run along the same axes."""
+        if len(dims) != len(product.labels[side]) or len(other) != len(product.labels[1 - side]):
+            return False
+        mine = dict(zip(product.labels[side], dims, strict=True))
+        theirs = dict(zip(product.labels[1 - side], other, strict=True))
+        for label in mine.keys() & theirs.keys():
+            one, two = self.viewer.space.resolve(mine[label]), self.viewer.space.resolve(theirs[label])
+            broadcast = label in product.out and not (one and two)
+            if not broadcast and not self.tracer.same(one, two):
+                return False
+        return True
+
+    def arranged(self, product: Contraction, side: int, mine: Arrangement, other: Arrangement) -> Arrangement:
+        """The arrangement of a product's output."""
+        one = dict(zip(product.labels[side], mine, strict=True))
+        two = dict(zip(product.labels[1 - side], other, strict=True))
+        return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
+
+
+def _tensor(quantity: Quantity | None, dims: Arrangement | None) -> Tensor | None:
+    return None if quantity is None or dims is None else Tensor(quantity, dims)

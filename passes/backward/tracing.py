@@ -1,0 +1,129 @@
+"""Following a value up to one whose axes are known already.
+
+The gradient reads query, key, values and masks in its own layouts, often branching off in the middle of the forward
+part's. A value is *known* when it is reached through layout operators, factors and casts from one that has an
+arrangement; then its own arrangement follows, in the same axes, and no new ones are invented but by Expand.
+
+Casts between float types are looked through in both directions: they only round a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.probabilities import FLOATS
+from fa_compiler.passes.scores import LAYOUT_OPS
+from fa_compiler.passes.views import Viewer, is_inference_dropout
+
+MAX_STEPS = 64
+ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """`value == factor * rearranged(what is known)`, with its arrangement."""
+
+    dims: Arrangement
+    factor: float
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """Traces values of one match."""
+
+    match: AttentionMatch
+    viewer: Viewer
+
+    def trace(self, value: ir.Value | None, seeds: Mapping[ir.Value, Arrangement]) -> Known | None:
+        """The value as one of the seeds; None when it is made from none of them alone."""
+        chain: list[tuple[ir.Node, float]] = []
+        while value is not None and value not in seeds:
+            node = value.producer()
+            if node is None or len(chain) >= MAX_STEPS:
+                return None
+            step = self.look_through(node)
+            if step is None:
+                return None
+            chain.append((node, step[1]))
+            value = step[0]
+        if value is None:
+            return None
+        dims: Arrangement | None = self.viewer.space.resolve_all(seeds[value])
+        for node, _ in reversed(chain):
+            if dims is not None and self.viewer.factor(node) is None:
+                dims = self.viewer.rearranged(node, dims)
+        return None if dims is None else Known(dims, math.prod(factor for _, factor in chain))
+
+    def look_through(self, node: ir.Node) -> tuple[ir.Value, float] | None:
+        """What a layout operator, a cast or a factor was applied to, and the factor."""
+        factor = self.viewer.factor(node)
+        if factor is not None:
+            return factor
+        source = node.inputs[0] if node.inputs else None
+        if source is None:
+            return None
+        if is_op(node, *LAYOUT_OPS, "Expand", "Tile") or (is_op(node, "Dropout") and is_inference_dropout(node)):
+            return source, 1.0
+        if is_op(node, "Cast", "CastLike") and self.is_float(source) and self.is_float(node.outputs[0]):
+            return source, 1.0
+        return None
+
+    def is_float(self, value: ir.Value) -> bool:
+        """Is this a tensor of floating point numbers?"""
+        return self.viewer.info.dtype(value) in ANY_FLOAT
+
+    def same(self, one: Axes, other: Axes) -> bool:
+        """Are two dimensions that an operator walks together the same axes?
+
+        Axes of neither role are named after those they walk with; two that both have a role have to be equal.
+        """
+        space = self.viewer.space
+        mine, theirs = space.resolve(one), space.resolve(other)
+        if mine == theirs:
+            return True
+        roles = self.match.roles.refined(space)
+        bound = {
+            *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.rows),
+            *(*roles.columns, *roles.depth, *roles.value_depth),
+        }
+        if bound.isdisjoint(mine) or bound.isdisjoint(theirs):
+            return space.unify(mine, theirs)
+        return False
+
+    def aligned(self, one: Arrangement, other: Arrangement) -> Arrangement | None:
+        """The arrangement of two operands that broadcast together; None when their axes do not match."""
+        rank = max(len(one), len(other))
+        pairs = zip(((),) * (rank - len(one)) + one, ((),) * (rank - len(other)) + other, strict=True)
+        result: list[Axes] = []
+        for mine, theirs in pairs:
+            if mine and theirs and not self.same(mine, theirs):
+                return None
+            result.append(mine or theirs)
+        return self.viewer.space.resolve_all(result)
+
+
+def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
+    """The values on a view's way, by their arrangements."""
+    return dict(view_stops)
+
+
+def stripped(value: ir.Value | None, tracer: Tracer) -> tuple[ir.Value | None, bool]:
+    """A condition without casts between booleans and without Not; and whether it was negated."""
+    negated = False
+    while value is not None:
+        node = value.producer()
+        if node is None or not is_op(node, "Cast", "Identity", "Not"):
+            break
+        source = node.inputs[0]
+        if source is None or tracer.viewer.info.dtype(source) != ir.DataType.BOOL:
+            break
+        negated ^= node.op_type == "Not"
+        value = source
+    return value, negated
