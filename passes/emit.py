@@ -299,7 +299,7 @@ class Emitter:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
         return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), own, plan)
 
-    def _check(self, node: ir.Node, match: AttentionMatch) -> None:
+    def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""
         target = "ort" if self.options.target == "ort" else self.options.product or DEFAULT_PRODUCT
         for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
