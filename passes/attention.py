@@ -89,6 +89,9 @@ class Matcher:
         seen: dict[ir.Value, Arrangement] = {}
         dims, scale, terms, sunk = self._simulate(before, qk, viewer, seen)
         seen[anchor.output] = dims
+        if anchor.rounds and (term := next((term for term in terms if not self._leaves_scores(term)), None)):
+            reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
+            raise Decline(Code.SCORE_TERM, reason, term.node)
         key_side, columns = self._key_side(anchor, qk, dims, sunk, viewer)
         dims = self._simulate_after(after, dims, sunk, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
@@ -104,6 +107,13 @@ class Matcher:
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types)
+
+    def _leaves_scores(self, term: Term) -> bool:
+        """Does a term leave scores as they are, or make them -inf?"""
+        if isinstance(term, AddTerm):
+            values = self.sets.of(term.value)
+            return values is not None and values <= {0.0, -math.inf * term.sign}
+        return isinstance(term, ScaleTerm) or (isinstance(term, SelectTerm) and term.fill == -math.inf)
 
     def _sink_above(self, sunk: Sunk) -> float:
         """A number no sink is below."""

@@ -1,14 +1,22 @@
 """The anchors: every softmax of a graph, in any spelling.
 
     softmax := Softmax(x), axis a                          opset >= 13: over axis a
-                                                           opset < 13: over axes a.. flattened; taken when a is the last
-             | Div(e, ReduceSum(e, axis a, keepdims=1))    e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
-
+                                                           opset < 13: over axes a.. flattened; taken when all of them
+                                                           but one are of size 1
+             | Exp(LogSoftmax(x)), axis a
+             | Exp(Sub(x, ReduceLogSumExp(x, axis a, keepdims=1)))
+             | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
+                                                           e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
              | Softmax(Sub(x, ReduceMax(x, axis a, keepdims=1))), axis a
+    The reductions may drop the axis and put it back by Unsqueeze or Reshape, and repeat their result by Expand.
+    total   := ReduceSum(e, axis a, keepdims=1) | Add(total, c) | Max(total, c)    0 <= c <= 1e-7; Max also up to 1
 
 Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
-own definition. Without the subtraction of the maximum, Div(e, ReduceSum(e)) with e = Exp(x), the value overflows where
-Softmax does not: that form is an anchor only to be declined.
+own definition; its total is at least 1, so that a number that small is lost in it. The difference to ReduceLogSumExp
+rounds like the scores themselves, so that a row of numbers such as -1e9 is rounded away: it is marked, and the matcher
+takes it only where no such number can be added.
+Without the subtraction of the maximum, Div(e, ReduceSum(e)) with e = Exp(x), the value overflows where Softmax does
+not: that form is an anchor only to be declined.
 """
 
 from __future__ import annotations
@@ -20,6 +28,10 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import int_attr, is_op, opset, reduced_axes
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Dim
+
+SMALLEST = 1e-7
+"""A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class SoftmaxAnchor:
     """A softmax over one axis. `nodes` are all nodes that compute it, the last of them gives `output`.
 
     `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
-    the maximum subtracted.
+    the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum.
     """
 
     scores: ir.Value
@@ -35,6 +47,7 @@ class SoftmaxAnchor:
     axis: int | None
     nodes: tuple[ir.Node, ...]
     overflows: bool = False
+    rounds: bool = False
 
     @property
     def node(self) -> ir.Node:
@@ -47,13 +60,16 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     for node in list(graph):
         if is_op(node, "Softmax") and node.inputs[0] is not None:
             axis = _axis(node, node.inputs[0], info)
-            shift = _shifted_by_maximum(node.inputs[0], info)
+            shift = _shifted_by(node.inputs[0], "ReduceMax", info)
             if shift is not None and shift[0] == axis:
                 yield SoftmaxAnchor(shift[1], node.outputs[0], axis, (*shift[2], node))
             else:
                 yield SoftmaxAnchor(node.inputs[0], node.outputs[0], axis, (node,))
-        elif is_op(node, "Div") and (found := _decomposed(node, info)) is not None:
-            yield found
+        else:
+            found = _of_logarithm(node, info) if is_op(node, "Exp") else None
+            found = _decomposed(node, info) if is_op(node, "Div", "Mul") else found
+            if found is not None:
+                yield found
 
 
 def _axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
@@ -64,48 +80,125 @@ def _axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
     modern = opset(node) >= 13
     axis = int_attr(node, "axis", -1 if modern else 1)
     axis += rank if axis < 0 else 0
-    return axis if 0 <= axis < rank and (modern or axis == rank - 1) else None
+    if modern:
+        return axis if 0 <= axis < rank else None
+    if not 0 <= axis < rank:
+        return None
+    longer = [index for index in range(axis, rank) if shape[index].const != 1]
+    if len(longer) > 1:
+        return None
+    return longer[0] if longer else rank - 1
 
 
-def _decomposed(div: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
-    exponential, total = div.inputs[0], div.inputs[1]
-    if exponential is None or total is None:
+def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    logarithm = exp.inputs[0]
+    node = None if logarithm is None else logarithm.producer()
+    if node is None or logarithm is None:
         return None
-    summing, exp = total.producer(), exponential.producer()
-    if not is_op(exp, "Exp") or not is_op(summing, "ReduceSum"):
-        return None
-    assert exp is not None and summing is not None
-    if summing.inputs[0] is not exponential or exp.inputs[0] is None:
-        return None
-    scores = exp.inputs[0]
-    axis = _reduced_axis(summing, scores, info)
-    shift = _shifted_by_maximum(scores, info)
-    if shift is None and axis is not None:
-        return SoftmaxAnchor(scores, div.outputs[0], axis, (exp, summing, div), overflows=True)
-    if shift is None or shift[0] != axis:
-        return None
-    return SoftmaxAnchor(shift[1], div.outputs[0], shift[0], (*shift[2], exp, summing, div))
+    if is_op(node, "LogSoftmax") and node.inputs[0] is not None:
+        return SoftmaxAnchor(node.inputs[0], exp.outputs[0], _axis(node, node.inputs[0], info), (node, exp))
+    shift = _shifted_by(logarithm, "ReduceLogSumExp", info)
+    return None if shift is None else SoftmaxAnchor(shift[1], exp.outputs[0], shift[0], (*shift[2], exp), rounds=True)
 
 
-def _shifted_by_maximum(value: ir.Value, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - max(x, axis)`: the axis, x and the two nodes."""
+def _decomposed(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
+    """Exponentials over their total, however the division is spelt."""
+    for exponential, total, dividing in _quotients(node, info):
+        found = _ratio(node, exponential, total, dividing, info)
+        if found is not None:
+            return found
+    return None
+
+
+def _quotients(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]]:
+    """Dividend, divisor and the nodes that divide."""
+    left, right = node.inputs[0], node.inputs[1]
+    if left is None or right is None:
+        return
+    if node.op_type == "Div":
+        yield left, right, (node,)
+        return
+    for value, inverse in ((left, right), (right, left)):
+        maker = inverse.producer()
+        if maker is None:
+            continue
+        divisor = maker.inputs[-1] if maker.inputs else None
+        one = maker.inputs[0] if is_op(maker, "Div") else None
+        inverts = is_op(maker, "Reciprocal") or (one is not None and info.scalar(one) == 1.0)
+        if inverts and divisor is not None:
+            yield value, divisor, (maker, node)
+
+
+def _ratio(
+    last: ir.Node, exponential: ir.Value, total: ir.Value, dividing: tuple[ir.Node, ...], info: ShapeInfo
+) -> SoftmaxAnchor | None:
+    exp = exponential.producer()
+    scores = exp.inputs[0] if is_op(exp, "Exp") and exp is not None else None
+    if exp is None or scores is None:
+        return None
+    plain, guards = _unguarded(total, info)
+    sums = _reduced(plain, "ReduceSum", exponential, info)
+    if sums is None:
+        return None
+    axis, summing = sums
+    nodes = (exp, *summing, *guards, *dividing)
+    shift = _shifted_by(scores, "ReduceMax", info)
+    if shift is None:
+        return SoftmaxAnchor(scores, last.outputs[0], axis, nodes, overflows=True)
+    return SoftmaxAnchor(shift[1], last.outputs[0], axis, (*shift[2], *nodes)) if shift[0] == axis else None
+
+
+def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """A total without what keeps it from being 0, and the nodes that do, in order."""
+    guards: list[ir.Node] = []
+    while True:
+        node = total.producer()
+        if not is_op(node, "Add", "Max") or node is None or len(node.inputs) != 2:
+            break
+        largest = SMALLEST if node.op_type == "Add" else 1.0
+        numbers = [None if value is None else info.scalar(value) for value in node.inputs]
+        small = [index for index, number in enumerate(numbers) if number is not None and 0.0 <= number <= largest]
+        kept = node.inputs[1 - small[0]] if small else None
+        if kept is None:
+            break
+        guards.append(node)
+        total = kept
+    return total, tuple(reversed(guards))
+
+
+def _shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+    """For `x - reduction(x, axis)`: the axis, x and the nodes."""
     sub = value.producer()
     if not is_op(sub, "Sub"):
         return None
     assert sub is not None
     scores, peak = sub.inputs[0], sub.inputs[1]
-    maximum = peak.producer() if peak is not None else None
-    if scores is None or not is_op(maximum, "ReduceMax"):
-        return None
-    assert maximum is not None
-    axis = _reduced_axis(maximum, scores, info)
-    return None if maximum.inputs[0] is not scores or axis is None else (axis, scores, (maximum, sub))
+    found = None if scores is None or peak is None else _reduced(peak, reduction, scores, info)
+    return None if found is None or scores is None else (found[0], scores, (*found[1], sub))
 
 
-def _reduced_axis(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> int | None:
-    """The one axis a reduction with kept dimensions runs over."""
-    shape = info.shape(scores)
-    if shape is None or int_attr(node, "keepdims", 1) != 1:
+def _reduced(
+    value: ir.Value, reduction: str, source: ir.Value, info: ShapeInfo
+) -> tuple[int, tuple[ir.Node, ...]] | None:
+    """The one axis of `source` over which `value` is a reduction, of size 1 or repeated there, and the nodes."""
+    shape, own = info.shape(source), info.shape(value)
+    nodes: list[ir.Node] = []
+    current = value
+    while is_op(node := current.producer(), "Unsqueeze", "Reshape", "Identity", "Expand") and node is not None:
+        inner = node.inputs[0]
+        if inner is None or (node.op_type == "Expand" and nodes):
+            return None
+        nodes.append(node)
+        current = inner
+    if node is None or not is_op(node, reduction) or node.inputs[0] is not source or shape is None or own is None:
         return None
     axes = reduced_axes(node)
-    return axes[0] % len(shape) if axes is not None and len(axes) == 1 else None
+    if axes is None or len(axes) != 1:
+        return None
+    axis = axes[0] % len(shape)
+    kept = (*shape[:axis], Dim(1), *shape[axis + 1 :])
+    expanded = bool(nodes) and nodes[0].op_type == "Expand"
+    before = info.shape(nodes[0].inputs[0]) if expanded and nodes[0].inputs[0] is not None else own
+    if before != kept or own not in (kept, shape):
+        return None
+    return axis, (node, *reversed(nodes))

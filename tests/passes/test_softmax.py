@@ -1,0 +1,112 @@
+"""The softmax in all its spellings, with scores of some hundreds and rows that are masked everywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
+
+NUMBERS = (
+    "last = Constant<value=int64[1] {-1}>() one = Constant<value=float {1.0}>() tiny = Constant<value=float {1e-9}>() "
+)
+EXPONENTIALS = "n = ReduceMax<axes=[-1], keepdims=1>(x) d = Sub(x, n) e = Exp(d) "
+TOTAL = EXPONENTIALS + "t = ReduceSum<keepdims=1>(e, last) "
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+TERMS = {
+    "none": "x = Identity(s) ",
+    "infinite": "low = Constant<value=float {-inf}>() x = Where(m, s, low) ",
+    "finite": "low = Constant<value=float {-3.4028234663852886e38}>() x = Where(m, s, low) ",
+    "bias": "x = Add(s, b) ",
+}
+
+
+def model(softmax: str, terms: str = TERMS["none"], opset: int = 17) -> onnx.ModelProto:
+    more = "bool[B,1,1,T] m, float[B,1,S,T] b"
+    return parse(NUMBERS + PRODUCT_QK + terms + softmax + PRODUCT_PV, more, opset=opset)
+
+
+def same(proto: onnx.ModelProto, **given: Array) -> Block:
+    """Compare before and after; float32 knows scores of some hundreds, and so probabilities, to 1e-5."""
+    result, report = fused(proto)
+    (block,) = report.blocks
+    for factor in (1, 30):
+        feeds = random_feeds(proto, **given)
+        feeds["q"] = (feeds["q"] * factor).astype(np.float32)
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 2e-5 * factor)
+    return block
+
+
+SPELLINGS = {
+    "reciprocal": TOTAL + "r = Reciprocal(t) p = Mul(e, r) ",
+    "reciprocal_first": TOTAL + "r = Div(one, t) p = Mul(r, e) ",
+    "against_zero": TOTAL + "u = Add(t, tiny) p = Div(e, u) ",
+    "against_zero_by_a_floor": TOTAL + "u = Max(tiny, t) p = Div(e, u) ",
+    "logarithm": "l = LogSoftmax<axis=-1>(x) p = Exp(l) ",
+    "axes_dropped": "n3 = ReduceMax<axes=[-1], keepdims=0>(x) n = Unsqueeze(n3, last) d = Sub(x, n) e = Exp(d) "
+    "t3 = ReduceSum<keepdims=0>(e, last) r = Constant<value=int64[4] {0,0,-1,1}>() t = Reshape(t3, r) p = Div(e, t) ",
+    "repeated": EXPONENTIALS + "t1 = ReduceSum<keepdims=1>(e, last) sh = Shape(x) t = Expand(t1, sh) p = Div(e, t) ",
+}
+LOGARITHM_OF_THE_SUM = "l = ReduceLogSumExp<axes=[-1], keepdims=1>(x) d = Sub(x, l) p = Exp(d) "
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings(spelling: str, terms: str) -> None:
+    assert same(model(SPELLINGS[spelling], TERMS[terms]), m=PADDING).status == "fused"
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_the_logarithm_of_the_sum_subtracted(terms: str) -> None:
+    """It is rounded away beside a number such as -3.4e38: a row of nothing else gives ones, not their mean."""
+    block = same(model(LOGARITHM_OF_THE_SUM, TERMS[terms]), m=PADDING)
+    if terms in ("none", "infinite"):
+        assert block.status == "fused"
+    else:
+        assert (block.code, block.culprit) == ("score_term", "x")
+
+
+def test_flattened_over_dimensions_of_one() -> None:
+    """The softmax of opset 11 over the last two dimensions, of which one is a single row."""
+    inputs = "float[B,4,1,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+    body = PRODUCT_QK + "p = Softmax<axis=2>(s) " + PRODUCT_PV
+    proto = parse(body, inputs=inputs, outputs="float[B,4,1,8] y", opset=11)
+    assert same(proto).status == "fused"
+
+
+NO_SOFTMAX = {
+    "another_total": TOTAL.replace("e, last", "x, last") + "p = Div(e, t) ",
+    "a_large_number_added": TOTAL + "u = Add(t, one) p = Div(e, u) ",
+    "half_the_reciprocal": "half = Constant<value=float {0.5}>() " + TOTAL + "r = Div(half, t) p = Mul(e, r) ",
+    "reciprocal_of_the_exponentials": TOTAL + "r = Reciprocal(e) p = Mul(t, r) ",
+}
+
+
+@pytest.mark.parametrize("name", NO_SOFTMAX)
+def test_what_is_no_softmax(name: str) -> None:
+    result, report = fused(model(NO_SOFTMAX[name]))
+    assert not report.blocks
+    assert "FlashAttentionScore" not in {node.op_type for node in result.graph.node}
+
+
+def test_flattened_over_rows_and_keys() -> None:
+    _, report = fused(parse(PRODUCT_QK + "p = Softmax<axis=2>(s) " + PRODUCT_PV, opset=11))
+    assert [block.code for block in report.blocks] == ["softmax_axis"]
+
+
+def test_maximum_of_other_rows() -> None:
+    """The maxima are put back along the wrong axis."""
+    square = "float[B,4,6,8] q, float[B,4,6,8] k, float[B,4,6,8] v"
+    softmax = EXPONENTIALS.replace(
+        "n = ReduceMax<axes=[-1], keepdims=1>(x)",
+        "n3 = ReduceMax<axes=[-1], keepdims=0>(x) at = Constant<value=int64[1] {2}>() n = Unsqueeze(n3, at)",
+    )
+    softmax += "t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) "
+    proto = parse(
+        NUMBERS + PRODUCT_QK + TERMS["none"] + softmax + PRODUCT_PV, inputs=square, outputs="float[B,4,6,8] y"
+    )
+    _, report = fused(proto)
+    assert [block.status for block in report.blocks] == ["declined"]
