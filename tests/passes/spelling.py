@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tests.passes.patterns import PATTERNS, SINCE, WRITTEN
+from tests.passes.writer import SYMBOLS
+
 FLOAT32_MIN = float(np.finfo(np.float32).min)
 FLOAT16_MIN = float(np.finfo(np.float16).min)
-SYMBOLS = "BST"
-"""The sizes that are symbols in a model that is not static."""
 CONSTANT = ("const", "const_empty")
 """The sources of masks that are no inputs."""
 MODERATE = -1e30
@@ -26,9 +27,10 @@ class Mask:
     form     select       Where(keep, s, fill)             select_drop   Where(drop, fill, s)
              add_where    s + Where(keep, 0, fill)         add_mul       s + (1 - float(keep)) * fill
              chain        x = 1 - float(keep); s + Where(bool(x), fill, x)
-             bias         s + a float input
+             add_triangle s + Trilu(fill everywhere)       bias          s + a float input
     source   "input" bool, "int" an int64 input of 0 and 1, "const" a triangle kept in the model, "const_empty" one with
-             a row that is masked everywhere
+             a row that is masked everywhere, or a writer of patterns.py, which computes a `pattern`
+    padding  of a computed mask: "", "and" and "times" with an input [B, 1, 1, T], "gather" with an input [B, T]
     """
 
     form: str = "select"
@@ -39,31 +41,43 @@ class Mask:
     """Does a bias hold -inf?"""
     anonymous: bool = False
     """Are the input's symbolic dimensions declared without names?"""
+    pattern: str = "causal"
+    padding: str = ""
+
+    @property
+    def computed(self) -> bool:
+        """Does it follow from positions?"""
+        return self.source in WRITTEN and self.form != "bias"
 
 
 @dataclass(frozen=True)
 class Spelling:
     """How an attention is written down; every field has the plainest spelling as its default."""
 
-    sizes: Mapping[str, int] = field(default_factory=lambda: {"B": 2, "N": 4, "K": 4, "S": 5, "T": 6, "D": 8, "E": 8})
+    sizes: Mapping[str, int] = field(
+        default_factory=lambda: {"B": 2, "N": 4, "K": 4, "S": 5, "T": 6, "D": 8, "E": 8, "P": 1}
+    )
     dtype: str = "float32"
     symbolic: bool = True
     opset: int = 17
     layout: str = "BNSD"
-    """Of the three inputs: BNSD, BSND, BSH, SBH, or SD (one head, rank 2)."""
+    """Of the three inputs: BNSD, BSND, BSH, SBH, BSD (one head, rank 3), or SD (rank 2)."""
+    packed: str = "none"
+    """Query, key and value in one input: split, slice (BSH), gather (BSND), gather_first (BNSD)."""
+    cache: bool = False
+    """Keys and values of earlier steps in front of the new ones, T = P + S."""
     target: str = "computed"
     """Reshape targets: "computed" from Shape, "inferred" with 0 and -1, "constant" (static models)."""
     product: str = "matmul"
     """matmul, folded (rank 3), einsum, fused (FusedMatMul), gemm (rank 2)."""
     key: str = "0132"
-    """Where the key is transposed: 0132, 0231 (from BSND), rank3 (through a rank 3 Reshape)."""
+    """Where the key is transposed: 0132, 0231 (at once, from where heads are behind rows), rank3 (through rank 3)."""
     transposed: bool = False
     """Everything upside down: K Q^T, softmax over axis -2, V^T P^T."""
     gqa: str = "none"
-    """none, expand (consecutive heads), interleave and tile (heads in turns, by Expand or by Tile), broadcast (one key
-    head), grouped (rank 5)."""
+    """As repeats.py says; broadcast (one key head) and grouped (rank 5) repeat nothing."""
     scale: str = "mul"
-    """none, query, key, both, transposed_key, mul, div, computed, after_mask, alpha."""
+    """none, query, query_div, key, both, computed_both, transposed_key, mul, div, root, computed, after_mask, alpha."""
     factor: float = 0.5
     masks: tuple[Mask, ...] = ()
     guard: str = "none"
@@ -85,76 +99,159 @@ class Spelling:
 
 def consistent(spelling: Spelling) -> Spelling:
     """The nearest spelling whose fields go together."""
-    sizes = dict(spelling.sizes)
-    change: dict[str, Any] = {}
-    if spelling.layout == "SD":
-        sizes |= {"B": 1, "N": 1, "K": 1}
+    for rule in (_operands, _products, _versions, _scales, _masks, _guards):
+        spelling = rule(spelling)
+    return spelling
+
+
+def _operands(spelling: Spelling) -> Spelling:
+    sizes = {"P": 1, **spelling.sizes}
+    change: dict[str, Any] = {"sizes": sizes}
+    layout, packed = spelling.layout, spelling.packed
+    if packed != "none":
+        layout = {"gather": "BSND", "gather_first": "BNSD"}.get(packed, "BSH")
+    if layout in ("SD", "BSD"):
+        sizes |= {"N": 1, "K": 1} | ({"B": 1} if layout == "SD" else {})
         change |= {"gqa": "none", "output": "BNSD", "key": "0132"}
-        change["masks"] = tuple(replace(mask, dims="ST" if "S" in mask.dims else "T") for mask in spelling.masks)
-        change["product"] = "matmul" if spelling.product in ("folded", "einsum") else spelling.product
-    elif spelling.product == "gemm":
-        change["product"] = "matmul"
-    if spelling.gqa == "none" or sizes["N"] % sizes["K"]:
+    if packed != "none":
+        sizes["T"] = sizes["S"]
+        if packed.startswith("gather"):
+            sizes |= {"K": sizes["N"], "E": sizes["D"]}
+    cache = spelling.cache and packed == "none" and layout in ("BNSD", "BSND")
+    if cache:
+        sizes["T"] = sizes["P"] + sizes["S"]
+    gqa = change.get("gqa", spelling.gqa)
+    if gqa == "none" or sizes["N"] % sizes["K"]:
         sizes["K"] = sizes["N"]
         change["gqa"] = "none"
-    elif spelling.gqa == "broadcast":
-        sizes["K"] = 1
-    spelling = replace(spelling, sizes=sizes, **change)
-    change = {}
-    if spelling.product == "fused" and spelling.dtype != "float32":
-        change["product"] = "matmul"
-    if spelling.product == "folded" and (spelling.transposed or spelling.gqa in ("broadcast", "grouped")):
-        change["product"] = "matmul"
-    spelling = replace(spelling, **change)
-    change = {}
-    if spelling.key == "0231":
-        fits = spelling.layout == "BSND" and spelling.product == "matmul" and not spelling.transposed
-        change["key"] = "0231" if fits and spelling.gqa in ("none", "broadcast") else "0132"
-    if spelling.scale == "alpha" and spelling.product not in ("fused", "gemm"):
-        change["scale"] = "mul"
-    if spelling.scale == "transposed_key" and (spelling.product != "matmul" or spelling.transposed):
-        change["scale"] = "key"
-    if spelling.target == "constant" and spelling.symbolic:
-        change["target"] = "inferred"
-    if spelling.floor and (spelling.dtype == "float16") != spelling.upcast:
-        change["floor"] = False
-    if spelling.dtype == "float16" and not spelling.upcast and spelling.product == "folded":
-        # ONNX Runtime computes in float32 across one operator without arithmetic, and rounds to float16 between two.
-        change["identity"] = False
-    if spelling.transposed and spelling.opset < 13:
+    elif gqa == "broadcast":
+        if packed.startswith("gather"):
+            change["gqa"] = "none"
+        else:
+            sizes["K"] = 1
+    return replace(spelling, **{"layout": layout, "cache": cache, **change})
+
+
+def _products(spelling: Spelling) -> Spelling:
+    product = spelling.product
+    low = spelling.layout in ("SD", "BSD")
+    if low and product in ("folded", "einsum"):
+        product = "matmul"
+    if product == "gemm" and (spelling.layout != "SD" or spelling.opset < 11):
+        # Gemm had to have a third operand.
+        product = "matmul"
+    if product == "fused" and spelling.dtype != "float32":
+        product = "matmul"
+    if product == "folded" and (spelling.transposed or spelling.gqa in ("broadcast", "grouped")):
+        product = "matmul"
+    key = spelling.key
+    if key == "0231":
+        fits = spelling.layout in ("BSND", "BSH", "SBH") and product == "matmul" and not spelling.transposed
+        key = "0231" if fits and spelling.gqa in ("none", "broadcast") else "0132"
+    elif key == "rank3" and (low or spelling.gqa in ("broadcast", "grouped")):
+        key = "0132"
+    target = "inferred" if spelling.target == "constant" and spelling.symbolic else spelling.target
+    return replace(spelling, product=product, key=key, target=target)
+
+
+def _versions(spelling: Spelling) -> Spelling:
+    opset = spelling.opset
+    if "einsum" in (spelling.product, spelling.values) and opset < 12:
+        opset = 13
+    if spelling.transposed and opset < 13:
         # A Softmax of these opsets flattens: only the last axis means one axis.
-        change["opset"] = 13
-    if spelling.guard == "selection":
-        selections = [mask for mask in spelling.masks if mask.form.startswith("select")]
-        change["guard"] = "selection" if len(selections) == 1 and spelling.product != "folded" else "none"
-    if spelling.guard == "bias":
-        added = len(spelling.masks) == 1 and not spelling.masks[0].form.startswith("select")
-        # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
-        single = added and not spelling.transposed and spelling.scale != "after_mask" and spelling.product != "folded"
-        undefined = added and spelling.masks[0].form == "add_mul" and math.isinf(spelling.masks[0].fill)
-        change["guard"] = "bias" if single and not undefined else "none"
-    if "einsum" in (spelling.product, spelling.values) and spelling.opset < 12:
-        change["opset"] = 13
+        opset = 13
+    softmax = "op_positive" if opset < 11 and spelling.softmax == "op" else spelling.softmax
+    return replace(spelling, opset=opset, softmax=softmax)
+
+
+def _scales(spelling: Spelling) -> Spelling:
+    scale = spelling.scale
+    if scale == "alpha" and spelling.product not in ("fused", "gemm"):
+        scale = "mul"
+    if scale == "transposed_key" and (spelling.product != "matmul" or spelling.transposed):
+        scale = "key"
+    if scale.startswith("computed") and spelling.packed != "none":
+        scale = "both"
+    if wider(spelling) == "float64" and scale in ("mul", "div", "root", "computed", "after_mask"):
+        scale = "query"
+    return replace(spelling, scale=scale)
+
+
+def _masks(spelling: Spelling) -> Spelling:
+    floor = spelling.floor and (spelling.dtype == "float32") != spelling.upcast
     masks = []
     for mask in spelling.masks:
         if mask.form == "add_mul" and math.isinf(mask.fill):
             # Such a mask holds NaN, which no floor changes.
-            change["floor"] = False
+            floor = False
+        mask = _written(mask, spelling) if mask.computed else replace(mask, padding="", dims=_low(mask.dims, spelling))
+        if mask.form == "add_triangle" and (not mask.computed or mask.padding):
+            mask = replace(mask, form="add_where")
         if mask.source in CONSTANT and "B" in mask.dims:
             mask = replace(mask, source="input")
-        if any(sizes[letter] == 1 for letter in mask.dims if letter in SYMBOLS):
+        if any(spelling.sizes[letter] == 1 for letter in mask.dims if letter in SYMBOLS):
             # A dimension that is not known beside scores of one row could enlarge them.
             mask = replace(mask, anonymous=False)
         masks.append(mask)
-    spelling = replace(spelling, masks=tuple(masks), **change)
-    if wider(spelling) == "float64" and spelling.scale in ("mul", "div", "computed", "after_mask"):
-        return replace(spelling, scale="query")
-    return spelling
+    identity = spelling.identity
+    if spelling.dtype == "float16" and not spelling.upcast and spelling.product == "folded":
+        # ONNX Runtime computes in float32 across one operator without arithmetic, and rounds to float16 between two.
+        identity = False
+    return replace(spelling, masks=tuple(masks), floor=floor, identity=identity)
+
+
+def _low(dims: str, spelling: Spelling) -> str:
+    """A mask's dimensions for scores of rank 2 or 3."""
+    if spelling.layout == "SD":
+        return "ST" if "S" in dims else "T"
+    return dims[0] + dims[2:] if spelling.layout == "BSD" and len(dims) == 4 else dims
+
+
+def _written(mask: Mask, spelling: Spelling) -> Mask:
+    """A computed mask whose writer exists in the opset and knows the pattern."""
+    pattern = PATTERNS[mask.pattern]
+    if mask.padding == "gather" and spelling.opset < SINCE["range"]:
+        mask = replace(mask, padding="and")
+    backward = pattern.at_end and spelling.sizes["T"] < spelling.sizes["S"]
+    if mask.source.startswith("slice") and backward:
+        # Exporters cut a triangle where there are no fewer keys than rows.
+        mask = replace(mask, source="range")
+    if mask.source == "slice_lifted" and spelling.layout in ("SD", "BSD"):
+        mask = replace(mask, source="slice")
+    if spelling.opset < SINCE.get(mask.source, 14):
+        mask = replace(mask, source="range" if spelling.opset >= SINCE["range"] else "input")
+        if mask.source == "input":
+            return replace(mask, padding="", dims=_low("B11T", spelling))
+    if mask.form == "add_triangle" and (spelling.opset < 14 or pattern.lower is not None):
+        mask = replace(mask, form="add_where")
+    if spelling.layout == "SD":
+        return replace(mask, padding="", dims="ST")
+    if mask.padding:
+        return replace(mask, dims=_low("B1ST", spelling))
+    lifted = mask.source == "slice_lifted" or mask.dims == "11ST"
+    return replace(mask, dims=_low("11ST", spelling) if lifted else "ST")
+
+
+def _guards(spelling: Spelling) -> Spelling:
+    guard = spelling.guard
+    if guard == "selection":
+        selections = [mask for mask in spelling.masks if mask.form.startswith("select")]
+        guard = "selection" if len(selections) == 1 and spelling.product != "folded" else "none"
+    if guard == "bias":
+        added = len(spelling.masks) == 1 and not spelling.masks[0].form.startswith("select")
+        # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
+        single = added and not spelling.transposed and spelling.scale != "after_mask" and spelling.product != "folded"
+        undefined = added and spelling.masks[0].form == "add_mul" and math.isinf(spelling.masks[0].fill)
+        guard = "bias" if single and not undefined and spelling.opset >= 11 else "none"
+    return replace(spelling, guard=guard)
 
 
 def wider(spelling: Spelling) -> str:
     """The type of the masked scores."""
-    return {"float16": "float32", "float32": "float64"}[spelling.dtype] if spelling.upcast else spelling.dtype
+    if not spelling.upcast:
+        return spelling.dtype
+    return {"float16": "float32", "bfloat16": "float32", "float32": "float64"}[spelling.dtype]
 
 
 def may_decline(spelling: Spelling) -> set[str]:

@@ -7,12 +7,15 @@ by a seed; the other half are built choice by choice and shrink well when they f
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.passes.patterns import PATTERNS, WRITTEN
+from tests.passes.repeats import REPEATS
 from tests.passes.spelling import FLOAT32_MIN, Mask, Spelling, consistent
 
 Choices = Mapping[str, Sequence[Any]]
@@ -25,30 +28,37 @@ SIZES: Choices = {
     "T": [1, 2, 6, 9],
     "D": [1, 4, 8],
     "E": [4, 8, 3],
+    "P": [1, 4],
 }
+SCALES = ["none", "query", "query_div", "key", "both", "computed_both", "transposed_key", "mul", "div", "root"]
+SCALES += ["computed", "after_mask", "alpha"]
 MASK: Choices = {
-    "form": ["select", "select_drop", "add_where", "add_mul", "chain", "bias", "bias"],
+    "form": ["select", "select_drop", "add_where", "add_mul", "chain", "add_triangle", "bias", "bias"],
     "dims": ["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"],
-    "fill": [-math.inf, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4],
-    "source": ["input", "int", "const", "const_empty"],
+    "fill": [-math.inf, -math.inf, FLOAT32_MIN, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4],
+    "source": ["input", "int", "const", "const_empty", *WRITTEN],
+    "pattern": ["causal", *PATTERNS],
+    "padding": ["", "", "and", "times", "gather"],
     "infinite": [False, True],
     "anonymous": [False, False, True],
 }
 FIELDS: Choices = {
-    "dtype": ["float32", "float32", "float32", "float16"],
+    "dtype": ["float32", "float32", "float16"],
     "symbolic": [True, False],
-    "opset": [17, 11, 13, 18, 21],
-    "layout": ["BNSD", "BSND", "BSH", "SBH", "BNSD", "BSND", "BSH", "SBH", "SD"],
+    "opset": [17, 9, 10, 11, 13, 14, 17, 18, 18, 21, 23, 26],
+    "layout": ["BNSD", "BSND", "BSH", "SBH", "BNSD", "BSND", "BSH", "SBH", "BSD", "SD"],
+    "packed": [*["none"] * 8, "split", "slice", "gather", "gather_first"],
+    "cache": [False, False, True],
     "target": ["computed", "inferred", "constant"],
     "product": ["matmul", "matmul", "folded", "einsum", "fused", "gemm"],
     "key": ["0132", "0231", "rank3"],
     "transposed": [False, False, True],
-    "gqa": ["none", "expand", "interleave", "tile", "broadcast", "grouped"],
-    "scale": ["none", "query", "key", "both", "transposed_key", "mul", "div", "computed", "after_mask", "alpha"],
+    "gqa": ["none", *REPEATS],
+    "scale": SCALES,
     "factor": [0.5, 1 / math.sqrt(8), 2.5],
     "guard": ["none", "none", "nan", "bias", "selection"],
     "softmax": ["op", "op_positive", "decomposed", "shifted"],
-    "upcast": [False, False, False, False, True],
+    "upcast": [False, False, False, False, False, True],
     "floor": [False, False, True],
     "dropout": [False, True],
     "identity": [False, True],
@@ -78,3 +88,8 @@ _STEPWISE = st.tuples(_chosen(SIZES), _MASKS, _chosen(FIELDS)).map(
 )
 
 SPELLINGS: st.SearchStrategy[Spelling] = st.one_of(st.integers(0, (1 << 32) - 1).map(_even), _STEPWISE)
+
+
+def examples(count: int) -> int:
+    """How many to draw: FA_COMPILER_EXAMPLES times as many as usual."""
+    return count * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import onnx
 import onnx_ir as ir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa_compiler.passes.options import Target
+from fa_compiler.reference import evaluator
 from tests.passes.builder import Case, build
+from tests.passes.patterns import PATTERNS
 from tests.passes.running import Feeds, assert_same, fused, run
-from tests.passes.spelling import CONSTANT, Spelling, may_decline
-from tests.passes.strategies import SPELLINGS
+from tests.passes.spelling import CONSTANT, MODERATE, Mask, Spelling, consistent, may_decline
+from tests.passes.strategies import SPELLINGS, examples
 
 
 def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
@@ -24,7 +29,14 @@ def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
     assert_same(result, original, tolerance)
 
 
-@settings(max_examples=500)
+def keeps_first_key(mask: Mask, spelling: Spelling) -> bool:
+    """Can a test see to it that every row keeps the first key?"""
+    if mask.computed:
+        return bool(PATTERNS[mask.pattern].kept(spelling.sizes["S"], spelling.sizes["T"])[:, 0].all())
+    return mask.source not in CONSTANT
+
+
+@settings(max_examples=examples(400))
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int) -> None:
     case = build(spelling)
@@ -38,7 +50,7 @@ def test_fused_spellings_give_what_the_model_gave(spelling: Spelling, seed: int)
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(120))
 @given(SPELLINGS, st.integers(0, 1 << 16))
 def test_what_is_fused_for_ascend_gives_the_same(spelling: Spelling, seed: int) -> None:
     """Without extensions, verified for the product, and still the same in ONNX Runtime."""
@@ -58,7 +70,7 @@ def test_what_is_fused_for_ascend_gives_the_same(spelling: Spelling, seed: int) 
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(120))
 @given(SPELLINGS.filter(lambda spelling: bool(spelling.masks)), st.integers(0, 1 << 16))
 def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
     """The scores stay far above -1e4 here, so the user is right: rows that are masked everywhere included."""
@@ -71,9 +83,9 @@ def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
     checked(case, model, case.feeds(seed))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(120))
 @given(
-    SPELLINGS.filter(lambda spelling: all(mask.source not in CONSTANT for mask in spelling.masks)),
+    SPELLINGS.filter(lambda spelling: all(keeps_first_key(mask, spelling) for mask in spelling.masks)),
     st.integers(0, 1 << 16),
     st.sampled_from(["ort", "ascend"]),
 )
@@ -87,5 +99,28 @@ def test_rows_that_are_said_not_to_be_empty(spelling: Spelling, seed: int, targe
         return
     feeds = case.feeds(seed)
     for name, mask in zip(("m0", "m1"), spelling.masks, strict=False):
-        feeds[name][..., 0] = 0 if mask.form == "bias" else 1
+        if name in feeds:
+            feeds[name][..., 0] = 0 if mask.form == "bias" else 1
     checked(case, model, feeds)
+
+
+@settings(max_examples=examples(80))
+@given(SPELLINGS, st.integers(0, 1 << 16))
+def test_bfloat16(spelling: Spelling, seed: int) -> None:
+    """ONNX Runtime has few operators for it: the fused model runs on the reference and is held against the formula.
+
+    What a mask of moderate size makes of a row that keeps nothing depends on how sums are rounded: in float64 not.
+    """
+    masks = tuple(replace(mask, fill=min(mask.fill, MODERATE)) for mask in spelling.masks)
+    change = {"dtype": "bfloat16", "opset": max(spelling.opset, 18), "product": "matmul", "masks": masks}
+    spelling = consistent(replace(spelling, **change))
+    case = build(spelling)
+    model, report = fused(case.model)
+    (block,) = report.blocks
+    if block.status != "fused":
+        assert block.code in may_decline(spelling), block
+        return
+    feeds = case.feeds(seed)
+    formula, tolerance = case.formula(feeds)
+    (result,) = evaluator(model).run(None, feeds)
+    assert_same(np.asarray(result), formula, tolerance)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.passes.spelling import SYMBOLS
-
 Array = npt.NDArray[Any]
+SYMBOLS = "BSTP"
+"""The sizes that are symbols in a model that is not static."""
 
 
 class Writer:
@@ -27,6 +27,8 @@ class Writer:
         self.makers: dict[str, Callable[[np.random.Generator], Array]] = {}
         self.where: dict[str, tuple[str, int]] = {}
         """An input and axis that has the size of a letter."""
+        self.equal: dict[str, str] = {}
+        """Letters that are the same size by construction, under the letter they are declared as."""
 
     def op(self, op_type: str, *inputs: str, domain: str = "", count: int = 1, **attrs: Any) -> str:
         """Add a node and return its first output."""
@@ -57,7 +59,7 @@ class Writer:
         return name
 
     def declared(self, letter: str) -> int | str:
-        return letter if self.symbolic and letter in SYMBOLS else self.size(letter)
+        return self.equal.get(letter, letter) if self.symbolic and letter in SYMBOLS else self.size(letter)
 
     def size(self, letter: str) -> int:
         return math.prod(int(each) if each.isdigit() else self.sizes[each] for each in letter)
@@ -82,6 +84,17 @@ class Writer:
         assert total is not None
         return total
 
+    def scalar(self, letter: str) -> str:
+        """One size, of rank 0."""
+        if not (self.symbolic and letter in SYMBOLS):
+            return self.const(self.size(letter), "int64")
+        name, axis = self.where[letter]
+        return self.op("Gather", self.op("Shape", name), self.const(axis, "int64"), axis=0)
+
+    def range(self, letter: str) -> str:
+        """0, 1, ... as a vector."""
+        return self.op("Range", self.const(0, "int64"), self.scalar(letter), self.const(1, "int64"))
+
     def reshape(self, value: str, dims: Sequence[str], source: Sequence[str]) -> str:
         """Reshape to these dimensions; `source` are those it has."""
         if self.target == "inferred":
@@ -101,7 +114,29 @@ class Writer:
             return self.op("Unsqueeze", value, self.const(list(axes), "int64"))
         return self.op("Unsqueeze", value, axes=list(axes))
 
-    def reduce(self, op_type: str, value: str, axis: int) -> str:
+    def slice(self, value: str, cuts: Sequence[tuple[int, str, str]]) -> str:
+        """Cut axes from a start to an end, each a vector of one element."""
+        for axis, first, last in cuts:
+            value = self.op("Slice", value, first, last, self.const([axis], "int64"))
+        return value
+
+    def split(self, value: str, widths: Sequence[int], axis: int) -> list[str]:
+        """Parts of these widths along an axis."""
+        attrs = {} if self.opset >= 13 else {"split": list(widths)}
+        more = [self.const(list(widths), "int64")] if self.opset >= 13 else []
+        first = self.op("Split", value, *more, count=len(widths), axis=axis, **attrs)
+        return [first, *(f"{first}_{index}" for index in range(1, len(widths)))]
+
+    def at_most(self, left: str, right: str) -> str:
+        """Integers compared by <=, in the opsets without that by not >."""
+        if self.opset >= 12 and len(self.nodes) % 2:
+            return self.op("LessOrEqual", left, right)
+        return self.op("Not", self.op("Greater", left, right))
+
+    def reduce(self, op_type: str, value: str, axis: int, rank: int) -> str:
+        if self.opset < 11:
+            # Negative axes are younger.
+            axis %= rank
         as_input = self.opset >= (13 if op_type == "ReduceSum" else 18)
         if as_input:
             return self.op(op_type, value, self.const([axis], "int64"), keepdims=1)
