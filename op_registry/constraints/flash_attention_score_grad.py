@@ -36,7 +36,9 @@ def types(call: Call) -> Iterator[Fault]:
     yield from common.equal_types(call, ("query", "key", "value", "dy"))
     shift, query = call.dtype("pse_shift"), call.dtype("query")
     if call.attr("pse_type") in (0, 1) and shift and query and shift != query:
-        yield Fault("pse_shift", f"pse_shift is {shift}, expected {query} as query", "aclnn")
+        wide = shift == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
+        message = f"pse_shift is {shift}, expected {query} as query"
+        yield Fault("pse_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
 
 
 @rules(2)
@@ -68,7 +70,7 @@ def ranks(call: Call) -> Iterator[Fault]:
 @rules(5)
 def head_sizes(call: Call) -> Iterator[Fault]:
     """D is the same in query and key, at least Dv, at most 768 and not 0."""
-    yield from common.head_sizes(call)
+    yield from common.head_sizes(call, "EXT-VALUE-WIDER")
     if call.geometry.d == 0:
         yield Fault("query", "query has the head size 0, expected 1 to 768", "aclnn")
 
@@ -101,7 +103,7 @@ def masking(call: Call) -> Iterator[Fault]:
     yield from unknown
     if unknown:
         return
-    yield from common.mask_shape(call, None)
+    yield from common.mask_shape(call, "EXT-MASK-BROADCAST")
     if call["atten_mask"] is None:
         return
     mode, g = call.attr("sparse_mode"), call.geometry
@@ -273,7 +275,7 @@ def bias_shape(call: Call) -> Iterator[Fault]:
         if not (g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens)):
             yield from common.packed_bias_shape(call, "pse_shift", flat_rank_one=True)
     elif g.layout in LAYOUTS:
-        yield from common.bias_shape(call, "pse_shift", None, one_row=False)
+        yield from common.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
 
 
 def _used(call: Call, output: str, source: str) -> TensorInfo | None:

@@ -67,7 +67,7 @@ OUT = (B, N1, S1, DV)
 BROKEN: list[tuple[str, NodeView, str]] = [
     # 1: types
     ("FAG.1", backward({"dy": tensor(OUT, "DT_BF16"), "attention_in": tensor(OUT, "DT_BF16")}), "dy"),
-    ("FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_FLOAT")}), "pse_shift"),
+    ("FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_BF16")}), "pse_shift"),
     ("FAG.1", backward(dtype="DT_INT8"), "query"),
     # 2: layout and ranks
     ("FAG.2", backward(attrs={"input_layout": "NTD"}), "input_layout"),
@@ -99,7 +99,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.7", backward(attrs={"keep_prob": 0.9}), "drop_mask"),
     # 8: mask and mode
     ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"sparse_mode": 8}), "sparse_mode"),
-    ("FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)}), "atten_mask"),
+    ("FAG.8", backward({"atten_mask": mask(B, 1, 2, S2)}), "atten_mask"),
     ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"sparse_mode": 2}), "atten_mask"),
     ("FAG.8", backward({"atten_mask": tensor((S1, S2), "DT_FLOAT16")}), "atten_mask"),
     (
@@ -210,8 +210,8 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         "prefix",
     ),
     # 18: the bias
-    ("FAG.18", backward({"pse_shift": tensor((1, N1, 1, S2))}), "pse_shift"),
-    ("FAG.18", backward({"pse_shift": tensor((B, 1, S1, S2))}), "pse_shift"),
+    ("FAG.18", backward({"pse_shift": tensor((1, N1, 2, S2))}), "pse_shift"),
+    ("FAG.18", backward({"pse_shift": tensor((B, 2, S1, S2))}), "pse_shift"),
     ("FAG.18", backward(square(2048, pse_shift=tensor((1, N1, 1024, 2048)))), "pse_shift"),
     (
         "FAG.18",
@@ -306,3 +306,25 @@ def test_a2_has_no_float32_gradient_with_a_byte_mask() -> None:
     assert (violation.constraint, violation.code) == ("G0", 161002)
     assert "query DT_FLOAT" in violation.message
     assert "atten_mask DT_UINT8" in violation.message
+
+
+EXTENDED = [
+    ("EXT-MASK-BROADCAST", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)})),
+    ("EXT-BAND-MASK", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 3})),
+    ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((1, N1, 1, S2))})),
+    ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((B, 1, S1, S2))})),
+    ("EXT-SHIFT-FLOAT", "FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_FLOAT")})),
+    ("EXT-GRAD-EMPTY-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
+    ("EXT-NAN-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
+]
+
+
+@pytest.mark.parametrize(("extension", "constraint", "node"), EXTENDED)
+def test_an_extension_is_reported_for_every_target(extension: str, constraint: str, node: NodeView) -> None:
+    for target in ("ort", "A2"):
+        assert [(v.constraint, v.extension) for v in verify(node, target)] == [(constraint, extension)]
+
+
+def test_an_unmasked_row_has_no_gradient_rule() -> None:
+    (violation,) = verify(backward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "unmasked"}))
+    assert violation.extension is None

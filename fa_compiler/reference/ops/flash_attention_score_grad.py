@@ -7,14 +7,18 @@ P is recomputed from softmax_max and softmax_sum. With dO = dy, O = attention_in
     dsink = -sum over rows of p_sink * rowsum(P dP),  p_sink = exp(sink - max) / sum
 
 dK and dV add up over the query heads of a group. There is no gradient of the bias: dpse is zeros.
+
+Rows that the attribute cpu_nan_rows made 0 in the forward part give nothing. A row that attends no key gives nothing
+to dQ and dK, and dV its share by the P it had: cpu_empty_rows "", "zero": 0, "mean": 1 / S2, "nan": NaN.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from fa_compiler.op_registry.extensions import NAN_ROWS
 from fa_compiler.reference.attention import Attention
-from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.call import Bools, Call, Floats, Output, operator
 from fa_compiler.reference.layouts import Side
 from fa_compiler.reference.softmax import weighted_sum
 from fa_compiler.reference.statistics import check_order, unpack
@@ -46,12 +50,14 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         with np.errstate(invalid="ignore", over="ignore"):
             # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
             p = np.where(allowed, np.exp(attention.scores(batch, head, kv_head) - top) / total, 0.0)
+            p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
             kept = attention.dropout.factors(batch, head)
             factors = 1.0 if kept is None else kept
             d_p = np.where(allowed, (d_o @ value.T) * factors, 0.0)
             row_dot = np.sum(d_o * out[batch][head], axis=1, keepdims=True)
             d_s = np.where(allowed, p * (d_p - row_dot), 0.0)
-        d_value[batch][kv_head] += weighted_sum((p * factors).T, d_o, allowed.T)
+        weights, read = _with_empty_rows(call, p, allowed)
+        d_value[batch][kv_head] += weighted_sum((weights * factors).T, d_o, read.T)
         d_query[batch][head] = attention.scale * weighted_sum(d_s, key, allowed)
         d_key[batch][kv_head] += attention.scale * weighted_sum(d_s.T, query, allowed.T)
         if attention.sink is not None:
@@ -70,6 +76,26 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         "dk_rope": Output(d_key_rope, dtype),
         "dsink": Output(np.zeros(0) if attention.sink is None else d_sink, np.dtype(np.float32)),
     }
+
+
+def _silenced(call: Call, row_max: Floats, row_sum: Floats) -> Bools:
+    """The rows that cpu_nan_rows made 0."""
+    value = str(call.attrs.get("cpu_nan_rows", ""))
+    if value not in NAN_ROWS:
+        raise call.error("cpu_nan_rows", f"must be one of {', '.join(NAN_ROWS[1:])}, got {value!r}")
+    if value == "":
+        return np.zeros(row_sum.shape, dtype=np.bool_)
+    return np.isnan(row_sum) if value == "zero" else row_max == -np.inf
+
+
+def _with_empty_rows(call: Call, p: Floats, allowed: Bools) -> tuple[Floats, Bools]:
+    """P with what rows without a key had, and the keys they read."""
+    value = str(call.attrs.get("cpu_empty_rows", ""))
+    probability = {"": 0.0, "zero": 0.0, "mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value)
+    if probability is None:
+        raise call.error("cpu_empty_rows", f"must be zero, mean or nan, got {value!r}")
+    empty = np.logical_not(allowed.any(axis=1))[:, None]
+    return np.where(empty, probability, p), (allowed | empty) if value in ("mean", "nan") else allowed
 
 
 def _like_output(call: Call, attention: Attention, name: str) -> list[Floats]:
