@@ -403,7 +403,14 @@ def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[F
 
 
 def band(call: Call) -> Iterator[Fault]:
-    """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4."""
+    """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4. The CPU kernel takes
+    a band that misses the scores: its rows attend nothing."""
+    outside = call.extension("EXT-BAND-OUTSIDE")
+    for tensor, message in _band_faults(call):
+        yield Fault(tensor, message, extension=outside)
+
+
+def _band_faults(call: Call) -> Iterator[tuple[str, str]]:
     g, mode = call.geometry, call.attr("sparse_mode")
     if call["atten_mask"] is None or mode not in (0, 4) or not isinstance(g.s1, int) or not isinstance(g.s2, int):
         return
@@ -412,15 +419,21 @@ def band(call: Call) -> Iterator[Fault]:
     left, right = pre - shift, nxt + shift
     where = f"pre_tockens {pre} and next_tockens {nxt} in sparse_mode {mode}"
     if left < 0 and right < 0:
-        yield Fault("pre_tockens", f"{where} both lie outside, expected a band that meets the scores")
+        yield "pre_tockens", f"{where} both lie outside, expected a band that meets the scores"
     elif left < 0 and (right < -left or -left >= g.s2):
-        yield Fault("pre_tockens", f"{where} leave an empty band, expected {-left} or more to the right of it")
+        yield "pre_tockens", f"{where} leave an empty band, expected {-left} or more to the right of it"
     elif right < 0 and (left < -right or -right >= g.s1):
-        yield Fault("next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it")
+        yield "next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it"
 
 
 def packed_band(call: Call) -> Iterator[Fault]:
-    """What the sparse modes want of the sequence lengths and tokens in TND."""
+    """What the sparse modes want of the sequence lengths and tokens in TND; the CPU kernel wants nothing of them."""
+    outside = call.extension("EXT-BAND-OUTSIDE")
+    for tensor, message in _packed_band_faults(call):
+        yield Fault(tensor, message, extension=outside)
+
+
+def _packed_band_faults(call: Call) -> Iterator[tuple[str, str]]:
     g, mode = call.geometry, call.attr("sparse_mode")
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:
@@ -431,31 +444,30 @@ def packed_band(call: Call) -> Iterator[Fault]:
     if mode == 0:
         unbounded = pre >= max(g.q_lens) and (nxt == 0 or nxt >= max(g.kv_lens))
         if nxt < 0:
-            yield Fault("next_tockens", f"next_tockens is {nxt}, expected 0 or more in sparse_mode 0 of TND")
+            yield "next_tockens", f"next_tockens is {nxt}, expected 0 or more in sparse_mode 0 of TND"
         elif not unbounded and (bad := [i for i, q, k in pairs if k + pre < q]):
             message = f"pre_tockens {pre} leaves rows of sequence {bad[0]} without keys, expected a longer band"
-            yield Fault("pre_tockens", message)
+            yield "pre_tockens", message
     if mode in (3, 7) and (longer := [(i, q, k) for i, q, k in pairs if q > k]):
         i, q, k = longer[0]
         message = (
             f"actual_seq_qlen gives sequence {i} {q} queries for {k} keys, expected at least as many keys "
             f"in sparse_mode {mode}"
         )
-        yield Fault("actual_seq_qlen", message)
+        yield "actual_seq_qlen", message
     if mode == 4:
         if pre < 0 or (nxt < 0 and pre + nxt < 0):
             message = f"pre_tockens is {pre} and next_tockens {nxt}, expected pre_tockens and their sum to be >= 0"
-            yield Fault("pre_tockens", message)
+            yield "pre_tockens", message
         elif beyond := [i for i, q, k in pairs if q - nxt > k]:
-            yield Fault("next_tockens", f"next_tockens {nxt} leaves rows of sequence {beyond[0]} without keys")
+            yield "next_tockens", f"next_tockens {nxt} leaves rows of sequence {beyond[0]} without keys"
     if mode in (7, 8):
         i, q, k = pairs[-1] if mode == 7 else pairs[0]
         if pre < k:
-            message = f"pre_tockens is {pre}, expected at least {k}, the keys of sequence {i}"
-            yield Fault("pre_tockens", message)
+            yield "pre_tockens", f"pre_tockens is {pre}, expected at least {k}, the keys of sequence {i}"
         if (mode == 7 and nxt > 0) or q - nxt > k:
             bound = "0 or less and " if mode == 7 else ""
-            yield Fault("next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}")
+            yield "next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}"
 
 
 def prefix_lengths(call: Call) -> Iterator[Fault]:

@@ -261,7 +261,8 @@ BROKEN: list[tuple[str, NodeView, str]] = [
 @pytest.mark.parametrize(("constraint", "node", "culprit"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit: str, target: str) -> None:
     found = verify(node, target)
-    assert [(v.constraint, v.code, v.tensor, v.extension) for v in found] == [(constraint, 161002, culprit, None)]
+    extension = "EXT-BAND-OUTSIDE" if constraint == "FA.13" else None
+    assert [(v.constraint, v.code, v.tensor, v.extension) for v in found] == [(constraint, 161002, culprit, extension)]
     assert culprit in found[0].message
 
 
@@ -358,6 +359,7 @@ EXTENDED = [
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(1, N1, S1, S2)})),
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(1, S2)})),
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(S1, 1)}, layout="BSH")),
+    ("EXT-BAND-OUTSIDE", "FA.13", forward({"atten_mask": FULL}, {"pre_tockens": -1, "next_tockens": -1})),
     ("EXT-SHIFT-BROADCAST", "FA.10", forward({"real_shift": tensor((B, 1, 1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FA.10", forward({"real_shift": tensor((1, 1, S1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FA.10", forward({"real_shift": tensor((B, N1, S1, 1))})),
