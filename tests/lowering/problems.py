@@ -23,7 +23,12 @@ DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfl
 TOLERANCE = {"float32": 1e-5, "float16": 2**-10 + 1e-5, "bfloat16": 2**-7 + 1e-5}
 
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
-"""The constant mask of sparse_mode 2, 3 and 4."""
+"""The constant mask of sparse_mode 2, 3, 4, 7 and 8."""
+
+PREFIX_MASK = np.zeros((3072, 2048), np.bool_)
+"""The constant mask of sparse_mode 6: the triangle, and 1024 rows whose right half is not attended."""
+PREFIX_MASK[:2048] = TRIANGLE
+PREFIX_MASK[2048:, 1024:] = True
 
 
 @dataclass(frozen=True)

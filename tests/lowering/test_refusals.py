@@ -23,34 +23,91 @@ ONE = np.ones(1, np.float32)
 
 def refused(inputs: dict[str, Any], **attrs: Any) -> str:
     """The error text of the form's own inputs with these replaced (None: left out)."""
-    own = FORM.inputs(np.random.default_rng(0))
+    given = FORM.inputs(np.random.default_rng(0)) | inputs
     with pytest.raises(ops.KernelError) as error:
-        ops.run(OP, own | inputs, FORM.all_attrs | attrs, ["attention_out"])
+        ops.run(OP, given, FORM.all_attrs | attrs, ["attention_out"])
     text = str(error.value)
     assert text.startswith("node 'FlashAttentionScore' (FlashAttentionScore): ")
     return text.partition("): ")[2]
 
 
-# Valid for the operator, but not computed by this kernel yet.
+SINK = np.ones(4, np.float32)
+SLOPES = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize("name", ["d_scale_q", "d_scale_k", "d_scale_v", "p_scale"])
+def test_inputs_of_types_that_only_950_has(name: str) -> None:
+    assert refused({name: ONE}).startswith(f"the input {name} (of FP8 types) is not supported")
+
+
 @pytest.mark.parametrize(
     ("inputs", "attrs", "text"),
     [
-        ({"sink": np.ones(4, np.float32)}, {}, "the input sink is not supported"),
-        ({"query_rope": ONE, "key_rope": ONE}, {}, "the input query_rope is not supported"),
-        ({"d_scale_v": ONE}, {}, "the input d_scale_v is not supported"),
-        ({"p_scale": ONE}, {}, "the input p_scale is not supported"),
-        ({"drop_mask": np.ones(42, np.uint8)}, {"keep_prob": 0.9}, "dropout (keep_prob 0.9"),
-        ({}, {"keep_prob": 0.5}, "dropout (keep_prob 0.5"),
-        ({"real_shift": np.ones(4, np.float32)}, {"pse_type": 2}, "pse_type 2 is not supported"),
-        ({"real_shift": np.ones(4, np.float32)}, {"pse_type": 3}, "pse_type 3 is not supported"),
-        *(
-            ({"atten_mask": TRIANGLE}, {"sparse_mode": mode}, f"sparse_mode {mode} is not supported")
-            for mode in (5, 6, 7, 8)
-        ),
+        ({}, {"keep_prob": 0.5},
+         "keep_prob is 0.500000 without the input drop_mask, which only 950 draws itself (FA.15)"),
+        ({"drop_mask": np.ones(41, np.uint8)}, {"keep_prob": 0.9},
+         "input drop_mask has 41 bytes, expected at least 42, a bit for each score (FA.15)"),
+        ({"sink": np.ones(3, np.float32)}, {},
+         "input sink has shape [3], expected [4], one for each query head (FA.16)"),
+        ({"sink": np.ones((1, 4), np.float32)}, {}, "input sink has shape [1,4], expected [4]"),
+        ({"sink": SINK}, {"cpu_empty_rows": "mean"}, 'cpu_empty_rows is "mean" beside a sink, which no mask excludes'),
+        ({"query_rope": ONE}, {}, "input key_rope is absent beside query_rope, expected both or none (FA.18)"),
+        ({"key_rope": ONE}, {}, "input query_rope is absent beside key_rope"),
+        ({"query_rope": ONE, "key_rope": ONE}, {},
+         "input query_rope has shape [1], expected the shape [2,4,6,8] of query with another head size (FA.18)"),
+        ({"query_rope": np.ones((2, 4, 6, 3), np.float32), "key_rope": np.ones((2, 2, 7, 4), np.float32)}, {},
+         "input key_rope has shape [2,2,7,4], expected the head size 3 of query_rope"),
+        ({}, {"pse_type": 2}, "pse_type is 2 without the input real_shift, expected 1 (FA.8)"),
+        ({}, {"pse_type": 0}, "pse_type is 0 without the input real_shift, expected 1 (FA.8)"),
+        ({"real_shift": SLOPES}, {"pse_type": 2}, "pse_type 2 needs as many queries as keys, found 6 and 7 (FA.9)"),
+        ({"real_shift": SLOPES[:3]}, {"pse_type": 3},
+         "input real_shift has shape [3], expected slopes [4] or [2,4] for pse_type 3 (FA.9)"),
     ],
 )
-def test_unsupported_features(inputs: dict[str, Any], attrs: dict[str, Any], text: str) -> None:
+def test_optional_inputs(inputs: dict[str, Any], attrs: dict[str, Any], text: str) -> None:
     assert refused(inputs, **attrs).startswith(text)
+
+
+def test_slopes_beside_narrow_types_are_float32() -> None:
+    own = Form(dtype="float16", heads=4, kv_heads=4).inputs(np.random.default_rng(0))
+    text = refused(own | {"real_shift": SLOPES.astype(np.float16)}, pse_type=2)
+    assert text.startswith("input real_shift of pse_type 2 holds slopes, expected float32 (FA.9)")
+
+
+def test_start_indices() -> None:
+    square = {"key": np.ones((2, 2, 6, 8), np.float32), "value": np.ones((2, 2, 6, 8), np.float32)}
+    inputs = square | {"real_shift": SLOPES}
+    far = np.array([2**31], np.int64)
+    assert "kv_start_idx less q_start_idx needs more than 32 bits (FA.19)" in refused(
+        inputs | {"kv_start_idx": far}, pse_type=2
+    )
+    assert refused(inputs | {"q_start_idx": far[None]}, pse_type=2).startswith(
+        "input q_start_idx has shape [1,1], expected rank 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "inputs", "text"),
+    [
+        (5, {}, "input atten_mask has shape [2048,2048], expected [2,4,6,7]"),
+        (6, {}, "input prefix is needed for sparse_mode 6 (FA.14)"),
+        (6, {"prefix": np.array([3])}, "input prefix has shape [1], expected [2] (FA.14)"),
+        (6, {"prefix": np.array([1, 8])}, "input prefix of batch 1 is 8, expected 1 to 7 (FA.14)"),
+        (6, {"prefix": np.array([0, 3])}, "input prefix of batch 0 is 0, expected 1 to 7 (FA.14)"),
+        (6, {"prefix": np.array([1, 3])},
+         "input atten_mask of sparse_mode 6 has shape [2048,2048], expected [3072,2048] (FA.11)"),
+        (6, {"prefix": np.array([1, 3]), "atten_mask": np.concatenate([TRIANGLE, TRIANGLE[:1024]])},
+         "input atten_mask of sparse_mode 6 differs in row 2048 from the expected 0 in its left half"),
+        (7, {}, "sparse_mode is 7, expected 0 to 6 for input_layout BNSD (FA.12)"),
+        (8, {}, "sparse_mode is 8, expected 0 to 6 for input_layout BNSD (FA.12)"),
+        (3, {"atten_mask": np.zeros((2, 3, 1, 7), np.bool_)},
+         "input atten_mask has shape [2,3,1,7], expected [2,4,1,7] beside the band of sparse_mode 3, any of"),
+        (6, {"prefix": np.array([1, 3]), "atten_mask": np.zeros((1, 1, 1, 7), np.bool_)},
+         "input atten_mask of sparse_mode 6 has shape [1,1,1,7], expected [3072,2048]"),
+    ],
+)
+def test_masks_of_a_mode(mode: int, inputs: dict[str, Any], text: str) -> None:
+    assert refused({"atten_mask": TRIANGLE} | inputs, sparse_mode=mode).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +186,55 @@ def test_folded_heads(inputs: dict[str, Any], text: str) -> None:
         ({"real_shift": zeros(5)}, "input real_shift has shape [5], expected [B or 1,N1,1024,maxS2] (compressed)"),
     ],
 )
-def test_packed_sequences(inputs: dict[str, Any], text: str | None) -> None:
+def test_packed_lengths(inputs: dict[str, Any], text: str | None) -> None:
     own = Form("TND", heads=4, kv_heads=2, queries=(2, 4), keys=(3, 5)).inputs(np.random.default_rng(0))
     if text is None:
         ops.run(OP, own | inputs, {"head_num": 4, "input_layout": "TND"}, ["attention_out"])
     else:
         assert refused(own | inputs, input_layout="TND").startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attrs", "text"),
+    [
+        ({"atten_mask": TRIANGLE}, {"sparse_mode": 5},
+         "sparse_mode is 5, expected 0 to 4 or 6 to 8 for input_layout TND (FA.12)"),
+        ({"atten_mask": np.zeros((1, 1, 1, 5), np.bool_)}, {"sparse_mode": 3},
+         "input atten_mask has shape [1,1,1,5], expected [2048,2048] for input_layout TND (FA.11)"),
+        ({"atten_mask": TRIANGLE, "real_shift": SLOPES}, {"sparse_mode": 7, "pse_type": 2},
+         "sparse_mode 7 takes no slopes, expected pse_type 0 or 1 (FA.9)"),
+        ({"atten_mask": TRIANGLE, "real_shift": SLOPES}, {"sparse_mode": 8, "pse_type": 2},
+         "pse_type 2 in sparse_mode 8 needs batch 0 to end its queries and keys at the same position (FA.9)"),
+        ({"atten_mask": TRIANGLE, "real_shift": SLOPES, "q_start_idx": np.array([1])},
+         {"sparse_mode": 8, "pse_type": 2},
+         "pse_type 2 in sparse_mode 8 needs batch 1 to end its queries and keys at the same position (FA.9)"),
+        ({"drop_mask": np.ones(12, np.uint8)}, {"keep_prob": 0.5},
+         "input drop_mask has 12 bytes, expected at least 13"),
+    ],
+)
+def test_packed_features(inputs: dict[str, Any], attrs: dict[str, Any], text: str) -> None:
+    own = Form("TND", heads=4, kv_heads=2, queries=(2, 4), keys=(3, 5)).inputs(np.random.default_rng(0))
+    assert refused(own | inputs, input_layout="TND", **attrs).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("length", "attrs", "text"),
+    [
+        (1200, {"sparse_mode": 1}, "needs a causal atten_mask: sparse_mode 2 or 3, or next_tockens 0 and pre_tockens"),
+        (1200, {"sparse_mode": 4, "next_tockens": 0}, "needs a causal atten_mask"),
+        (1200, {"sparse_mode": 0, "next_tockens": 0, "pre_tockens": 1199}, "needs a causal atten_mask"),
+        (1201, {"sparse_mode": 3}, "needs as many queries as keys, found 1200 and 1201"),
+    ],
+)
+def test_a_compressed_bias_needs_a_triangle(length: int, attrs: dict[str, Any], text: str) -> None:
+    form = Form(batch=1, queries=1200, keys=length, size=1, attrs={"pse_type": 0})
+    inputs = form.inputs(np.random.default_rng(0)) | {
+        "real_shift": np.zeros((1, 2, 1024, length), np.float32),
+        "atten_mask": TRIANGLE if attrs["sparse_mode"] > 1 else np.zeros((1, 1), np.bool_),
+    }
+    found = refused(inputs, head_num=2, **form.attrs, **attrs)
+    assert found.startswith("input real_shift of 1024 rows (compressed) " + text)
+    assert found.endswith("(FA.10)")
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -162,7 +262,7 @@ def test_content_of_the_constant_mask(mask: np.ndarray, text: str, constant: boo
 
 def test_a_refusal_at_session_creation_names_the_node() -> None:
     model = _model(None, keep_prob=0.5)
-    with pytest.raises(Exception, match=r"node 'layer 3/attention' \(FlashAttentionScore\): dropout"):
+    with pytest.raises(Exception, match=r"node 'layer 3/attention' \(FlashAttentionScore\): keep_prob is 0\.5"):
         _session(model)
 
 

@@ -1,6 +1,7 @@
 // FlashAttentionScore as the kernels see it: plain pointers, strides and numbers, already checked.
 //
-// Scores S(i, j) = scale * (q_i . k_j) + pse (or scale * (q_i . k_j + pse)), row softmax, O = P V.
+// Scores S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j, a softmax over the keys
+// that row i attends and the sink of its head, dropout, O = P V.
 // All strides are in elements; the innermost dimension (head size) is contiguous.
 #pragma once
 
@@ -37,15 +38,22 @@ struct Sequence {
   int64_t key = 0;
   int64_t value = 0;
   int64_t out = 0;
+  int64_t query_rope = 0;
+  int64_t key_rope = 0;
   int64_t mask = 0;
   int64_t pse = 0;
   int64_t pse_head = 0;
   int64_t pse_row = 0;
+  int64_t slopes = 0;
+  int64_t start = 0;  // added to j - i in a bias made from slopes
+  int64_t drop = 0;   // the first bit; heads and rows follow without padding
   int64_t statistics = 0;
   int64_t statistics_head = 0;
   int64_t statistics_row = 0;
-  int64_t first = -kNoLimit;  // key j is attended by row i only if first <= j - i <= last
+  // Row i attends key j only if first <= j - i and (j - i <= last or j < prefix).
+  int64_t first = -kNoLimit;
   int64_t last = kNoLimit;
+  int64_t prefix = 0;
 };
 
 struct Problem {
@@ -55,6 +63,8 @@ struct Problem {
   int64_t head_size = 0;
   int64_t value_size = 0;
   Strided query, key, value, out;
+  int64_t rope_size = 0;  // 0: there is no rope part
+  Strided query_rope, key_rope;
   const Sequence* sequences = nullptr;
   int64_t sequence_count = 0;
 
@@ -69,6 +79,12 @@ struct Problem {
   bool pse_compressed = false;
   int64_t pse_first_stored = 0;  // compressed: the query row that the first stored row belongs to
   bool pse_inside_scale = false;
+  const float* slopes = nullptr;  // a bias of -slope * distance, one slope a head
+  bool slope_of_root = false;     // of the distance's square root
+
+  const uint8_t* drop_mask = nullptr;  // bit 1: the probability stays, divided by keep_prob
+  float keep_prob = 1.0f;
+  const float* sink = nullptr;  // one score a head that takes part in the softmax and has no value
 
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;

@@ -1,6 +1,7 @@
-// The operator FlashAttentionScore: from a node's attributes and tensors to a checked Problem.
+// The operator FlashAttentionScore as a kernel of ONNX Runtime.
 #pragma once
 
+#include "call/attributes.hpp"
 #include "op.hpp"
 #include "variants.hpp"
 
@@ -12,21 +13,6 @@ struct Types {
 };
 
 namespace flash_attention_score {
-
-enum class Layout { BSH, SBH, BSND, BNSD, TND };
-
-struct Attributes {
-  float scale = 1.0f;
-  int64_t pre_tokens = 0;
-  int64_t next_tokens = 0;
-  int64_t head_num = 0;
-  Layout layout = Layout::BSH;
-  int64_t sparse_mode = 0;
-  int64_t pse_type = 1;
-  bool statistics_like_input = false;  // softmax_out_layout "same_as_input"
-  EmptyRows empty_rows = EmptyRows::zero;
-  NanRows nan_rows = NanRows::nan;
-};
 
 class Kernel {
  public:

@@ -42,6 +42,24 @@ Tensor tensor_of(ort::Api api, const ort::Value* value) {
   return tensor;
 }
 
+void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims) {
+  size_t count = 0;
+  check(api, ort::KernelContext_GetOutputCount(api, context, &count));
+  if (index >= count) return nullptr;
+  ort::Value* value = nullptr;
+  check(api, ort::KernelContext_GetOutput(api, context, index, dims.data(), dims.size(), &value));
+  if (value == nullptr) return nullptr;
+  void* data = nullptr;
+  check(api, ort::GetTensorMutableData(api, value, &data));
+  return data;
+}
+
+size_t bytes_of(const Dims& dims, size_t element) {
+  size_t count = element;
+  for (int64_t dim : dims) count *= static_cast<size_t>(dim);
+  return count;
+}
+
 namespace {
 
 // Calls a getter that first tells the size it needs, then fills a buffer with a text and its end mark.

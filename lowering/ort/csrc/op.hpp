@@ -50,6 +50,12 @@ struct Tensor {
 // `value` null gives a tensor that is not present.
 Tensor tensor_of(ort::Api api, const ort::Value* value);
 
+// The memory of an output of this shape; null if nobody reads the output.
+void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims);
+
+// Bytes of a tensor of this shape whose elements take `element` bytes.
+size_t bytes_of(const Dims& dims, size_t element);
+
 // Reads attributes and inputs of a node while its kernel is made.
 class NodeInfo {
  public:

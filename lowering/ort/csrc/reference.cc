@@ -72,28 +72,49 @@ struct Row {
   int64_t key_head() const { return head / (problem.heads / problem.key_heads); }
 
   bool attended(int64_t j) const {
-    if (j - i < sequence.first || j - i > sequence.last) return false;
+    if (j - i < sequence.first || (j - i > sequence.last && j >= sequence.prefix)) return false;
     if (problem.mask == nullptr) return true;
     return problem.mask[sequence.mask + head * problem.mask_head + i * problem.mask_row + j * problem.mask_column] == 0;
   }
 
+  // q_i . k_j, or its rope part.
+  double product(const Strided& query, int64_t first_query, const Strided& key, int64_t first_key, int64_t size,
+                 int64_t j) const {
+    double sum = 0;
+    const int64_t q = first_query + head * query.head + i * query.row;
+    const int64_t k = first_key + key_head() * key.head + j * key.row;
+    for (int64_t d = 0; d < size; ++d) {
+      sum += double{read(query.data, q + d, problem.type)} * read(key.data, k + d, problem.type);
+    }
+    return sum;
+  }
+
+  float bias(int64_t j) const {
+    if (problem.slopes != nullptr) {
+      const double distance = std::fabs(static_cast<double>(j - i + sequence.start));
+      return static_cast<float>(-double{problem.slopes[sequence.slopes + head]} *
+                                (problem.slope_of_root ? std::sqrt(distance) : distance));
+    }
+    if (problem.pse == nullptr) return 0;
+    const int64_t offset = sequence.pse + head * sequence.pse_head + pse_row_offset(problem, sequence, i);
+    return read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
+  }
+
   // In float32, as the operator says: a bias of -FLT_MAX swallows the product.
   float score(int64_t j) const {
-    double product = 0;
-    const int64_t q = sequence.query + head * problem.query.head + i * problem.query.row;
-    const int64_t k = sequence.key + key_head() * problem.key.head + j * problem.key.row;
-    for (int64_t d = 0; d < problem.head_size; ++d) {
-      product += double{read(problem.query.data, q + d, problem.type)} * read(problem.key.data, k + d, problem.type);
-    }
-    float score = static_cast<float>(product);
-    float bias = 0;
-    if (problem.pse != nullptr) {
-      const int64_t offset = sequence.pse + head * sequence.pse_head + pse_row_offset(problem, sequence, i);
-      bias = read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
-    }
-    if (problem.pse_inside_scale) return (score + bias) * problem.scale;
+    double sum = product(problem.query, sequence.query, problem.key, sequence.key, problem.head_size, j);
+    sum += product(problem.query_rope, sequence.query_rope, problem.key_rope, sequence.key_rope, problem.rope_size, j);
+    float score = static_cast<float>(sum);
+    if (problem.pse_inside_scale) return (score + bias(j)) * problem.scale;
     score *= problem.scale;
-    return score + bias;
+    return score + bias(j);
+  }
+
+  // What dropout makes of a probability of 1.
+  double kept(int64_t j) const {
+    if (problem.drop_mask == nullptr) return 1;
+    const int64_t bit = sequence.drop + (head * sequence.query_length + i) * sequence.key_length + j;
+    return (problem.drop_mask[bit / 8] >> (bit % 8) & 1) / double{problem.keep_prob};
   }
 
   float value(int64_t j, int64_t d) const {
@@ -118,16 +139,19 @@ void attend(const Row& row) {
     for (int64_t j = 0; j < sequence.key_length; ++j) keys.push_back(j);
   }
   std::vector<double> p(keys.size());
+  const bool sink = problem.sink != nullptr;
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
   for (size_t n = 0; n < keys.size(); ++n) {
     p[n] = empty && rule == EmptyRows::mean ? 0 : row.score(keys[n]);
     max = maximum(max, p[n]);
   }
+  if (sink) max = maximum(max, problem.sink[row.head]);
   for (double& x : p) {
     x = std::exp(x - max);
     sum += x;
   }
+  if (sink) sum += std::exp(problem.sink[row.head] - max);
   bool zero = keys.empty();
   if (problem.nan_rows == NanRows::zero && !empty) zero = zero || std::isnan(sum);
   if (problem.nan_rows == NanRows::infinite && !empty) zero = zero || (std::isinf(max) && max < 0);
@@ -135,17 +159,19 @@ void attend(const Row& row) {
   for (int64_t d = 0; d < problem.value_size; ++d) {
     double result = 0;
     for (size_t n = 0; n < keys.size(); ++n) {
-      result += p[n] / sum * row.value(keys[n], d);
+      result += p[n] / sum * row.kept(keys[n]) * row.value(keys[n], d);
     }
     if (zero) result = 0;
     if (empty && rule == EmptyRows::nan) result = std::numeric_limits<double>::quiet_NaN();
     write(problem.out.data, out + d, static_cast<float>(result), problem.type);
   }
   const float most = std::numeric_limits<float>::max();
+  const float empty_max = sink ? problem.sink[row.head] : -most;
+  const float empty_sum = sink ? 1.0f : most;
   const int64_t at = sequence.statistics + row.head * sequence.statistics_head + row.i * sequence.statistics_row;
   for (int64_t c = 0; c < kStatisticsWidth; ++c) {
-    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = empty ? -most : static_cast<float>(max);
-    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = empty ? most : static_cast<float>(sum);
+    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = empty ? empty_max : static_cast<float>(max);
+    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = empty ? empty_sum : static_cast<float>(sum);
   }
 }
 

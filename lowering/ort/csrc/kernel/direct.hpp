@@ -9,17 +9,12 @@ namespace fa::FA_ISA {
 // With up to this many rows a span goes this way: packing a key costs about as much as 8 rows' dot products.
 inline constexpr int64_t kDirectRows = 8;
 
-// Floats from one query row to the next in the scratch memory, for head sizes up to 768. Constant, so that the
-// micro-kernel reaches all rows of a tile from one pointer; an odd number of cache lines, so that they do not share
-// a set.
-inline constexpr int64_t kQueryRow = 784;
-
 // scores[r * score_row] = q_r . k for one key.
-FA_INLINE void direct_scores(const float* queries, int64_t rows, const float* k, int64_t size, float* scores,
-                             int64_t score_row) {
+FA_INLINE void direct_scores(const float* queries, int64_t query_row, int64_t rows, const float* k, int64_t size,
+                             float* scores, int64_t score_row) {
   const int64_t whole = size / kLanes * kLanes;
   for (int64_t r = 0; r < rows; ++r) {
-    const float* q = queries + r * kQueryRow;
+    const float* q = queries + r * query_row;
     Vec sum{};
     for (int64_t d = 0; d < whole; d += kLanes) sum += load(q + d) * load(k + d);
     float score = sum_lanes(sum);

@@ -53,7 +53,7 @@ FA_INLINE float* aligned(void* p) {
 class Driver {
  public:
   Driver(const Problem& problem, const Runtime& runtime)
-      : problem_(problem), runtime_(runtime), shape_{problem.head_size, problem.value_size},
+      : problem_(problem), runtime_(runtime), shape_{problem.head_size + problem.rope_size, problem.value_size},
         group_(problem.heads / problem.key_heads) {}
 
   ~Driver() { runtime_.release(runtime_.self, memory_); }
@@ -117,7 +117,7 @@ class Driver {
       finite += own;
       block_ends_[n] = blocks += own;
       span_ends_[n] = spans += Cut(s.query_length, group_).count;
-      products += s.query_length * group_ * s.key_length * (problem_.head_size + problem_.value_size);
+      products += s.query_length * group_ * s.key_length * (shape_.depth + shape_.value_size);
     }
     const bool alone = products < kInlineProducts;
     spread(blocks, alone, &Driver::pack_task);
@@ -148,12 +148,12 @@ class Driver {
     int64_t index = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
     if (index >= job.count) return;
     Driver& driver = *job.driver;
-    void* memory = driver.runtime_.allocate(driver.runtime_.self, Scratch::bytes(driver.problem_, driver.shape_));
+    void* memory = driver.runtime_.allocate(driver.runtime_.self, Scratch::bytes(driver.shape_));
     if (memory == nullptr) {
       __atomic_store_n(&driver.failed_, true, __ATOMIC_RELAXED);
       return;
     }
-    const Scratch scratch(memory, driver.problem_, driver.shape_);
+    const Scratch scratch(memory, driver.shape_);
     while (index < job.count) {
       (driver.*job.task)(index, scratch);
       index = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
@@ -176,17 +176,15 @@ class Driver {
     const int64_t first = task * kBlockKeys;
     const int64_t keys = smaller(kBlockKeys, s.key_length - first);
     float* out = head.data + shape_.block_offset(task);
-    const int64_t key = s.key + head.head * problem_.key.head + first * problem_.key.row;
-    const int64_t value = s.value + head.head * problem_.value.head + first * problem_.value.row;
-    pack_keys(problem_, key, keys, out, scratch.rows);
-    head.finite[task] = pack_values(problem_, value, keys, out + shape_.key_floats(keys), scratch.rows);
+    pack_keys(problem_, s, head.head, first, keys, out, scratch.rows);
+    head.finite[task] = pack_values(problem_, s, head.head, first, keys, out + shape_.key_floats(keys), scratch.rows);
   }
 
   void span_task(int64_t task, const Scratch& scratch) {
     const PackedHead& head = heads_[locate(span_ends_, task) - span_ends_];
     const int64_t length = head.sequence->query_length;
     const RowSpan span = Cut(length, group_).span(task, length, head.head * group_, group_);
-    Tile(problem_, shape_, head, span, scratch).run();
+    run_span({problem_, shape_, head, *head.sequence, span, scratch});
   }
 
   const Problem& problem_;

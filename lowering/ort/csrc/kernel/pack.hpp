@@ -1,8 +1,8 @@
 // Copies of K and V that the micro-kernel can stream: made once for each key head and read by all query
-// rows. A block of keys holds K^T as panels [head_size][kPanel] followed by V as panels [keys][kPanel].
+// rows. A block of keys holds K^T as panels [depth][kPanel] followed by V as panels [keys][kPanel].
 #pragma once
 
-#include "convert.hpp"
+#include "rows.hpp"
 
 namespace fa::FA_ISA {
 
@@ -11,11 +11,11 @@ namespace fa::FA_ISA {
 inline constexpr int64_t kBlockKeys = 512;
 
 struct PackShape {
-  int64_t head_size;
+  int64_t depth;  // of the product of query and key: head size and rope part
   int64_t value_size;
 
   int64_t value_columns() const { return blocks_of(value_size, kPanel) * kPanel; }
-  int64_t key_floats(int64_t keys) const { return blocks_of(keys, kPanel) * kPanel * head_size; }
+  int64_t key_floats(int64_t keys) const { return blocks_of(keys, kPanel) * kPanel * depth; }
   int64_t block_floats(int64_t keys) const { return key_floats(keys) + keys * value_columns(); }
   // Where block `index` of a head begins; every block before it is full.
   int64_t block_offset(int64_t index) const { return index * block_floats(kBlockKeys); }
@@ -56,31 +56,33 @@ FA_INLINE void transpose_square(const float* const* from, int64_t d, float* out)
   for (int i = 0; i < kLanes; ++i) store(out + (d + i) * kPanel, rows[i]);
 }
 
-// `rows` has room for kLanes converted keys.
-static void pack_keys(const Problem& problem, int64_t index, int64_t keys, float* out, float* rows) {
-  const int64_t size = problem.head_size;
-  const int64_t whole = size / kLanes * kLanes;
+// Keys [first_key, first_key + keys) of a key head; `rows` has room for kLanes converted keys.
+static void pack_keys(const Problem& problem, const Sequence& sequence, int64_t key_head, int64_t first_key,
+                      int64_t keys, float* out, float* rows) {
+  const int64_t depth = problem.head_size + problem.rope_size;
+  const int64_t whole = depth / kLanes * kLanes;
   const float* from[kLanes];
   for (int64_t first = 0; first < blocks_of(keys, kPanel) * kPanel; first += kLanes) {
     for (int64_t j = 0; j < kLanes; ++j) {
       const int64_t key = smaller(first + j, keys - 1);  // what is beyond repeats the last; nobody looks at it
-      from[j] = as_floats(problem.key.data, index + key * problem.key.row, size, problem.type, rows + j * size);
+      from[j] = key_row(problem, sequence, key_head, first_key + key, rows + j * depth);
     }
-    float* panel = out + first / kPanel * kPanel * size + first % kPanel;
+    float* panel = out + first / kPanel * kPanel * depth + first % kPanel;
     for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel);
-    for (int64_t d = whole; d < size; ++d) {
+    for (int64_t d = whole; d < depth; ++d) {
       for (int64_t j = 0; j < kLanes; ++j) panel[d * kPanel + j] = from[j][d];
     }
   }
 }
 
 // Tells whether all values are finite: 0 * inf would poison rows that do not attend the key.
-static bool pack_values(const Problem& problem, int64_t index, int64_t keys, float* out, float* row) {
+static bool pack_values(const Problem& problem, const Sequence& sequence, int64_t key_head, int64_t first_key,
+                        int64_t keys, float* out, float* row) {
   const int64_t size = problem.value_size;
   float check = 0;  // inf * 0 and NaN * 0 are NaN
   Vec checks{};
   for (int64_t j = 0; j < keys; ++j) {
-    const float* v = as_floats(problem.value.data, index + j * problem.value.row, size, problem.type, row);
+    const float* v = value_row(problem, sequence, key_head, first_key + j, row);
     for (int64_t first = 0; first < size; first += kPanel) {
       float* panel = out + first * keys + j * kPanel;
       if (size - first >= kPanel) {

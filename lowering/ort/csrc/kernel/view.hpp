@@ -23,7 +23,7 @@ struct KeyRange {
 // Keys that the band lets rows [first_row, last_row] of a sequence see.
 FA_INLINE KeyRange banded(const Sequence& sequence, int64_t first_row, int64_t last_row) {
   const int64_t begin = larger(0, first_row + sequence.first);
-  const int64_t end = smaller(sequence.key_length, last_row + sequence.last + 1);
+  const int64_t end = smaller(sequence.key_length, larger(last_row + sequence.last + 1, sequence.prefix));
   return {smaller(begin, end), end < 0 ? 0 : end};
 }
 

@@ -1,0 +1,31 @@
+// The attributes of an attention operator, read and checked once, when the session is made.
+#pragma once
+
+#include "layout.hpp"
+#include "signature.hpp"
+
+namespace fa {
+
+struct Attributes {
+  float scale = 1.0f;
+  float keep_prob = 1.0f;
+  int64_t pre_tokens = 0;
+  int64_t next_tokens = 0;
+  int64_t head_num = 0;
+  Layout layout = Layout::BSH;
+  int64_t sparse_mode = 0;  // 0 without atten_mask: the operator then ignores the mode
+  int64_t pse_type = 1;
+  bool statistics_like_input = false;  // "same_as_input"
+  EmptyRows empty_rows = EmptyRows::zero;
+  NanRows nan_rows = NanRows::nan;
+
+  // The constant mask of the mode has 2048 columns and this many rows; 0: the mode takes a mask of the scores.
+  int64_t constant_mask_rows() const {
+    if (sparse_mode == 6) return 3072;
+    return sparse_mode < 2 || sparse_mode == 5 ? 0 : 2048;
+  }
+};
+
+Attributes read_attributes(const NodeInfo& info, const Signature& signature);
+
+}  // namespace fa

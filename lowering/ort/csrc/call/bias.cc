@@ -1,0 +1,162 @@
+// What is added to the scores: a tensor (pse_type 0 and 1), or slopes that a bias is generated from (2 and 3).
+//
+//     pse_type 1   S = scale * (A + pse)        pse_type 0   S = scale * A + pse
+//     pse_type 2   S = scale * A - slope * |(j + kv_start) - (i + q_start)|
+//     pse_type 3   S = scale * A - slope * sqrt(|(j + kv_start) - (i + q_start)|)
+//
+// A tensor is [B,N1,S1,S2] with 1 in place of any dimension (EXT-SHIFT-BROADCAST), the last 1024 rows of that
+// (compressed ALiBi), or in TND compressed or flat. It is of the query's type or float32 (EXT-SHIFT-FLOAT).
+#include <algorithm>
+#include <limits>
+
+#include "call.hpp"
+
+namespace fa {
+namespace {
+
+bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
+
+Type type_of(ort::Element element) {
+  if (element == ort::Element::float32) return Type::float32;
+  return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
+}
+
+}  // namespace
+
+void Call::read_pse() {
+  if (a_.pse_type >= 2) {
+    read_slopes();
+    return;
+  }
+  const Tensor& pse = in(Role::pse);
+  problem_.pse = pse.data;
+  problem_.pse_type = type_of(pse.type);
+  problem_.pse_inside_scale = a_.pse_type == 1;
+  problem_.pse_column = 1;
+  const bool compressed = pse.rank() == 4 && pse.dims[2] == kCompressedPseRows &&
+                          (packed() || query_.length > kCompressedPseRows);
+  problem_.pse_compressed = compressed;
+  if (packed() && !compressed) {
+    read_packed_bias();
+  } else {
+    read_bias();
+  }
+}
+
+void Call::read_slopes() {
+  const Tensor& slopes = in(Role::pse);
+  const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads};
+  const bool by_batch = slopes.rank() == 2;
+  if (slopes.type != ort::Element::float32) {
+    invalid(Topic::slopes, text(Role::pse) + " of pse_type " + std::to_string(a_.pse_type) +
+                               " holds slopes, expected float32");
+  }
+  if (slopes.dims != full && slopes.dims != Dims{query_.heads}) {
+    wrong_shape(Topic::slopes, Role::pse,
+                "slopes " + fa::text_of({query_.heads}) + " or " + fa::text_of(full) + " for pse_type " +
+                    std::to_string(a_.pse_type));
+  }
+  const int64_t mode = has_mask() ? a_.sparse_mode : 0;
+  if (!packed() && query_.length != key_.length) {
+    invalid(Topic::slopes, "pse_type " + std::to_string(a_.pse_type) + " needs as many queries as keys, found " +
+                               std::to_string(query_.length) + " and " + std::to_string(key_.length));
+  }
+  if (mode == 7) invalid(Topic::slopes, "sparse_mode 7 takes no slopes, expected pse_type 0 or 1");
+  const int64_t query_start = first_integer(Role::query_start);
+  const int64_t key_start = first_integer(Role::key_start);
+  int64_t start = 0;
+  if (__builtin_sub_overflow(key_start, query_start, &start) || start < std::numeric_limits<int32_t>::min() ||
+      start > std::numeric_limits<int32_t>::max()) {
+    invalid(Topic::starts, text(Role::key_start) + " less " + signature_.name(Role::query_start) +
+                               " needs more than 32 bits");
+  }
+  for (size_t b = 0; mode == 8 && b < lengths_.size(); ++b) {
+    if (lengths_[b].key - lengths_[b].query != (b == 0 ? -start : 0)) {
+      invalid(Topic::slopes, "pse_type " + std::to_string(a_.pse_type) + " in sparse_mode 8 needs batch " +
+                                 std::to_string(b) + " to end its queries and keys at the same position");
+    }
+  }
+  problem_.slopes = static_cast<const float*>(slopes.data);
+  problem_.slope_of_root = a_.pse_type == 3;
+  for (size_t n = 0; n < sequences_.size(); ++n) {
+    if (by_batch) sequences_[n].slopes = static_cast<int64_t>(batch_of_[n]) * query_.heads;
+    // Mode 8 cuts the first sequence only, so the starts are not those of later ones.
+    if (mode != 8 || batch_of_[n] == 0) sequences_[n].start = start;
+  }
+}
+
+void Call::read_bias() {
+  const Dims& d = in(Role::pse).dims;
+  const bool compressed = problem_.pse_compressed;
+  const int64_t keys = packed() ? longest_key_ : key_.length;
+  const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads,
+                     compressed ? kCompressedPseRows : query_.length, keys};
+  bool fits = d.size() == 4;
+  for (size_t i = 0; fits && i < 4; ++i) fits = is_one_or(d[i], full[i]);
+  if (!fits) wrong_shape(Topic::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
+  if (compressed) check_compressed_bias();
+  problem_.pse_first_stored = keys - kCompressedPseRows;
+  problem_.pse_column = d[3] == keys ? 1 : 0;
+  for (size_t n = 0; n < sequences_.size(); ++n) {
+    Sequence& s = sequences_[n];
+    s.pse = d[0] == 1 ? 0 : static_cast<int64_t>(batch_of_[n]) * d[1] * d[2] * d[3];
+    s.pse_head = d[1] == 1 ? 0 : d[2] * d[3];
+    s.pse_row = d[2] == 1 ? 0 : d[3];
+  }
+}
+
+// Only what lies on or below the diagonal can be rebuilt, so nothing above it may be attended.
+void Call::check_compressed_bias() const {
+  const std::string input = text(Role::pse) + " of " + std::to_string(kCompressedPseRows) + " rows (compressed) ";
+  for (const Lengths& own : lengths_) {
+    if (own.query != own.key) {
+      invalid(Topic::bias, input + "needs as many queries as keys, found " + std::to_string(own.query) + " and " +
+                               std::to_string(own.key));
+    }
+  }
+  const int64_t mode = a_.sparse_mode;
+  const bool triangle = a_.next_tokens == 0 && a_.pre_tokens >= longest_query_;
+  const bool causal = mode == 2 || mode == 3 || ((mode == 0 || (mode == 4 && packed())) && triangle);
+  if (!has_mask() || !causal) {
+    invalid(Topic::bias, input + "needs a causal atten_mask: sparse_mode 2 or 3, or next_tockens 0 and pre_tockens " +
+                             "at least S1 in mode 0");
+  }
+}
+
+// Batches back to back: [N1,S1,S2] or, one row for all queries, [N1,S2] of each. Forward the elements lie on dimension
+// 0 of a tensor of rank 2 or more, in the gradient the rank is 1.
+void Call::read_packed_bias() {
+  const Dims& d = in(Role::pse).dims;
+  int64_t full = 0;
+  int64_t rows = 0;
+  bool differ = false;
+  for (const Lengths& own : lengths_) {
+    full += query_.heads * own.query * own.key;
+    rows += query_.heads * own.key;
+    differ = differ || own.query != 1;
+  }
+  const int64_t count = in(Role::pse).count();
+  const bool rank_fits = signature_.forward ? d.size() >= 2 : d.size() == 1;
+  if (!rank_fits || d[0] != count || (count != full && count != rows)) {
+    wrong_shape(Topic::bias, Role::pse,
+                "[B or 1,N1,1024,maxS2] (compressed), or " + std::to_string(rows) + " or " + std::to_string(full) +
+                    " elements on dimension 0" + (signature_.forward ? " of 2 or more" : ""));
+  }
+  if (full == rows && differ) {
+    invalid(Topic::bias, text(Role::pse) + " could be one row or a matrix for each batch with these lengths");
+  }
+  int64_t at = 0;
+  size_t n = 0;
+  for (size_t b = 0; b < lengths_.size(); ++b) {
+    const int64_t matrix = (count == full ? lengths_[b].query : 1) * lengths_[b].key;
+    if (n < sequences_.size() && batch_of_[n] == b) {
+      sequences_[n].pse = at;
+      sequences_[n].pse_head = matrix;
+      sequences_[n].pse_row = count == full ? lengths_[b].key : 0;
+      ++n;
+    }
+    at += query_.heads * matrix;
+  }
+}
+
+}  // namespace fa

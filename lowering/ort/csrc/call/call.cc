@@ -1,0 +1,273 @@
+#include "call.hpp"
+
+#include <algorithm>
+
+namespace fa {
+namespace {
+
+constexpr int64_t kMaxHeadSize = 768;
+
+Type type_of(ort::Element element) {
+  if (element == ort::Element::float32) return Type::float32;
+  return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
+}
+
+}  // namespace
+
+Call::Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,
+           bool constant_mask_checked)
+    : signature_(signature), a_(attributes), inputs_(inputs), complaints_{node, signature},
+      constant_mask_checked_(constant_mask_checked) {
+  read_operands();
+  read_rope();
+  read_lengths();
+  read_sequences();
+  if (has_mask()) read_mask();
+  if (inputs_.has(Role::pse)) read_pse();
+  if (a_.keep_prob < 1.0f) read_dropout();
+  if (inputs_.has(Role::sink)) read_sink();
+}
+
+Dims Call::out_dims() const {
+  return output_dims(a_.layout, in(Role::query).dims, batch_, query_.heads, problem_.value_size);
+}
+
+Dims Call::statistics_dims() const {
+  if (packed()) return {query_.length, query_.heads, kStatisticsWidth};
+  return {batch_, query_.heads, query_.length, kStatisticsWidth};
+}
+
+Problem Call::problem(void* out, float* softmax_max, float* softmax_sum) {
+  problem_.out = operand_of(a_.layout, out_dims(), query_.heads).strided(out);
+  problem_.softmax_max = softmax_max;
+  problem_.softmax_sum = softmax_sum;
+  problem_.sequences = sequences_.data();
+  problem_.sequence_count = static_cast<int64_t>(sequences_.size());
+  return problem_;
+}
+
+void Call::wrong_shape(Topic topic, Role role, const std::string& expected) const {
+  invalid(topic, text(role) + " has shape " + fa::text_of(in(role).dims) + ", expected " + expected);
+}
+
+// The first element of an optional tensor of integers, the only one the operator reads; 0 if there is none.
+int64_t Call::first_integer(Role role) const {
+  const Tensor& tensor = in(role);
+  if (!tensor.present()) return 0;
+  if (tensor.rank() != 1) wrong_shape(Topic::starts, role, "rank 1");
+  return tensor.count() == 0 ? 0 : *static_cast<const int64_t*>(tensor.data);
+}
+
+void Call::read_operands() {
+  for (Role role : {Role::query, Role::key, Role::value}) {
+    if (in(role).rank() != rank_of(a_.layout)) {
+      wrong_shape(Topic::layout, role,
+                  "rank " + std::to_string(rank_of(a_.layout)) + " for input_layout " + fa::text_of(a_.layout));
+    }
+  }
+  const Dims& q = in(Role::query).dims;
+  const Dims& k = in(Role::key).dims;
+  const Dims& v = in(Role::value).dims;
+  int64_t key_heads = 0;
+  if (folds_heads(a_.layout)) {
+    if (q[2] % a_.head_num != 0) {
+      wrong_shape(Topic::heads, Role::query,
+                  "a last dimension that head_num " + std::to_string(a_.head_num) + " divides");
+    }
+    const int64_t size = q[2] / a_.head_num;
+    key_heads = size == 0 ? a_.head_num : k[2] / size;
+    if (size != 0 && k[2] % size != 0) {
+      wrong_shape(Topic::head_size, Role::key,
+                  "a last dimension that is a multiple of the head size " + std::to_string(size));
+    }
+    if (key_heads != 0 && v[2] % key_heads != 0) {
+      wrong_shape(Topic::head_groups, Role::value,
+                  "a last dimension that the " + std::to_string(key_heads) + " key heads divide");
+    }
+  }
+  query_ = operand_of(a_.layout, q, a_.head_num);
+  key_ = operand_of(a_.layout, k, key_heads);
+  value_ = operand_of(a_.layout, v, key_heads);
+  if (query_.heads != a_.head_num && query_.heads != 0) {
+    wrong_shape(Topic::heads, Role::query,
+                std::to_string(a_.head_num) + " heads as head_num says, not " + std::to_string(query_.heads));
+  }
+  read_batch({query_.batch, key_.batch, value_.batch});
+  if (key_.heads != 0 && key_.size != query_.size) {
+    wrong_shape(Topic::head_size, Role::key, "the query's head size " + std::to_string(query_.size));
+  }
+  if (value_.heads != key_.heads || value_.length != key_.length) {
+    wrong_shape(Topic::batch, Role::value, "the heads and length of key " + fa::text_of(k));
+  }
+  if (key_.heads != 0 && query_.heads % key_.heads != 0) {
+    wrong_shape(Topic::head_groups, Role::key,
+                "a number of heads that divides the " + std::to_string(query_.heads) + " query heads, not " +
+                    std::to_string(key_.heads));
+  }
+  if (query_.size > kMaxHeadSize) wrong_shape(Topic::head_size, Role::query, "a head size of at most 768");
+  problem_.type = type_of(in(Role::query).type);
+  problem_.heads = query_.heads;
+  problem_.key_heads = key_.heads;
+  problem_.head_size = query_.size;
+  problem_.value_size = key_.heads == 0 ? query_.size : value_.size;
+  if (problem_.value_size > kMaxHeadSize) wrong_shape(Topic::head_size, Role::value, "a head size of at most 768");
+  problem_.query = query_.strided(in(Role::query).data);
+  problem_.key = key_.strided(in(Role::key).data);
+  problem_.value = value_.strided(in(Role::value).data);
+  problem_.scale = a_.scale;
+  problem_.empty_rows = a_.empty_rows;
+  problem_.nan_rows = a_.nan_rows;
+}
+
+// Each of query, key and value has the common batch, or 1 (the extension EXT-BATCH-BROADCAST of the forward pass).
+void Call::read_batch(const int64_t (&found)[3]) {
+  static constexpr Role kOperands[] = {Role::query, Role::key, Role::value};
+  batch_ = signature_.forward ? 1 : found[0];
+  Role like = Role::query;
+  for (size_t i = 0; i < 3; ++i) {
+    if ((found[i] == 1 && signature_.forward) || found[i] == batch_) continue;
+    if (batch_ != 1 || !signature_.forward) {
+      wrong_shape(Topic::batch, kOperands[i],
+                  "the batch " + std::to_string(batch_) + " of " + signature_.name(like) +
+                      (signature_.forward ? ", or 1" : ""));
+    }
+    batch_ = found[i];
+    like = kOperands[i];
+  }
+}
+
+void Call::read_rope() {
+  const bool query = inputs_.has(Role::query_rope);
+  if (query != inputs_.has(Role::key_rope)) {
+    invalid(Topic::rope, text(query ? Role::key_rope : Role::query_rope) + " is absent beside " +
+                             signature_.name(query ? Role::query_rope : Role::key_rope) + ", expected both or none");
+  }
+  if (!query) return;
+  query_rope_ = rope_operand(Role::query_rope, Role::query, query_);
+  key_rope_ = rope_operand(Role::key_rope, Role::key, key_);
+  if (key_.heads != 0 && key_rope_.size != query_rope_.size) {
+    wrong_shape(Topic::rope, Role::key_rope, "the head size " + std::to_string(query_rope_.size) + " of query_rope");
+  }
+  problem_.rope_size = query_rope_.size;
+  problem_.query_rope = query_rope_.strided(in(Role::query_rope).data);
+  problem_.key_rope = key_rope_.strided(in(Role::key_rope).data);
+}
+
+// The rope part of query or key has the same shape but for the head size.
+Operand Call::rope_operand(Role role, Role like, const Operand& whole) const {
+  const Dims& d = in(role).dims;
+  bool fits = d.size() == in(like).rank();
+  if (fits && folds_heads(a_.layout)) fits = whole.heads == 0 ? d[2] == 0 : d[2] % whole.heads == 0;
+  Operand rope;
+  if (fits) {
+    rope = operand_of(a_.layout, d, whole.heads);
+    fits = rope.batch == whole.batch && rope.heads == whole.heads && rope.length == whole.length;
+  }
+  if (!fits) {
+    wrong_shape(Topic::rope, role, "the shape " + fa::text_of(in(like).dims) + " of " + signature_.name(like) +
+                                       " with another head size");
+  }
+  return rope;
+}
+
+// Cumulative ends without a leading 0; a trailing 0 is a batch that is not computed.
+std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
+  const Tensor& tensor = in(role);
+  if (!tensor.present()) invalid(Topic::lengths, text(role) + " is needed for input_layout TND");
+  if (tensor.rank() != 1) wrong_shape(Topic::lengths, role, "rank 1");
+  const auto* values = static_cast<const int64_t*>(tensor.data);
+  std::vector<int64_t> ends(values, values + tensor.count());
+  size_t used = ends.size();
+  while (used > 0 && ends[used - 1] == 0) --used;
+  int64_t before = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    if (i >= used) ends[i] = before;
+    if (ends[i] < before || ends[i] > tokens) {
+      invalid(Topic::lengths, text(role) + " is " + fa::text_of(Dims(values, values + tensor.count())) +
+                                  ", expected cumulative lengths that do not fall and end at " +
+                                  std::to_string(tokens) + " or before");
+    }
+    before = ends[i];
+  }
+  return ends;
+}
+
+void Call::read_lengths() {
+  if (packed()) {
+    const std::vector<int64_t> query_ends = read_ends(Role::query_ends, query_.length);
+    const std::vector<int64_t> key_ends = read_ends(Role::key_ends, key_.length);
+    if (query_ends.size() != key_ends.size()) {
+      invalid(Topic::lengths, text(Role::key_ends) + " has " + std::to_string(key_ends.size()) +
+                                  " batches, expected the " + std::to_string(query_ends.size()) + " of " +
+                                  signature_.name(Role::query_ends));
+    }
+    int64_t query = 0;
+    int64_t key = 0;
+    for (size_t b = 0; b < query_ends.size(); ++b) {
+      lengths_.push_back({query, query_ends[b] - query, key, key_ends[b] - key});
+      query = query_ends[b];
+      key = key_ends[b];
+    }
+    gaps_ = query != query_.length;
+  } else {
+    for (Role role : {Role::query_ends, Role::key_ends}) {
+      if (inputs_.has(role)) {
+        invalid(Topic::lengths,
+                text(role) + " has a meaning for input_layout TND only, not for " + fa::text_of(a_.layout));
+      }
+    }
+    for (int64_t b = 0; b < batch_; ++b) lengths_.push_back({0, query_.length, 0, key_.length});
+  }
+  for (const Lengths& own : lengths_) {
+    longest_query_ = std::max(longest_query_, own.query);
+    longest_key_ = std::max(longest_key_, own.key);
+  }
+}
+
+void Call::read_sequences() {
+  const bool nothing = query_.size == 0 || key_.heads == 0 || query_.heads == 0;
+  int64_t batch = 0;
+  for (const Lengths& own : lengths_) {
+    if (nothing || own.query == 0 || own.key == 0) {
+      gaps_ = gaps_ || own.query > 0;
+    } else {
+      add_sequence(own, batch);
+    }
+    ++batch;
+  }
+}
+
+void Call::add_sequence(const Lengths& own, int64_t batch) {
+  const Operand out = operand_of(a_.layout, out_dims(), query_.heads);
+  const auto place = [batch](const Operand& operand, int64_t begin) {
+    return batch * operand.batch_stride + begin * operand.row_stride;
+  };
+  Sequence s;
+  s.query_length = own.query;
+  s.key_length = own.key;
+  s.query = place(query_, own.query_begin);
+  s.query_rope = place(query_rope_, own.query_begin);
+  s.key = place(key_, own.key_begin);
+  s.key_rope = place(key_rope_, own.key_begin);
+  s.value = place(value_, own.key_begin);
+  s.out = place(out, own.query_begin);
+  s.statistics_row = kStatisticsWidth;
+  s.statistics_head = own.query * kStatisticsWidth;
+  if (!packed()) {
+    s.statistics = batch * query_.heads * query_.length * kStatisticsWidth;
+  } else if (signature_.forward || !a_.statistics_like_input) {
+    s.statistics = own.query_begin * query_.heads * kStatisticsWidth;
+    if (a_.statistics_like_input) {
+      s.statistics_row = query_.heads * kStatisticsWidth;
+      s.statistics_head = kStatisticsWidth;
+    }
+  } else {
+    // The gradient's "same_as_input" is [N1,T1,8].
+    s.statistics = own.query_begin * kStatisticsWidth;
+    s.statistics_head = query_.length * kStatisticsWidth;
+  }
+  sequences_.push_back(s);
+  batch_of_.push_back(static_cast<size_t>(batch));
+}
+
+}  // namespace fa

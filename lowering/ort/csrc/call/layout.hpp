@@ -1,0 +1,35 @@
+// The five input layouts as strides.
+//
+//     BSH [B,S,N*D]   SBH [S,B,N*D]   BSND [B,S,N,D]   BNSD [B,N,S,D]   TND [T,N,D], batches back to back
+#pragma once
+
+#include "../op.hpp"
+
+namespace fa {
+
+enum class Layout { BSH, SBH, BSND, BNSD, TND };
+
+size_t rank_of(Layout layout);
+const char* text_of(Layout layout);
+inline bool folds_heads(Layout layout) { return layout == Layout::BSH || layout == Layout::SBH; }
+
+// The logical shape of query, key or value, with strides (in elements) for their layout.
+struct Operand {
+  int64_t batch = 0;  // of TND: 1
+  int64_t heads = 0;
+  int64_t length = 0;  // of TND: all tokens
+  int64_t size = 0;
+  int64_t batch_stride = 0;  // 0 for a batch of 1, which every entry of the common batch reads
+  int64_t head_stride = 0;
+  int64_t row_stride = 0;
+
+  Strided strided(void* data) const { return {data, head_stride, row_stride}; }
+};
+
+// `heads` is used where the layout folds heads and head size into one dimension.
+Operand operand_of(Layout layout, const Dims& dims, int64_t heads);
+
+// The query's shape with another batch and head size.
+Dims output_dims(Layout layout, const Dims& query, int64_t batch, int64_t heads, int64_t value_size);
+
+}  // namespace fa

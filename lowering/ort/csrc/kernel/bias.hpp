@@ -1,0 +1,42 @@
+// The bias of one row: read from a tensor, or made from a slope.
+#pragma once
+
+#include "convert.hpp"
+
+namespace fa::FA_ISA {
+
+// -slope * |distance| (or the root of that) for `count` keys, the first at `distance`. Beyond 2^24 a distance is rounded
+// as a float, one part in 2^24.
+FA_INLINE void slope_bias(float slope, int64_t distance, int64_t count, bool root, float* out) {
+  const float origin = static_cast<float>(distance);
+  for (int64_t c = 0; c < count; ++c) out[c] = __builtin_fabsf(origin + static_cast<float>(static_cast<int32_t>(c)));
+  if (root) {
+    for (int64_t c = 0; c < count; ++c) out[c] = __builtin_sqrtf(out[c]);
+  }
+  for (int64_t c = 0; c < count; ++c) out[c] *= -slope;
+}
+
+FA_INLINE bool has_bias(const Problem& problem) { return problem.pse != nullptr || problem.slopes != nullptr; }
+
+// `count` floats for keys [first, first + count), readable as whole vectors; `buffer` has room for as many.
+FA_INLINE const float* bias_row(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
+                                int64_t first, int64_t count, float* buffer) {
+  if (problem.slopes != nullptr) {
+    const float slope = problem.slopes[sequence.slopes + head];
+    slope_bias(slope, first - i + sequence.start, count, problem.slope_of_root, buffer);
+    return buffer;
+  }
+  const int64_t at = sequence.pse + head * sequence.pse_head + pse_row_offset(problem, sequence, i) +
+                     first * problem.pse_column;
+  if (problem.pse_column == 0) {
+    const float value = *as_floats(problem.pse, at, 1, problem.pse_type, buffer);
+    for (int64_t c = 0; c < count; ++c) buffer[c] = value;
+    return buffer;
+  }
+  const float* bias = as_floats(problem.pse, at, count, problem.pse_type, buffer);
+  if (count % kLanes == 0 || bias == buffer) return bias;
+  __builtin_memcpy(buffer, bias, static_cast<size_t>(count) * sizeof(float));
+  return buffer;
+}
+
+}  // namespace fa::FA_ISA

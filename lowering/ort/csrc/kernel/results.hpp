@@ -1,0 +1,100 @@
+// The end of a span: sums become outputs, and rows without keys get what the operator or its extension says.
+#pragma once
+
+#include "direct.hpp"
+#include "dropout.hpp"
+#include "span.hpp"
+
+namespace fa::FA_ISA {
+
+// No key attended, as against attended keys whose scores are all -inf.
+static bool is_empty(const Span& span, int64_t r) {
+  if (span.s.max[r] != -kInfinity || is_nan(span.s.total[r])) return false;
+  for (int64_t first = 0; first < span.sequence.key_length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
+    if (!view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys).empty()) return false;
+  }
+  return true;
+}
+
+FA_INLINE void put(const Span& span, int64_t r, const float* row) {
+  const Problem& problem = span.problem;
+  const int64_t at =
+      span.sequence.out + span.head_of(r) * problem.out.head + span.index_of(r) * problem.out.row;
+  write_floats(problem.out.data, at, row, problem.value_size, problem.type);
+}
+
+static void write_row(const Span& span, int64_t r, NanRows rule) {
+  const int64_t columns = span.columns();
+  float* sums = span.s.sums + r * columns;
+  const float sum = span.s.total[r];
+  const bool all_infinite = sum == 0;  // only scores of -inf leave nothing behind
+  if (all_infinite || is_nan(sum)) {
+    const bool zero = rule == NanRows::zero || (rule == NanRows::infinite && all_infinite);
+    for (int64_t d = 0; d < columns; ++d) sums[d] = zero ? 0.0f : __builtin_nanf("");
+  } else {
+    const float factor = 1.0f / sum / span.problem.keep_prob;
+    for (int64_t d = 0; d < columns; ++d) sums[d] *= factor;
+  }
+  put(span, r, sums);
+}
+
+static void write_statistics(const Span& span, int64_t r) {
+  const Problem& problem = span.problem;
+  if (problem.softmax_max == nullptr && problem.softmax_sum == nullptr) return;
+  const int64_t head = span.head_of(r);
+  float max = span.s.max[r];
+  float sum = span.s.total[r];
+  if (span.s.empty[r] != 0) {
+    max = problem.sink == nullptr ? -kLargest : problem.sink[head];
+    sum = problem.sink == nullptr ? kLargest : 1.0f;
+  } else if (is_nan(sum) && max != kInfinity) {
+    max = sum;  // the maximum ignored a NaN score
+  } else if (sum == 0) {
+    sum = __builtin_nanf("");  // exp(-inf - -inf)
+  }
+  const Sequence& sequence = span.sequence;
+  const int64_t at =
+      sequence.statistics + head * sequence.statistics_head + span.index_of(r) * sequence.statistics_row;
+  for (int64_t c = 0; c < kStatisticsWidth; ++c) {
+    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = max;
+    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = sum;
+  }
+}
+
+// Into `mean`, by way of sums of a block each: shorter sums lose less. With dropout it is that of row r.
+static void mean_of_values(const Span& span, int64_t r, float* mean, float* block) {
+  const Problem& problem = span.problem;
+  const int64_t length = span.sequence.key_length;
+  const int64_t columns = span.columns();
+  const int64_t bit = drop_bit(span.sequence, span.head_of(r), span.index_of(r));
+  for (int64_t d = 0; d < columns; ++d) mean[d] = 0;
+  for (int64_t first = 0; first < length; first += kBlockKeys) {
+    for (int64_t d = 0; d < columns; ++d) block[d] = 0;
+    for (int64_t j = first; j < smaller(length, first + kBlockKeys); ++j) {
+      const bool kept = problem.drop_mask == nullptr || (bits_from(problem.drop_mask, bit + j, 1) & 1) != 0;
+      const float weight = kept ? 1.0f : 0.0f;
+      direct_values(&weight, 0, 1, span.value(j), problem.value_size, block, 0);
+    }
+    for (int64_t d = 0; d < columns; ++d) mean[d] += block[d];
+  }
+  for (int64_t d = 0; d < columns; ++d) mean[d] /= static_cast<float>(length) * problem.keep_prob;
+}
+
+// Every row of `sums` is written out by now.
+static void write_empty_rows(const Span& span) {
+  const EmptyRows rule = span.problem.empty_rows;
+  const int64_t columns = span.columns();
+  float* row = span.s.sums;
+  const float fill = rule == EmptyRows::nan ? __builtin_nanf("") : 0.0f;
+  for (int64_t d = 0; d < columns; ++d) row[d] = fill;
+  bool done = rule != EmptyRows::mean;
+  for (int64_t r = 0; r < span.rows(); ++r) {
+    if (span.s.empty[r] == 0) continue;
+    if (!done) mean_of_values(span, r, row, row + columns);
+    done = done || span.problem.drop_mask == nullptr;  // then all rows have the same mean
+    put(span, r, row);
+  }
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,38 @@
+// Rows of query, key and value as floats.
+#pragma once
+
+#include "convert.hpp"
+
+namespace fa::FA_ISA {
+
+// A row of query or key with its rope part behind it: the sum of two products is one product of longer rows. `buffer`
+// has room for both parts.
+FA_INLINE const float* joined_row(const Problem& problem, const Strided& whole, int64_t at, const Strided& rope,
+                                  int64_t rope_at, float* buffer) {
+  const float* row = as_floats(whole.data, at, problem.head_size, problem.type, buffer);
+  if (problem.rope_size == 0) return row;
+  float* behind = buffer + problem.head_size;
+  if (row != buffer) __builtin_memcpy(buffer, row, static_cast<size_t>(problem.head_size) * sizeof(float));
+  const float* tail = as_floats(rope.data, rope_at, problem.rope_size, problem.type, behind);
+  if (tail != behind) __builtin_memcpy(behind, tail, static_cast<size_t>(problem.rope_size) * sizeof(float));
+  return buffer;
+}
+
+FA_INLINE const float* query_row(const Problem& problem, const Sequence& s, int64_t head, int64_t i, float* buffer) {
+  return joined_row(problem, problem.query, s.query + head * problem.query.head + i * problem.query.row,
+                    problem.query_rope, s.query_rope + head * problem.query_rope.head + i * problem.query_rope.row,
+                    buffer);
+}
+
+FA_INLINE const float* key_row(const Problem& problem, const Sequence& s, int64_t key_head, int64_t j, float* buffer) {
+  return joined_row(problem, problem.key, s.key + key_head * problem.key.head + j * problem.key.row, problem.key_rope,
+                    s.key_rope + key_head * problem.key_rope.head + j * problem.key_rope.row, buffer);
+}
+
+FA_INLINE const float* value_row(const Problem& problem, const Sequence& s, int64_t key_head, int64_t j,
+                                 float* buffer) {
+  const int64_t at = s.value + key_head * problem.value.head + j * problem.value.row;
+  return as_floats(problem.value.data, at, problem.value_size, problem.type, buffer);
+}
+
+}  // namespace fa::FA_ISA
