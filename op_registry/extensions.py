@@ -32,28 +32,29 @@ class Extension:
 
 
 _FORWARD = ("FlashAttentionScore",)
+_BACKWARD = ("FlashAttentionScoreGrad",)
 
 EXTENSIONS = (
     Extension(
         "EXT-MASK-BROADCAST",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "atten_mask may have 1 in place of B, N1, S1 or S2 in any of its dimensions, in rank 2 ([S1,S2]) or 4",
     ),
     Extension(
         "EXT-BAND-MASK",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
         "keys besides the band, which is computed from the sizes",
     ),
     Extension(
         "EXT-SHIFT-BROADCAST",
-        _FORWARD,
-        "real_shift of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",
+        _FORWARD + _BACKWARD,
+        "the bias of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",
     ),
     Extension(
         "EXT-SHIFT-FLOAT",
-        _FORWARD,
-        "real_shift of pse_type 0 and 1 may be float32 beside a float16 or bfloat16 query",
+        _FORWARD + _BACKWARD,
+        "the bias of pse_type 0 and 1 may be float32 beside a float16 or bfloat16 query",
     ),
     Extension(
         "EXT-BAND-OUTSIDE",
@@ -69,8 +70,16 @@ EXTENSIONS = (
         values=EMPTY_ROWS,
     ),
     Extension(
+        "EXT-GRAD-EMPTY-ROWS",
+        _BACKWARD,
+        "the attribute cpu_empty_rows says which probabilities a query row had whose every key is masked: dv gets its "
+        "share from them, and dq and dk get nothing from such a row",
+        attr="cpu_empty_rows",
+        values=tuple(value for value in EMPTY_ROWS if value != "unmasked"),
+    ),
+    Extension(
         "EXT-NAN-ROWS",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "the attribute cpu_nan_rows gives 0 instead of NaN for rows whose softmax is undefined, as the guard "
         "where(isnan(p), 0, p) does",
         attr="cpu_nan_rows",
@@ -88,7 +97,7 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-VALUE-WIDER",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "the head size of value may exceed that of key, up to 768",
     ),
     Extension(
@@ -98,7 +107,7 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-RANGE",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M)",
     ),
 )
