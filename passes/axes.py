@@ -111,6 +111,11 @@ class AxisSpace:
         self._parts = known
         return False
 
+    def drop(self, axes: Axes) -> None:
+        """Declare a dimension to be of size 1, because the operator that reads it fails in every other run."""
+        for axis in self.resolve(axes):
+            self._parts[axis] = ()
+
     def _walk_together(self, one: Axes, other: Axes) -> bool:
         left, right = list(self.resolve(one)), list(self.resolve(other))
         if len(left) == len(right) == 1 and not (left[0].size.is_const and right[0].size.is_const):

@@ -371,7 +371,9 @@ class MaskPlanner:
         if view is None:
             raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
         for own, wanted in zip(view.dims, dims, strict=True):
-            if own and not self.viewer.space.unify(own, wanted):
+            if not wanted:
+                self.viewer.space.drop(own)
+            elif own and not self.viewer.space.unify(own, wanted):
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
         return view
 

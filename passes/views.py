@@ -25,6 +25,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Atom, Dim
 
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
@@ -90,7 +91,8 @@ class Viewer:
     def alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
         """The axes that each dimension of an operand runs along when it broadcasts to an arrangement, () where it is 1.
 
-        Raises Decline when the operand may be larger than the arrangement.
+        Raises Decline when the operand may be larger than the arrangement. A size that is not known is 1 where the
+        result is proven to have the size 1.
         """
         shape = self.info.shape(value)
         if shape is None:
@@ -98,8 +100,10 @@ class Viewer:
         if len(shape) > len(dims):
             raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
         aligned = dims[len(dims) - len(shape) :]
-        for size, dim in zip(shape, aligned, strict=True):
-            if size.const != 1 and not dim:
+        result = self.info.shape(node.outputs[0])
+        ones = [len(result or ()) == len(dims) and size == 1 for size in result or dims][len(dims) - len(shape) :]
+        for size, dim, one in zip(shape, aligned, ones, strict=True):
+            if size.const != 1 and not dim and not one:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
@@ -174,7 +178,7 @@ class Viewer:
         return None
 
     def _reshaped(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        target = self.info.shape(node.outputs[0])
+        target = self._target(node, dims)
         if target is None:
             return None
         if node.op_type == "Unsqueeze" and (axes := self._axes(node, len(target))) is not None:
@@ -188,6 +192,23 @@ class Viewer:
         if len(target) == len(dims) and all(self.space.size(d) == t for d, t in zip(dims, target, strict=True)):
             return dims
         return self.space.reshape(dims, target)
+
+    def _target(self, node: ir.Node, dims: Arrangement) -> tuple[Dim, ...] | None:
+        """The sizes a layout operator gives its result, in the sizes of the arrangement it gets.
+
+        A mask that was added may have a size of its own name: that of the sum is then the broadcast of both, and the
+        same as the arrangement's in every run in which the mask does not enlarge the scores.
+        """
+        target = self.info.shape(node.outputs[0])
+        source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
+        if target is None or source is None or len(source) != len(dims):
+            return target
+        own: dict[Atom, Dim] = {}
+        for size, dim in zip(source, dims, strict=True):
+            walked = self.space.size(dim)
+            for atom in (atom for atom in size.atoms if atom.op == "broadcast"):
+                own.update((atom, part) for part in atom.args if size.substitute({atom: part}) == walked != size)
+        return tuple(size.substitute(own) for size in target) if own else target
 
     def _axes(self, node: ir.Node, rank: int) -> set[int] | None:
         attr = node.attributes.get("axes")

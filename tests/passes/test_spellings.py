@@ -186,3 +186,37 @@ def test_keys_of_batch_one(batch: str, given: int) -> None:
     rng = np.random.default_rng(6)
     pair = {name: rng.standard_normal((given, 4, 6, 8)).astype(np.float32) for name in "kv"}
     assert same(parse(PRODUCT_QK + PLAIN, inputs=inputs), **pair)[1][0].status == "fused"
+
+
+@pytest.mark.parametrize("order", ["s, m", "m, s"])
+def test_a_mask_of_its_own_length_before_a_reshape(order: str) -> None:
+    """The sum has the size of both names; it is that of the scores wherever the model runs (BLOOM, Keras)."""
+    body = PRODUCT_QK + f"x = Add({order}) h = Shape<start=2>(x) " + ints("many", -1)
+    body += "folded = Concat<axis=0>(many, h) x3 = Reshape(x, folded) p3 = Softmax<axis=-1>(x3) "
+    body += ints("heads", -1, 4) + "apart = Concat<axis=0>(heads, h) p = Reshape(p3, apart) " + PRODUCT_PV
+    mask = np.where(np.random.default_rng(7).random((2, 1, 1, 6)) < 0.4, -1e9, 0).astype(np.float32)
+    remaining, (block,) = same(parse(body, "float[C,1,1,L] m"), m=mask)
+    assert (block.status, block.mask) == ("fused", "real_shift")
+    assert set(remaining) - {"Constant"} == {"FlashAttentionScore", "Shape", "Concat"} & set(remaining)
+
+
+@pytest.mark.parametrize(("past", "status"), [("P", "fused"), ("O", "declined")])
+def test_the_row_of_a_triangle_that_a_cache_asks_for(past: str, status: str) -> None:
+    """One row from the length of the cache on, where the triangle's columns are the keys: there it has such a row."""
+    body = "k2 = Concat<axis=2>(pk, k) kt = Transpose<perm=[0,1,3,2]>(k2) s = MatMul(q, kt) v2 = Concat<axis=2>(pv, v) "
+    body += "n = Shape<start=2, end=3>(past) " + ints("one", 1) + ints("rows", 2) + ints("columns", 3) + ints("zero", 0)
+    body += "to = Add(n, one) len = Shape<start=2, end=3>(k2) a = Slice(triangle, n, to, rows, one) "
+    body += "keep = Slice(a, zero, len, columns, one) low = Constant<value=float {-3.4028234663852886e38}>() "
+    body += "x = Where(keep, s, low) " + SOFTMAX.format("x") + "y = MatMul(p, v2)"
+    inputs = "float[B,4,1,8] q, float[B,4,1,8] k, float[B,4,1,8] v, float[B,4,P,8] pk, float[B,4,P,8] pv"
+    triangle = ",".join("1" if j <= i else "0" for i in range(8) for j in range(8))
+    model = parse(
+        body,
+        f"float[B,4,{past},8] past",
+        inputs=inputs,
+        outputs="float[B,4,1,8] y",
+        initializers=f"<bool[1,1,8,8] triangle = {{{triangle}}}>",
+    )
+    rng = np.random.default_rng(8)
+    given = {name: rng.standard_normal((2, 4, 3, 8)).astype(np.float32) for name in ("pk", "pv", "past")}
+    assert same(model, **given)[1][0].status == status
