@@ -140,6 +140,8 @@ class Matcher:
         """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
         if after.guard is None:
             return RowGuard.NONE
+        if after.guard.tests:
+            return RowGuard.SCORES
         if after.guard.condition is not None:
             return self._selection_guard(after.guard, terms, viewer, seen)
         if after.guard.bias is None:
@@ -207,7 +209,7 @@ class Matcher:
         """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned."""
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
-        matched = {id(node) for node in nodes}
+        matched = {id(node) for node in (*nodes, *(after.guard.tests if after.guard is not None else ()))}
         harmless: list[tuple[ir.Node, ir.Value]] = []
         for node in nodes:
             if node.graph is not anchor.node.graph:

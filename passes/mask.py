@@ -198,7 +198,7 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, empty, guard.nan_rows if guard is RowGuard.NAN else "", tuple(assumed))
+        return MaskPlan(masked, shifts, empty, _nan_rows(guard), tuple(assumed))
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask a single constant that leaves every row a key?"""
@@ -376,6 +376,11 @@ class MaskPlanner:
             elif own and not self.viewer.space.unify(own, wanted):
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
         return view
+
+
+def _nan_rows(guard: RowGuard) -> str:
+    """What a guard that looks at the scores still has to do beside a boolean mask."""
+    return guard.nan_rows if guard in (RowGuard.NAN, RowGuard.SCORES) else ""
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:

@@ -8,6 +8,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                                                               narrowest of the types they had
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
+                   | Where(any(scores != -inf), probabilities, 0)        the score guard, as score_guard.py spells it
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
                                                               selection on the scores; at most one guard in all
@@ -15,7 +16,8 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
-zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the selection guard
+zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the score guard those in
+which the softmax's input is, the selection guard
 those that are masked everywhere, for elsewhere a masked probability is 0 already: it is recorded, and the mask's plan
 has to honour it.
 """
@@ -30,8 +32,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.contraction import Contraction, contraction
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import constant, int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_guard import score_tests
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
@@ -43,13 +46,15 @@ FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 class Guard:
     """A guard and the node that applies it: the NaN guard when nothing else is given.
 
-    `bias` is the tensor the bias guard tests; `condition` and `keep` say where the selection guard keeps probabilities.
+    `bias` is the tensor the bias guard tests; `tests` are the nodes with which the score guard tests the scores;
+    `condition` and `keep` say where the selection guard keeps probabilities.
     """
 
     where: ir.Node
     bias: ir.Value | None = None
     condition: ir.Value | None = None
     keep: bool = False
+    tests: tuple[ir.Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def find_values(
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
-        found = _nan_guard(current, consumers, viewer) or _zeroing(current, consumers, viewer)
+        found = _nan_guard(current, consumers, viewer) or _zeroing(softmax_output, current, consumers, viewer)
         if found is not None:
             if guard is not None:
                 raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
@@ -169,12 +174,15 @@ def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Gua
     return Guard(where) if private and _is_number(where.inputs[1], 0.0, viewer) else None
 
 
-def _zeroing(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
-    """The bias guard or the selection guard, when a Where alone reads the value and puts 0 into it."""
+def _zeroing(softmax: ir.Value, value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
+    """The guard of bias, scores or selection, when a Where alone reads the value and puts 0 into it."""
     where = consumers[0] if len(consumers) == 1 else None
     if where is None or not is_op(where, "Where") or value not in where.inputs[1:]:
         return None
     keep = where.inputs[1] is value
+    tests = score_tests(where.inputs[0], keep, softmax, viewer.info)
+    if tests and _is_zero(where.inputs[2 if keep else 1]):
+        return Guard(where, tests=tests)
     if not _is_number(where.inputs[2 if keep else 1], 0.0, viewer):
         return None
     bias = None if keep else _tested_bias(where)
@@ -196,6 +204,12 @@ def _tested_bias(where: ir.Node) -> ir.Value | None:
             axes = reduced_axes(reduce)
             return reduce.inputs[0] if axes == [-1] else None
     return None
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    """Does a constant of any size hold nothing but zeros?"""
+    array = constant(value)
+    return array is not None and not array.any()
 
 
 def _is_number(value: ir.Value | None, number: float, viewer: Viewer) -> bool:

@@ -12,20 +12,25 @@ from fa_compiler.passes.views import View
 
 
 class RowGuard(Enum):
-    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the bias, or that with the selection.
+    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the scores or the bias, or that with the
+    selection.
 
     A boolean mask needs the last two no more: its empty rows are the rows they zero. A bias cannot keep the last.
     """
 
     NONE = "none"
     NAN = "nan"
+    SCORES = "scores"
     BIAS = "bias"
     SELECTION = "selection"
 
     @property
     def nan_rows(self) -> str:
         """The attribute cpu_nan_rows that keeps the guard's meaning beside a bias."""
-        return {RowGuard.NAN: "zero", RowGuard.BIAS: "infinite"}.get(self, "")
+        return _NAN_ROWS.get(self, "")
+
+
+_NAN_ROWS = {RowGuard.NAN: "zero", RowGuard.SCORES: "infinite", RowGuard.BIAS: "infinite"}
 
 
 @dataclass(frozen=True)

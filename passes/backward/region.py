@@ -76,11 +76,12 @@ class Region:
         rows = Rows.SAME if where is None else Rows.RAW
         scores = self.findings.seen[anchor.output]
         for node in anchor.nodes:
-            if is_op(node, "Exp"):
-                self._put(node.outputs[0], Quantity({E: 1.0}, rows), scores)
+            made = node.outputs[0]
+            if is_op(node, "Exp") and made is not anchor.output:
+                self._put(made, Quantity({E: 1.0}, rows), scores)
             elif is_op(node, "ReduceSum") and anchor.axis is not None:
-                sums = tuple(() if index == anchor.axis else dim for index, dim in enumerate(scores))
-                self._put(node.outputs[0], Quantity({L: 1.0}, rows), sums)
+                kept: Arrangement = ((),) if int_attr(node, "keepdims", 1) else ()
+                self._put(made, Quantity({L: 1.0}, rows), (*scores[: anchor.axis], *kept, *scores[anchor.axis + 1 :]))
         self._put(anchor.output, Quantity({P: 1.0}, rows), scores)
         for node in after.nodes:
             if node is where:
