@@ -67,7 +67,7 @@ $(VENV)/.test: $(VENV)/.package
 $(VENV)-%/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* \
-		onnx onnx-ir numpy ml_dtypes networkx rich pytest pytest-xdist hypothesis
+		onnx onnx-ir numpy ml_dtypes rich pytest pytest-xdist hypothesis
 	@touch $@
 
 # mypy finds packages by folder: links that lay the checkout out as it installs.

@@ -13,7 +13,7 @@ import onnx
 from onnx import checker, defs
 
 from fa_compiler.errors import one_line
-from fa_compiler.tensors import is_external
+from fa_compiler.tensors import is_external, is_plain
 
 LIGHT = 1 << 16
 """Tensors up to this many bytes stay in the light copy: they may steer shape inference."""
@@ -57,14 +57,21 @@ class _Known:
         if "ai.onnx" in self._versions:
             self._versions.setdefault("", self._versions["ai.onnx"])
         self._local = local
+        self._found: dict[tuple[str, str], bool] = {}
 
     def __call__(self, node: onnx.NodeProto) -> bool:
-        if node.domain not in _STANDARD or (node.domain, node.op_type) in self._local:
+        key = (node.domain, node.op_type)
+        if key not in self._found:
+            self._found[key] = self._is_known(*key)
+        return self._found[key]
+
+    def _is_known(self, domain: str, op_type: str) -> bool:
+        if domain not in _STANDARD or (domain, op_type) in self._local:
             return True
-        domain = "" if node.domain == "ai.onnx" else node.domain
+        domain = "" if domain == "ai.onnx" else domain
         if domain not in self._versions:
             return True
-        return bool(defs.has(node.op_type, self._versions[domain], domain))
+        return bool(defs.has(op_type, self._versions[domain], domain))
 
 
 def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False) -> None:
@@ -88,31 +95,42 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
 
 
 def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known) -> None:
+    unchanged: list[onnx.NodeProto] = []
     for node in nodes:
-        copy = onnx.NodeProto()
-        copy.name, copy.op_type, copy.domain, copy.overload = (
-            node.name,
-            node.op_type,
-            node.domain,
-            node.overload,
-        )
-        copy.input.extend(node.input)
-        copy.output.extend(node.output)
-        if not known(node) or any(attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute):
-            copy.domain = _PLACEHOLDER
-        for attribute in node.attribute:
-            if attribute.HasField("t") and _heavy(attribute.t):
-                continue
-            if not attribute.HasField("g") and not attribute.graphs:
-                copy.attribute.append(attribute)
-                continue
-            target = copy.attribute.add()
-            target.name, target.type = attribute.name, attribute.type
-            if attribute.HasField("g"):
-                _light_graph(attribute.g, target.g, known)
-            for graph in attribute.graphs:
-                _light_graph(graph, target.graphs.add(), known)
-        light.append(copy)
+        if known(node) and all(is_plain(attribute) or _is_light(attribute) for attribute in node.attribute):
+            unchanged.append(node)
+            continue
+        light.extend(unchanged)
+        unchanged.clear()
+        light.append(_light_node(node, known))
+    light.extend(unchanged)
+
+
+def _light_node(node: onnx.NodeProto, known: _Known) -> onnx.NodeProto:
+    copy = onnx.NodeProto(name=node.name, op_type=node.op_type, domain=node.domain, overload=node.overload)
+    copy.input.extend(node.input)
+    copy.output.extend(node.output)
+    if not known(node) or any(attribute.HasField("t") and _heavy(attribute.t) for attribute in node.attribute):
+        copy.domain = _PLACEHOLDER
+    for attribute in node.attribute:
+        if attribute.HasField("t") and _heavy(attribute.t):
+            continue
+        if not attribute.HasField("g") and not attribute.graphs:
+            copy.attribute.append(attribute)
+            continue
+        target = copy.attribute.add()
+        target.name, target.type = attribute.name, attribute.type
+        if attribute.HasField("g"):
+            _light_graph(attribute.g, target.g, known)
+        for graph in attribute.graphs:
+            _light_graph(graph, target.graphs.add(), known)
+    return copy
+
+
+def _is_light(attribute: onnx.AttributeProto) -> bool:
+    """Whether the attribute may stay as it is."""
+    graph = attribute.HasField("g") or attribute.graphs
+    return not graph and not (attribute.HasField("t") and _heavy(attribute.t))
 
 
 def _heavy(tensor: onnx.TensorProto) -> bool:

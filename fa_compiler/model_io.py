@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,14 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler import checking
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, location
+from fa_compiler.passes.nodes import all_graphs, all_nodes
+from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 PROTO_LIMIT = (1 << 31) - 1
 """Bytes a protobuf message may have at most."""
+_SMALL = 1 << 10
+"""Tensors up to this many bytes are copied without much ado."""
 
 
 @dataclass(frozen=True)
@@ -129,14 +132,9 @@ def _loaded(proto: onnx.ModelProto, name: str, path: Path | None, folder: Folder
 def _loaded_ir(model: ir.Model) -> Loaded:
     """An IR model by way of its proto; each external tensor brings its own folder."""
     clone = model.clone()
-    folders: set[Path] = set()
-
-    def absolute(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-        if isinstance(tensor, ir.ExternalTensor):
-            folders.add(Path(tensor.base_dir).absolute())
-        return tensor
-
-    _replace_tensors(clone, absolute)
+    tensors = [value.const_value for value in _initializers(clone)]
+    tensors += [attribute.value for _, attribute in _tensor_attributes(clone)]
+    folders = {Path(tensor.base_dir).absolute() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
     if len(folders) > 1:
         raise InputError("model: its external data have several base folders; save it to one place first")
     base = folders.pop() if folders else Path.cwd()
@@ -156,6 +154,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
+            if is_plain(attribute):
+                continue
             if attribute.HasField("g"):
                 yield from _graphs(attribute.g)
             for inner in attribute.graphs:
@@ -163,7 +163,8 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _detach(model: ir.Model, files: dict[str, Path]) -> None:
-    """Give every tensor an identity of its own, so that a pass renaming it does not reach the given proto."""
+    """Give every tensor an identity of its own, so that a pass renaming it does not reach the given proto, and send
+    external ones to the real files."""
 
     def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
@@ -178,6 +179,10 @@ def _detach(model: ir.Model, files: dict[str, Path]) -> None:
                 metadata_props=dict(tensor.metadata_props),
             )
         if isinstance(tensor, ir.serde.TensorProtoTensor):
+            if tensor.raw.ByteSize() <= _SMALL:
+                copy = onnx.TensorProto()
+                copy.CopyFrom(tensor.raw)
+                return ir.serde.TensorProtoTensor(copy)
             return ir.LazyTensor(
                 lambda: tensor,
                 dtype=tensor.dtype,
@@ -187,19 +192,24 @@ def _detach(model: ir.Model, files: dict[str, Path]) -> None:
             )
         return tensor
 
-    _replace_tensors(model, own)
+    for value in _initializers(model):
+        if value.const_value is not None:
+            value.const_value = own(value.const_value)
+    for node, attribute in _tensor_attributes(model):
+        tensor = own(attribute.value)
+        node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor, doc_string=attribute.doc_string)
 
 
-def _replace_tensors(model: ir.Model, new: Callable[[ir.TensorProtocol], ir.TensorProtocol]) -> None:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if value.const_value is not None:
-                value.const_value = new(value.const_value)
+def _initializers(model: ir.Model) -> Iterator[ir.Value]:
+    for graph in all_graphs(model):
+        yield from graph.initializers.values()
+
+
+def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr]]:
+    """The attributes that hold one tensor, with their nodes; the nodes may be changed meanwhile."""
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for owner in owners:
-        for node in ir.traversal.RecursiveGraphIterator(owner):
-            for name, attribute in list(node.attributes.items()):
-                if attribute.is_ref():
-                    continue
+        for node in all_nodes(owner):
+            for attribute in list(node.attributes.values()) if node.attributes else ():
                 if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
-                    node.attributes[name] = ir.AttrTensor(name, new(attribute.value), doc_string=attribute.doc_string)
+                    yield node, attribute

@@ -12,6 +12,9 @@ import onnx_ir as ir
 
 from fa_compiler.errors import InputError
 
+_Kind = onnx.AttributeProto
+_PLAIN = frozenset({_Kind.INT, _Kind.INTS, _Kind.FLOAT, _Kind.FLOATS, _Kind.STRING, _Kind.STRINGS})
+
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
@@ -27,8 +30,15 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         yield from _node_tensors(node)
 
 
+def is_plain(attribute: onnx.AttributeProto) -> bool:
+    """Whether an attribute says that it holds numbers or strings: neither a tensor nor a graph is in it."""
+    return attribute.type in _PLAIN
+
+
 def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
     for attribute in node.attribute:
+        if is_plain(attribute):
+            continue
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.nodes import all_nodes
 from fa_compiler.passes.shapes import analyse
 
 
@@ -17,7 +18,7 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
     return [
         node
         for owner in owners
-        for node in ir.traversal.RecursiveGraphIterator(owner)
+        for node in all_nodes(owner)
         if node.domain == op_registry.DOMAIN and node.op_type in known
     ]
 

@@ -151,20 +151,26 @@ def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
 
 def relocate(proto: onnx.ModelProto, places: Mapping[str, str]) -> None:
     """Replace each `location` of external data by the one `places` gives for it."""
-    for tensor in tensors.all_tensors(proto):
-        if tensors.is_external(tensor):
-            tensors.set_location(tensor, places[tensors.location(tensor)])
+    _relocate(filter(tensors.is_external, tensors.all_tensors(proto)), places)
+
+
+def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -> None:
+    for tensor in external:
+        tensors.set_location(tensor, places[tensors.location(tensor)])
 
 
 def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging) -> list[str]:
-    external = [tensor for tensor in tensors.all_tensors(proto) if tensors.is_external(tensor)]
+    external: list[onnx.TensorProto] = []
+    inside: list[onnx.TensorProto] = []
+    for tensor in tensors.all_tensors(proto):
+        (external if tensors.is_external(tensor) else inside).append(tensor)
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
     beside = _same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
-    inline = _too_large(proto)
+    inline = _too_large(inside)
     if beside:
-        relocate(proto, loaded.relative)
+        _relocate(external, loaded.relative)
         used = []
     if not used and not inline:
         return []
@@ -276,10 +282,9 @@ def _externalise(tensor: onnx.TensorProto, target: int, place: int, name: str) -
     return place + len(content)
 
 
-def _too_large(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+def _too_large(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
     """The tensors that have to leave the file, none if it stays below the limit."""
-    inline = [tensor for tensor in tensors.all_tensors(proto) if not tensors.is_external(tensor)]
-    if sum(len(tensor.raw_data) for tensor in inline) <= INLINE_LIMIT:
+    if sum(tensor.ByteSize() for tensor in inline) <= INLINE_LIMIT:
         return []
     return [tensor for tensor in inline if len(tensor.raw_data) > INLINE_TENSOR]
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, Reshape, Transpose, Units
-from fa_compiler.passes.nodes import graph_opset, int_attr
+from fa_compiler.passes.nodes import all_graphs, graph_opset, int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -30,7 +30,7 @@ class Names:
     def of(model: ir.Model) -> Names:
         """All names in use anywhere in the model."""
         taken: set[str] = set()
-        for graph in model.graphs():
+        for graph in all_graphs(model):
             taken.update(name for value in graph.inputs if (name := value.name))
             taken.update(graph.initializers)
             for node in graph:

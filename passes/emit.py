@@ -28,7 +28,7 @@ from fa_compiler.passes.options import Options
 from fa_compiler.passes.probabilities import distinct_consumers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
-from fa_compiler.passes.surgery import check_acyclic, replace_value, sweep
+from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
@@ -178,8 +178,7 @@ class Emitter:
         if not self.made and not self.builder.nodes:
             return
         sweep(self.builder.graph, [*self.replaced, *self.made, *self.builder.nodes])
-        check_acyclic(self.builder.graph)
-        self.builder.graph.sort()
+        restore_order(self.builder.graph)
 
     def _size(self, match: AttentionMatch, axes: Axes) -> int:
         size = match.space.size(axes).const

@@ -7,13 +7,13 @@ than the model, or taking a graph as attribute. The report then has one declined
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import all_nodes, is_op
 from fa_compiler.passes.ready_made import is_ready_made
 
 Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
@@ -24,7 +24,7 @@ def inline_functions(model: ir.Model) -> None:
     if not model.functions:
         return
     bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    nodes = [node for body in bodies for node in _all_nodes(body)]
+    nodes = [node for body in bodies for node in all_nodes(body)]
     if not any(_matters(node) or is_op(node, "Exp") for node in nodes):
         return
     with_graphs = {
@@ -50,7 +50,7 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
         if identifier not in found:
             found[identifier] = ()
             names: list[str] = []
-            for node in _all_nodes(model.functions[identifier]):
+            for node in all_nodes(model.functions[identifier]):
                 if _matters(node):
                     names.append(label(node) or node.op_type)
                 elif node.op_identifier() in model.functions:
@@ -61,11 +61,6 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
     for identifier in model.functions:
         inside(identifier)
     return {identifier: names for identifier, names in found.items() if names}
-
-
-def _all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
-    """The nodes of a body and of the subgraphs in it."""
-    return iter(ir.traversal.RecursiveGraphIterator(body))
 
 
 def _matters(node: ir.Node) -> bool:

@@ -16,7 +16,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import OP, Emitter
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import remember_versions
+from fa_compiler.passes.nodes import all_graphs, remember_versions
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.ready_made import is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
@@ -46,7 +46,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         softmaxes_in_functions(model),
         [],
     )
-    blocks = [block for graph in list(model.graphs()) for block in run.fuse_graph(graph)]
+    blocks = [block for graph in all_graphs(model) for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
         model.graph.opset_imports[DOMAIN] = VERSION
     return Report(

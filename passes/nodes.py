@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import onnx_ir as ir
 
@@ -72,7 +74,7 @@ def remember_versions(model: ir.Model) -> None:
     imports = model.opset_imports
     version = imports.get("", imports.get("ai.onnx", 1))
     legacy = model.ir_version is not None and model.ir_version < IR_WITH_CONSTANTS
-    for graph in model.graphs():
+    for graph in all_graphs(model):
         graph.meta[OPSET] = version
         graph.meta[LEGACY_INITIALIZERS] = legacy
 
@@ -90,6 +92,32 @@ def reduced_axes(node: ir.Node) -> list[int] | None:
         return list(attr.as_ints())
     array = constant(input_of(node, 1), limit=8)
     return None if array is None else [int(axis) for axis in array.reshape(-1)]
+
+
+def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
+    """The nodes of a body and of the subgraphs in it, each node before those of its own subgraphs."""
+    for node in body:
+        yield node
+        if node.attributes:
+            for graph in subgraphs(node):
+                yield from all_nodes(graph)
+
+
+def all_graphs(model: ir.Model) -> list[ir.Graph]:
+    """The main graph and the subgraphs in it."""
+    inner = (graph for node in all_nodes(model.graph) if node.attributes for graph in subgraphs(node))
+    return list(dict.fromkeys([model.graph, *inner]))
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among the attributes of a node."""
+    found: list[ir.Graph] = []
+    for attr in node.attributes.values():
+        if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
+            found.append(attr.as_graph())
+        elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
+            found.extend(attr.as_graphs())
+    return found
 
 
 def input_of(node: ir.Node, index: int) -> ir.Value | None:

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.nodes import all_nodes
 from fa_compiler.passes.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.shape_rules.context import Content, Shape, content_fact, fresh, objects
 from fa_compiler.passes.shape_rules.generate import tensor_fact
@@ -153,8 +154,14 @@ class ShapeInfo:
 
     def walk(self, graph: ir.Graph | ir.Function) -> None:
         """Infer every value of a graph or function body, subgraphs included."""
+        facts = self._facts
         for node in graph:
-            self._ensure(node)
+            if not all(value is None or value in facts or value.producer() is None for value in node.inputs):
+                self._ensure(node)
+            elif not node.outputs or not all(output in facts for output in node.outputs):
+                self._open.add(node)
+                self.infer_node(node)
+                self._open.discard(node)
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -191,10 +198,10 @@ class ShapeInfo:
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
-        identifier = node.op_identifier()
-        function = self._functions.get(identifier)
-        if function is not None:
-            return self._call(node, function, facts)
+        if self._functions:
+            function = self._functions.get(node.op_identifier())
+            if function is not None:
+                return self._call(node, function, facts)
         domain = "" if node.domain == "ai.onnx" else node.domain
         context = Context(node, facts, self._opset(node, domain), self._bound)
         try:
@@ -286,7 +293,7 @@ class ShapeInfo:
             ranks = kept
 
     def _forget(self, body: ir.Graph) -> None:
-        for node in ir.traversal.RecursiveGraphIterator(body):
+        for node in all_nodes(body):
             for output in node.outputs:
                 self._facts.pop(output, None)
 

@@ -1,11 +1,13 @@
-"""Changing a graph: replacing a value, removing what became superfluous, checking the result."""
+"""Changing a graph: replacing a value, removing what became superfluous, putting the result in order."""
 
 from __future__ import annotations
 
-import networkx as nx
+import graphlib
+
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import label
+from fa_compiler.passes.nodes import all_nodes
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -45,16 +47,21 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
                 del value.graph.initializers[value.name]
 
 
-def check_acyclic(graph: ir.Graph) -> None:
-    """Raise if some node depends on its own output, which no sequence of correct fusions can bring about."""
-    dependencies: nx.DiGraph[int] = nx.DiGraph()
-    for node in graph:
-        dependencies.add_node(id(node))
-        for value in node.inputs:
-            maker = value.producer() if value is not None else None
-            if maker is not None and maker.graph is graph:
-                dependencies.add_edge(id(maker), id(node))
-    if not nx.is_directed_acyclic_graph(dependencies):
-        names = {id(node): label(node) for node in graph}
-        cycle = [str(names[edge[0]]) for edge in nx.find_cycle(dependencies)]
-        raise RuntimeError(f"fusing made a cycle: {' -> '.join(cycle)}")
+def restore_order(graph: ir.Graph) -> None:
+    """Sort a graph; raise if a node depends on its own output, which no sequence of correct fusions can bring about."""
+    try:
+        graph.sort()
+    except ValueError:
+        raise RuntimeError(f"fusing made a cycle: {' -> '.join(_cycle(graph))}") from None
+
+
+def _cycle(graph: ir.Graph) -> list[str]:
+    makers = {
+        node: [maker for value in node.inputs if value is not None and (maker := value.producer()) is not None]
+        for node in all_nodes(graph)
+    }
+    try:
+        graphlib.TopologicalSorter(makers).prepare()
+    except graphlib.CycleError as error:
+        return [str(label(node)) for node in error.args[1]]
+    return ["through a subgraph"]

@@ -10,6 +10,7 @@ dims is the same atom, so it cancels and compares like any symbol.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import math
 import weakref
@@ -410,6 +411,12 @@ def _parsed(tree: ast.expr) -> Dim:
             return left * right
         return left + right if isinstance(tree.op, ast.Add) else left - right
     raise ValueError("not a polynomial of names")
+
+
+@functools.lru_cache(1 << 12)
+def integer(value: int) -> Dim:
+    """`Dim(value)`, the same object for the same value where it can be."""
+    return Dim(value)
 
 
 def product(dims: Iterable[Dim]) -> Dim:

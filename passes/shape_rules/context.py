@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.symbolic import Dim, is_capped
+from fa_compiler.passes.symbolic import Dim, integer, is_capped
 
 Shape: TypeAlias = tuple[Dim, ...]
 Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -94,7 +94,10 @@ class Context:
 
     def attr(self, name: str) -> Any:
         """The value of attribute `name`, None when absent. UnresolvedError for an unbound reference."""
-        found = self.node.attributes.get(name)
+        attributes = self.node.attributes
+        if name not in attributes:
+            return None
+        found: ir.Attr | None = attributes[name]
         if found is not None and found.is_ref():
             found = self._bound.get(found.ref_attr_name or "")
             if found is None or found.is_ref():
@@ -169,7 +172,7 @@ def objects(value: object) -> Content:
 
 
 def _as_dim(value: object) -> Dim:
-    return value if isinstance(value, Dim) else Dim(int(value))  # type: ignore[call-overload]
+    return value if isinstance(value, Dim) else integer(int(value))  # type: ignore[call-overload]
 
 
 _AS_DIM = np.frompyfunc(_as_dim, 1, 1)
@@ -177,7 +180,7 @@ _AS_DIM = np.frompyfunc(_as_dim, 1, 1)
 
 def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:
     """The fact of a value whose content is known."""
-    shape = tuple(Dim(int(n)) for n in content.shape)
+    shape = tuple(map(integer, content.shape))
     return Fact(shape, dtype, content if content.size <= LIMIT else None)
 
 

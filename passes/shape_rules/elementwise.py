@@ -148,7 +148,9 @@ def fold(op: str, *operands: Content | None) -> Content | None:
     if len(known) < len(operands):
         return None
     try:
-        if math.prod(np.broadcast_shapes(*(operand.shape for operand in known))) > LIMIT:
+        if any(operand.size != 1 for operand in known) and (
+            math.prod(np.broadcast_shapes(*(operand.shape for operand in known))) > LIMIT
+        ):
             return None
     except ValueError:
         return None

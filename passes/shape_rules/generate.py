@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from fa_compiler.passes.shape_rules.context import (
@@ -15,39 +19,54 @@ from fa_compiler.passes.shape_rules.context import (
     objects,
     rule,
 )
-from fa_compiler.passes.symbolic import Dim, product
+from fa_compiler.passes.symbolic import Dim, integer, product
 
 
 def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
     """The fact of a constant. Only tensors of at most 64 elements are read."""
-    content = _read(tensor) if tensor.size <= LIMIT else None
-    return Fact(tuple(Dim(n) for n in tensor.shape.numpy()), tensor.dtype, content)
+    if isinstance(tensor, ir.serde.TensorProtoTensor) and math.prod(tensor.raw.dims) <= LIMIT:
+        proto = tensor.raw
+        if proto.HasField("raw_data"):
+            return _raw_fact(proto.data_type, tuple(proto.dims), proto.raw_data)
+    return _fact(tensor)
 
 
-def _read(tensor: ir.TensorProtocol) -> Content | None:
-    dtype = tensor.dtype
-    if not (dtype.is_floating_point() or dtype.is_integer() or dtype == ir.DataType.BOOL):
+@functools.lru_cache(1 << 12)
+def _raw_fact(data_type: int, dims: tuple[int, ...], data: bytes) -> Fact:
+    """TorchScript writes the same few constants thousands of times."""
+    return _fact(ir.serde.TensorProtoTensor(onnx.TensorProto(data_type=data_type, dims=dims, raw_data=data)))
+
+
+def _fact(tensor: ir.TensorProtocol) -> Fact:
+    dtype, shape = tensor.dtype, tensor.shape.numpy()
+    content = _read(tensor, dtype) if math.prod(shape) <= LIMIT else None
+    return Fact(tuple(map(integer, shape)), dtype, content)
+
+
+def _read(tensor: ir.TensorProtocol, dtype: ir.DataType) -> Content | None:
+    floating = dtype.is_floating_point()
+    if not (floating or dtype.is_integer() or dtype == ir.DataType.BOOL):
         return None
     try:
         array = tensor.numpy()
     except (OSError, ValueError):
         # External data that is missing or cut short: whoever runs the model says so.
         return None
-    if dtype.is_floating_point():
+    if floating:
         return np.array(array)
     values = np.empty(array.size, dtype=object)
-    values[:] = [Dim(int(item)) for item in array.reshape(-1)]
+    values[:] = [integer(int(item)) for item in array.reshape(-1).tolist()]
     return values.reshape(array.shape)
 
 
 @rule("Constant")
 def _constant(ctx: Context) -> Fact:
     for name, make in (
+        ("value", tensor_fact),
         ("value_int", lambda value: content_fact(objects(value), ir.DataType.INT64)),
         ("value_ints", lambda value: content_fact(objects(list(value)), ir.DataType.INT64)),
         ("value_float", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
         ("value_floats", lambda value: content_fact(np.array(value, np.float32), ir.DataType.FLOAT)),
-        ("value", tensor_fact),
     ):
         value = ctx.attr(name)
         if value is not None:
@@ -89,7 +108,7 @@ def _constant_of_shape(ctx: Context) -> Fact:
         return Fact(None if length is None else fresh(length), dtype)
     count = product(dims).const
     if count is not None and 0 <= count <= LIMIT and all(dim.is_const for dim in dims):
-        value = np.zeros(1, np.float32) if tensor is None else _read(tensor)
+        value = np.zeros(1, np.float32) if tensor is None else _read(tensor, tensor.dtype)
         if value is not None and value.size == 1:
             sizes = [dim.const for dim in dims if dim.const is not None]
             return content_fact(np.full(sizes, value.reshape(-1)[0], value.dtype), dtype)

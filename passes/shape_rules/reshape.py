@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_ir as ir
 
@@ -18,13 +20,15 @@ from fa_compiler.passes.shape_rules.context import (
 )
 from fa_compiler.passes.symbolic import Dim, product
 
+ONE = Dim(1)
+
 
 def moved(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
     """The fact of `content` in a new shape, which keeps the order of the elements."""
     if content is not None and shape is not None:
         sizes = [dim.const for dim in shape]
         known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes) and np.prod(known, dtype=np.int64) == content.size:
+        if len(known) == len(sizes) and math.prod(known) == content.size:
             return content_fact(content.reshape(known), dtype)
     return Fact(shape, dtype)
 
@@ -115,7 +119,7 @@ def _unsqueeze(ctx: Context) -> Fact:
     if places is None:
         return Fact(None, ctx.dtype(0))
     rest = iter(shape)
-    result = tuple(Dim(1) if index in places else next(rest) for index in range(len(shape) + len(places)))
+    result = tuple(ONE if index in places else next(rest) for index in range(len(shape) + len(places)))
     return moved(ctx.content(0), result, ctx.dtype(0))
 
 
