@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from fa_compiler import checking, op_registry
 from fa_compiler.errors import InputError, InternalError
+from fa_compiler.lowering.ort.descriptors import OPERATORS
 from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
@@ -22,6 +23,7 @@ from fa_compiler.passes.options import Target
 from fa_compiler.verification import registry_nodes, verify_nodes
 from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
 
+GRADIENT = "FlashAttentionScoreGrad"
 DEFAULT_PRODUCT = "A2"
 """The Ascend product a result is verified for when none is named."""
 
@@ -97,7 +99,8 @@ def make_options(target: str, soc_version: str | None, cann: str | None, assume:
             product(soc_version)
         if cann is not None:
             op_registry.get("FlashAttentionScore", cann)
-        return Options(target, soc_version, cann, words)  # type: ignore[arg-type]  # it checks by itself
+        gradients = GRADIENT in OPERATORS
+        return Options(target, soc_version, cann, words, gradients)  # type: ignore[arg-type]  # it checks by itself
     except ValueError as error:
         raise InputError(str(error)) from None
 

@@ -60,11 +60,13 @@ def summary(report: Report) -> str:
     if not report.blocks:
         return f"{printable(report.model)}: no attention found"
     parts = [f"{report.count('fused')} fused"]
+    if report.gradients:
+        parts[0] += f" ({report.gradients} with its gradient)"
     if declined := report.count("declined"):
         parts.append(f"{declined} declined")
     if other := report.count("not_attention"):
         parts.append(f"{other} not attention")
-    return f"{printable(report.model)}: {', '.join(parts)} (of {len(report.blocks)}), {report.seconds:.1f} s"
+    return f"{printable(report.model)}: {', '.join(parts)} (of {report.softmaxes}), {report.seconds:.1f} s"
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -18,8 +18,8 @@ from fa_compiler import op_registry
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_io import Loaded, load, load_bytes
-from fa_compiler.passes import Options, Report
-from fa_compiler.pipeline import run
+from fa_compiler.passes import Report
+from fa_compiler.pipeline import make_options, run
 from fa_compiler.tensors import all_tensors, is_external, location
 from fa_compiler.writing import relocate
 
@@ -88,7 +88,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
         """What to load instead of `source`; `source` itself if there is nothing to change."""
         loaded = self._load(source)
-        proto, self.fusion_report = run(loaded, Options())
+        proto, self.fusion_report = run(loaded, make_options("ort", None, None, ()))
         if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)
         if proto is None:

@@ -121,8 +121,18 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def count(self, status: Status) -> int:
-        """How many blocks have this status."""
-        return sum(block.status == status for block in self.blocks)
+        """How many softmaxes and attention ops have this status; their gradients are not counted again."""
+        return sum(block.status == status for block in self.blocks if block.kind != "backward")
+
+    @property
+    def softmaxes(self) -> int:
+        """How many softmaxes and attention ops there are."""
+        return sum(block.kind != "backward" for block in self.blocks)
+
+    @property
+    def gradients(self) -> int:
+        """How many of them were fused together with their gradient."""
+        return sum(block.kind == "backward" and block.status == "fused" for block in self.blocks)
 
     def to_json(self) -> dict[str, Any]:
         """The report in schema 1; `notes` holds remarks such as bytes added for an expanded mask."""
@@ -132,7 +142,7 @@ class Report:
             "target": self.target,
             "blocks": [block.to_json() for block in self.blocks],
             "summary": {
-                "softmaxes": len(self.blocks),
+                "softmaxes": self.softmaxes,
                 "fused": self.count("fused"),
                 "declined": self.count("declined"),
                 "not_attention": self.count("not_attention"),
