@@ -16,7 +16,7 @@ axis that cannot be proven to be the one it must be; scores that are rounded on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
@@ -28,6 +28,7 @@ from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, sha
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.operands import Operands
 from fa_compiler.passes.options import Options
+from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.probabilities import (
     FLOATS,
     Guard,
@@ -40,6 +41,7 @@ from fa_compiler.passes.probabilities import (
 )
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import Addend, Floor, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -61,6 +63,7 @@ class Matcher:
     sets: ValueSets
     bounds: Bounds
     options: Options
+    positions: dict[Shape, Positions] = field(default_factory=dict)
 
     def match(self, anchor: SoftmaxAnchor) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
@@ -95,10 +98,12 @@ class Matcher:
         key_side, columns = self._key_side(anchor, qk, dims, sunk, viewer)
         dims = self._simulate_after(after, dims, sunk, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
+        rows = viewer.space.resolve(qk.dims[1 - key_side][qk.free(1 - key_side)[-1]])
         if sunk is not None and guard is RowGuard.BIAS:
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the bias, not the sink beside it", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
-        plan = MaskPlanner(viewer, self.sets, self.bounds, self.options, columns, sink_above).plan(terms, guard)
+        planner = MaskPlanner(viewer, self.sets, self.bounds, self.options, rows, columns, self.positions, sink_above)
+        plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
             raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)

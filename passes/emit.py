@@ -262,6 +262,8 @@ class Emitter:
             if all(attr.name != "pse_type" for attr in spec.attrs):
                 raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no pse_type", match.node)
             attrs["pse_type"] = 0
+        if match.mask.mode is not None:
+            attrs.update(match.mask.mode.attrs)
         attrs.update(self._row_attrs(match))
         present = {name: value for name, value in inputs.items() if value is not None}
         name = self.builder.names.new(f"{PREFIX}_{OP}")

@@ -36,17 +36,21 @@ scores are as low would be decided by the fill in the original and not here.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.band import SparseMode
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.shape_rules.context import Shape
+from fa_compiler.passes.structure import Padding, Structure, structure
 from fa_compiler.passes.terms import (
     Add,
     AddTerm,
@@ -76,10 +80,14 @@ COARSE = -256.0
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows."""
+    """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows.
+
+    `mode` is the band that is left of a structural mask; `masked` then excludes keys besides, the same for every row.
+    """
 
     masked: tuple[Masked, ...] = ()
     shifts: tuple[Shift, ...] = ()
+    mode: SparseMode | None = None
     empty_rows: str = ""
     nan_rows: str = ""
     assumed: tuple[str, ...] = ()
@@ -87,7 +95,8 @@ class MaskPlan:
     @property
     def word(self) -> str:
         """The report's short word."""
-        words = [word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part]
+        words = [self.mode.word] if self.mode is not None else []
+        words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part)
         return "+".join(words) or "none"
 
 
@@ -99,7 +108,9 @@ class MaskPlanner:
     sets: ValueSets
     bounds: Bounds
     options: Options
+    rows: Axes
     columns: Axes
+    positions: dict[Shape, Positions] = field(default_factory=dict)
     sink_above: float | None = None
     """No sink is below this number; None when there is no sink."""
 
@@ -180,6 +191,11 @@ class MaskPlanner:
         guard: RowGuard,
     ) -> MaskPlan:
         assumed: list[str] = []
+        found = self._structure(live)
+        mode = None
+        if found is not None:
+            mode = found.mode
+            masked = tuple(self._padding(each, live[-1].node) for each in found.padding)
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
@@ -198,15 +214,33 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, empty, _nan_rows(guard), tuple(assumed))
+        return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), tuple(assumed))
+
+    def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
+        """The structure of the boolean mask these terms make. Ascend has no place for keys excluded beside a band."""
+        found = structure(self._masks(terms), self.rows, self.columns, self.viewer, self.positions)
+        if found is not None and found.mode is not None and found.padding and self.options.target == "ascend":
+            return None
+        return found
+
+    def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
+        """The terms a boolean mask is made of: selections where there are some, addends beside them are none."""
+        selects = [term for term in terms if isinstance(term, SelectTerm)]
+        return [*selects] or [term for term in terms if isinstance(term, AddTerm) and self._mask_like(term)]
+
+    def _padding(self, padding: Padding, node: ir.Node) -> Masked:
+        return Masked(self._aligned(padding.given.value, padding.dims, node), padding.given.when)
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
-        """Is the mask a single constant that leaves every row a key?"""
-        masks = [term for term in terms if isinstance(term, SelectTerm) or self._mask_like(term)]
+        """Is the mask proven to leave every row a key: by its structure, or as a single constant?"""
+        masks = self._masks(terms)
+        found = structure(masks, self.rows, self.columns, self.viewer, self.positions)
+        if found is not None and found.never_empty:
+            return True
         if len(masks) != 1:
             return False
         term = masks[0]
-        if not isinstance(term, AddTerm | SelectTerm) or not term.dims:
+        if not term.dims:
             return False
         array = constant(term.value if isinstance(term, AddTerm) else term.condition)
         if array is None or self.viewer.space.resolve(term.dims[-1]) != self.viewer.space.resolve(self.columns):

@@ -21,6 +21,9 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.views import View
 
+TRIANGLE_SIZE = 2048
+"""The atten_mask of sparse_mode 2, 3 and 4 has this size, whatever the sizes of the scores."""
+
 
 @dataclass(frozen=True)
 class MaskBuilder:
@@ -41,13 +44,18 @@ class MaskBuilder:
         """True where a position is excluded."""
         parts = self.match.mask.masked
         if not parts:
-            return None
+            return None if self.match.mask.mode is None else self._triangle()
         wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
         values = [self._excluded(part, wanted) for part in parts]
         mask = values[0]
         for value in values[1:]:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
         return mask
+
+    def _triangle(self) -> ir.Value:
+        """The constant that the modes of a band take, one for all nodes of a graph."""
+        ones = np.ones((TRIANGLE_SIZE, TRIANGLE_SIZE), dtype=np.bool_)
+        return self.builder.constant(np.triu(ones, 1), "triangle")
 
     def real_shift(self) -> ir.Value | None:
         """The bias: its steps carried out in order."""

@@ -604,6 +604,20 @@ def is_capped(capped: Dim, dim: Dim) -> int | None:
     return None
 
 
+def settled(size: Dim, known: Iterable[Dim]) -> Dim:
+    """The size in runs in which none of `known` is negative: that may tell what min(x, 0) is."""
+    known = tuple(known)
+    for atom in size.atoms:
+        if atom.op != "min0":
+            continue
+        x = atom.args[0]
+        if any((x - each).is_at_least(0) for each in known):
+            size = size.substitute({atom: Dim(0)})
+        elif any((-x - each).is_at_least(0) for each in known):
+            size = size.substitute({atom: x})
+    return size
+
+
 def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
     if atom.name in bindings:
         return bindings[atom.name]

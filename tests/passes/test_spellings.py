@@ -112,7 +112,7 @@ def test_gpt2() -> None:
     )
     ones = f"<float[16,16] ones = {{{','.join(['1.0'] * 256)}}}>"
     remaining, (block,) = same(parse(body, inputs="float[B,S,96] h", outputs="float[B,S,32] y", initializers=ones))
-    assert (block.status, block.mask, block.layout) == ("fused", "atten_mask", "BSH")
+    assert (block.status, block.mask, block.layout) == ("fused", "causal", "BSH")
     assert not set(remaining) & {"MatMul", "Softmax", "Transpose", "Div", "Where"}
 
 

@@ -1,0 +1,472 @@
+"""What a mask holds at each position, as a formula over its indices.
+
+Grammar of what is read from the graph, top down. `index` says, for every dimension of a value, which element is
+asked for, as an Affine over the indices of the mask:
+
+    number := a constant | a small tensor of known content | Range(start, limit, step)
+            | number + number | number - number | number * number | -number | |number|
+            | min(number, number) | max(number, number)
+            | CumSum(the same number everywhere)                  c, 2c, 3c, ...
+            | Where(truth, number, number) | truth as 0 and 1
+            | Trilu(number)                                       number or 0
+    truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
+            | Trilu(truth) | number != 0 | a constant of bands
+            | any other boolean tensor, as it is (Given)
+    either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
+              of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
+
+Only exact steps are taken: integers (also as floats, exact up to 2^24 positions in float32), and floats that are
+constants, combined as their type rounds. An operand is followed through broadcasting only where its size is 1 or
+proven to be that of the result, so a formula holds for all values of the symbolic sizes. An index that lies beyond a
+tensor has no element, so nothing is claimed of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.cases import (
+    MAX_CASES,
+    Case,
+    Number,
+    arithmetic,
+    case,
+    cast,
+    compared,
+    count,
+    unequal,
+    where,
+    whole,
+)
+from fa_compiler.passes.formula import (
+    Affine,
+    Always,
+    Formula,
+    Given,
+    at_least_zero,
+    choice,
+    conjunction,
+    disjunction,
+    negation,
+)
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.patterns import diagonals, even_steps
+from fa_compiler.passes.shape_rules.context import Shape
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Dim, settled
+
+MAX_DEPTH = 60
+"""Longer chains of operators are given up, as in analysis.py."""
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+Index = tuple[Affine, ...]
+
+
+@dataclass
+class Positions:
+    """Reads masks of one shape."""
+
+    info: ShapeInfo
+    sizes: Shape
+    _truths: dict[tuple[ir.Value, Index], Formula | None] = field(default_factory=dict)
+    _numbers: dict[tuple[ir.Value, Index], Number | None] = field(default_factory=dict)
+    _depth: int = 0
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions the masks have."""
+        return len(self.sizes)
+
+    @property
+    def every(self) -> Index:
+        """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
+        return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
+
+    def _shape(self, value: ir.Value) -> Shape | None:
+        """The shape in runs in which the mask has elements: of others nothing is said."""
+        shape = self.info.shape(value)
+        return None if shape is None else tuple(settled(size, (each - 1 for each in self.sizes)) for size in shape)
+
+    def truth(self, value: ir.Value | None, index: Index | None) -> Formula | None:
+        """When the element at `index`, as a truth value, is true; None when that cannot be said."""
+        if value is None or index is None:
+            return None
+        key = (value, index)
+        if key not in self._truths:
+            if self._depth >= MAX_DEPTH:
+                return self._given(value, index)
+            self._depth += 1
+            found = self._truth(value, index)
+            self._truths[key] = self._given(value, index) if found is None else found
+            self._depth -= 1
+        return self._truths[key]
+
+    def number(self, value: ir.Value | None, index: Index | None) -> Number | None:
+        """The element at `index`; None when that cannot be said."""
+        if value is None or index is None:
+            return None
+        key = (value, index)
+        if key not in self._numbers:
+            if self._depth >= MAX_DEPTH:
+                return None
+            self._depth += 1
+            found = self._number(value, index)
+            self._numbers[key] = found if found is None or count(found) <= MAX_CASES else None
+            self._depth -= 1
+        return self._numbers[key]
+
+    # -- truth values ---------------------------------------------------------------------------
+
+    def _truth(self, value: ir.Value, index: Index) -> Formula | None:
+        if self.info.dtype(value) != ir.DataType.BOOL:
+            found = self.number(value, index)
+            return None if found is None else where(found, lambda x: unequal(x, 0))
+        array = constant(value)
+        if array is not None:
+            found = self._from_array(array, index)
+            return None if found is None else where(found, lambda x: unequal(x, 0))
+        node = value.producer()
+        if node is None:
+            return None
+        origin = self._given(value, index)
+        inputs = [(operand, self._broadcast(operand, value, index)) for operand in node.inputs]
+        if is_op(node, "Not"):
+            inner = self.truth(node.inputs[0], index)
+            return None if inner is None else negation(inner)
+        if is_op(node, "And", "Or", "Xor", "Where"):
+            parts = [self.truth(*each) for each in inputs]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            if node.op_type == "And":
+                return conjunction(known, origin)
+            if node.op_type == "Or":
+                return disjunction(known, origin)
+            if node.op_type == "Xor":
+                return choice(known[0], negation(known[1]), known[1], origin)
+            return choice(known[0], known[1], known[2], origin)
+        if is_op(node, *COMPARISONS):
+            left, right = (self.number(*each) for each in inputs)
+            return None if left is None or right is None else compared(node.op_type, left, right)
+        if is_op(node, "Cast"):
+            return self.truth(node.inputs[0], index)
+        if is_op(node, "Trilu"):
+            kept, inner = self._triangle(node, index), self.truth(node.inputs[0], index)
+            return None if kept is None or inner is None else conjunction((kept, inner), origin)
+        if is_op(node, "ConstantOfShape"):
+            attr = node.attributes.get("value")
+            return Always(attr is not None and bool(attr.as_tensor().numpy().any()))
+        moved = self._moved(node, index)
+        return None if moved is None else self.truth(*moved)
+
+    def _given(self, value: ir.Value, index: Index) -> Given | None:
+        """The tensor itself, where each of its dimensions is the whole of one of the mask's or 1."""
+        shape = self._shape(value)
+        if self.info.dtype(value) != ir.DataType.BOOL or shape is None or len(shape) != len(index):
+            return None
+        axes: list[int | None] = []
+        for place, size in zip(index, shape, strict=True):
+            if place == self._zero and size.const == 1:
+                axes.append(None)
+                continue
+            whole_of = [k for k in range(self.rank) if place == Affine.index(k, self.rank) and size == self.sizes[k]]
+            if not whole_of or whole_of[0] in axes:
+                return None
+            axes.append(whole_of[0])
+        return Given(value, tuple(axes))
+
+    # -- numbers --------------------------------------------------------------------------------
+
+    def _number(self, value: ir.Value, index: Index) -> Number | None:
+        dtype = self.info.dtype(value)
+        if dtype == ir.DataType.BOOL:
+            found = self.truth(value, index)
+            return None if found is None else case(found, self._int(1), self._int(0))
+        array = constant(value)
+        if array is not None:
+            return self._from_array(array, index)
+        content = self.info.fact(value).content
+        if content is not None:
+            return self._from_content(content, index)
+        node = value.producer()
+        if node is None:
+            return None
+        inputs = [(operand, self._broadcast(operand, value, index)) for operand in node.inputs]
+        if is_op(node, "Add", "Sub", "Mul", "Min", "Max") and len(inputs) == 2:
+            left, right = (self.number(*each) for each in inputs)
+            return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
+        if is_op(node, "Neg", "Abs"):
+            inner = self.number(node.inputs[0], index)
+            negative = None if inner is None else arithmetic("Sub", self._int(0), inner, dtype)
+            if node.op_type == "Neg" or inner is None or negative is None:
+                return negative
+            return arithmetic("Max", inner, negative, dtype)
+        if is_op(node, "Where"):
+            condition = self.truth(*inputs[0])
+            chosen, other = self.number(*inputs[1]), self.number(*inputs[2])
+            if condition is None or chosen is None or other is None:
+                return None
+            return case(condition, chosen, other)
+        if is_op(node, "Cast"):
+            return cast(self.number(node.inputs[0], index), dtype)
+        if is_op(node, "Range"):
+            return self._range(node, index)
+        if is_op(node, "CumSum"):
+            return self._running_sum(node, index)
+        if is_op(node, "Trilu"):
+            kept, inner = self._triangle(node, index), self.number(node.inputs[0], index)
+            return None if kept is None or inner is None else case(kept, inner, self._zero_of(inner))
+        if is_op(node, "ConstantOfShape"):
+            attr = node.attributes.get("value")
+            return self._scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy())
+        if is_op(node, "Concat"):
+            return self._joined(node, index)
+        moved = self._moved(node, index)
+        return None if moved is None else self.number(*moved)
+
+    @property
+    def _zero(self) -> Affine:
+        return self._int(0)
+
+    def _int(self, number: Dim | int) -> Affine:
+        return Affine.number(number, self.rank)
+
+    def _zero_of(self, like: Number) -> Number:
+        while isinstance(like, Case):
+            like = like.chosen
+        return self._zero if isinstance(like, Affine) else 0.0
+
+    def _scalar(self, array: np.ndarray) -> Number | None:
+        item = array.reshape(-1)[0]
+        if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
+            return self._int(int(item))
+        return None if math.isnan(float(item)) else float(item)
+
+    def _range(self, node: ir.Node, index: Index) -> Number | None:
+        start, step = whole(self.number(node.inputs[0], ())), whole(self.number(node.inputs[2], ()))
+        by = None if step is None else step.const
+        return None if start is None or by is None else start + index[0].times(by)
+
+    def _running_sum(self, node: ir.Node, index: Index) -> Number | None:
+        """CumSum over what is the same number everywhere: that number times how many were summed."""
+        inner = whole(self.number(node.inputs[0], index))
+        axis = constant(input_of(node, 1), limit=1)
+        if inner is None or inner.const is None or axis is None or int_attr(node, "reverse", 0):
+            return None
+        count = index[int(axis.reshape(-1)[0])] + (0 if int_attr(node, "exclusive", 0) else 1)
+        return count.times(inner.const)
+
+    def _joined(self, node: ir.Node, index: Index) -> Number | None:
+        """Concat of parts that continue one another, or one element of a part."""
+        axis, start = int_attr(node, "axis", 0) % len(index), self._zero
+        parts: list[tuple[ir.Value, Dim, Affine]] = []
+        for value in node.inputs:
+            shape = None if value is None else self._shape(value)
+            if value is None or shape is None:
+                return None
+            parts.append((value, shape[axis], start))
+            start = start + self._int(shape[axis])
+
+        def at(value: ir.Value, place: Affine) -> Number | None:
+            return self.number(value, (*index[:axis], place, *index[axis + 1 :]))
+
+        asked = index[axis].const
+        for value, size, first in parts:
+            if asked is not None and first.const is not None and size.const is not None:
+                if 0 <= asked - first.const < size.const:
+                    return at(value, index[axis] - first)
+            elif asked is not None:
+                return None
+        long = [part for part in parts if part[1].const != 1]
+        candidates = {at(value, index[axis] - first) for value, _, first in long}
+        if len(candidates) != 1:
+            return None
+        value, _, origin = long[0]
+        single = [(at(each, self._zero), at(value, first - origin)) for each, size, first in parts if size.const == 1]
+        return candidates.pop() if all(one is not None and one == other for one, other in single) else None
+
+    def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
+        """Where Trilu keeps its input: k <= j - i for the upper one, j - i <= k for the lower."""
+        given = self.number(node.inputs[1], ()) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
+        k = whole(given)
+        if k is None or len(index) < 2:
+            return None
+        distance = index[-1] - index[-2]
+        return at_least_zero(distance - k if int_attr(node, "upper", 1) else k - distance)
+
+    # -- constants ------------------------------------------------------------------------------
+
+    def _from_content(self, content: np.ndarray, index: Index) -> Number | None:
+        """A small tensor: one element, or integers that step evenly along each dimension."""
+        if content.dtype != object:
+            return self._from_array(content, index)
+        if content.size == 1:
+            return self._int(content.reshape(-1)[0])
+        numbers = [item.const for item in content.reshape(-1)]
+        if None not in numbers:
+            return self._from_array(np.array(numbers, dtype=np.int64).reshape(content.shape), index)
+        return None
+
+    def _from_array(self, array: np.ndarray, index: Index) -> Number | None:
+        if array.size == 0:
+            return None
+        flat = array.reshape(-1)
+        if array.size == 1 or (flat == flat[0]).all():
+            return self._scalar(array)
+        if np.issubdtype(array.dtype, np.integer) and (even := even_steps(array)) is not None:
+            total = self._int(int(flat[0]))
+            for place, step in zip(index, even, strict=True):
+                total = total + place.times(step)
+            return total
+        return self._from_bands(array, index)
+
+    def _from_bands(self, array: np.ndarray, index: Index) -> Number | None:
+        """Two numbers, one of them on a band of diagonals of the two dimensions that the content runs along."""
+        axes = [axis for axis, size in enumerate(array.shape) if size > 1 and _varies(array, axis)]
+        if len(axes) != 2:
+            return None
+        plane = array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
+        found = diagonals(plane)
+        if found is None:
+            return None
+        lower, upper, inside, outside = found
+        distance = index[axes[1]] - index[axes[0]]
+        parts = []
+        if lower is not None:
+            parts.append(at_least_zero(distance + -lower))
+        if upper is not None:
+            parts.append(at_least_zero(self._int(upper) - distance))
+        values = [self._scalar(np.asarray(item).reshape(1)) for item in (inside, outside)]
+        if values[0] is None or values[1] is None:
+            return None
+        return Case(conjunction(parts), values[0], values[1])
+
+    # -- moves ----------------------------------------------------------------------------------
+
+    def _broadcast(self, operand: ir.Value | None, result: ir.Value, index: Index) -> Index | None:
+        """The operand's index for an index of an element-wise result; None where its size is not proven."""
+        own = None if operand is None else self._shape(operand)
+        shape = self._shape(result)
+        return None if own is None or shape is None else self._fitted(own, shape, index)
+
+    def _fitted(self, own: Shape, shape: Shape, index: Index) -> Index | None:
+        if len(own) > len(shape) or len(shape) != len(index):
+            return None
+        places: list[Affine] = []
+        for size, wanted, place in zip(
+            own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True
+        ):
+            if size.const != 1 and size != wanted:
+                return None
+            places.append(self._zero if size.const == 1 else place)
+        return tuple(places)
+
+    def _moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
+        """The input's element that a moving operator puts at `index`."""
+        source = node.inputs[0] if node.inputs else None
+        own = None if source is None else self._shape(source)
+        shape = self._shape(node.outputs[0])
+        if source is None or own is None or shape is None or len(shape) != len(index):
+            return None
+        places: Index | None = None
+        if is_op(node, "Identity", "Cast"):
+            places = index
+        elif is_op(node, *RESHAPES):
+            places = self._reshaped(own, shape, index)
+        elif is_op(node, "Transpose"):
+            attr = node.attributes.get("perm")
+            perm = list(range(len(own)))[::-1] if attr is None else list(attr.as_ints())
+            places = tuple(index[perm.index(axis)] for axis in range(len(own)))
+        elif is_op(node, "Expand", "Tile"):
+            places = self._fitted(own, shape, index)
+        elif is_op(node, "Slice"):
+            places = self._sliced(node, own, index)
+        elif is_op(node, "Gather"):
+            places = self._gathered(node, own, index)
+        elif is_op(node, "GatherND") and not int_attr(node, "batch_dims", 0):
+            places = self._gathered_points(node, own, index)
+        return None if places is None else (source, places)
+
+    def _reshaped(self, own: Shape, shape: Shape, index: Index) -> Index | None:
+        """A reshape that only adds or drops dimensions of 1."""
+        kept = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
+        sizes = [size for size in own if size.const != 1]
+        if sizes != [size for size, _ in kept]:
+            return None
+        places = iter(place for _, place in kept)
+        return tuple(self._zero if size.const == 1 else next(places) for size in own)
+
+    def _sliced(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
+        cut = _slice_bounds(node, self.info, len(own))
+        if cut is None:
+            return None
+        places = list(index)
+        for axis, start, step in cut:
+            if start.const is not None and start.const < 0:
+                start = own[axis] + start
+            if step < 1 or not start.is_at_least(0):
+                return None
+            places[axis] = index[axis].times(step) + self._int(start)
+        return tuple(places)
+
+    def _gathered(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
+        axis = int_attr(node, "axis", 0) % len(own)
+        indices = node.inputs[1]
+        shape = None if indices is None else self._shape(indices)
+        if shape is None:
+            return None
+        found = whole(self.number(indices, index[axis : axis + len(shape)]))
+        if found is None:
+            return None
+        if found.const is not None and found.const < 0:
+            found = found + self._int(own[axis])
+        if not found.is_natural:
+            return None
+        return (*index[:axis], found, *index[axis + len(shape) :])
+
+    def _gathered_points(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
+        indices = node.inputs[1]
+        shape = None if indices is None else self._shape(indices)
+        depth = None if shape is None else shape[-1].const
+        if shape is None or depth is None or depth > len(own):
+            return None
+        point = index[: len(shape) - 1]
+        places = [whole(self.number(indices, (*point, self._int(k)))) for k in range(depth)]
+        natural = [place for place in places if place is not None and place.is_natural]
+        return (*natural, *index[len(shape) - 1 :]) if len(natural) == depth else None
+
+
+def _varies(array: np.ndarray, axis: int) -> bool:
+    return bool((array != np.take(array, [0], axis=axis)).any())
+
+
+def _slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:
+    """(axis, start, step) of a Slice of any opset; None when one is not known."""
+    attr = node.attributes.get("starts")
+    if attr is not None:
+        starts = [Dim(number) for number in attr.as_ints()]
+        listed = node.attributes.get("axes")
+        axes = list(range(len(starts))) if listed is None else list(listed.as_ints())
+        return [(axis % rank, start, 1) for axis, start in zip(axes, starts, strict=True)]
+    vectors: list[tuple[Dim, ...] | None] = []
+    for place in (1, 3, 4):
+        value = input_of(node, place)
+        found = None if value is None else info.content(value)
+        if value is not None and found is None:
+            return None
+        vectors.append((found,) if isinstance(found, Dim) else found)
+    begin, axis_numbers, steps = vectors
+    if begin is None:
+        return None
+    axis_numbers = axis_numbers or tuple(Dim(axis) for axis in range(len(begin)))
+    steps = steps or (Dim(1),) * len(begin)
+    result: list[tuple[int, Dim, int]] = []
+    for axis, start, step in zip(axis_numbers, begin, steps, strict=True):
+        if axis.const is None or step.const is None:
+            return None
+        result.append((axis.const % rank, start, step.const))
+    return result

@@ -1,0 +1,170 @@
+"""Structural masks: what of a mask is a band of diagonals, and what is left for a tensor.
+
+    mask := where every term of it leaves a score as it is          AddTerm holding 0, SelectTerm keeping
+
+    accepted    a conjunction of comparisons that bound j - i, the distance of key and row, and of boolean tensors that
+                do not run along the rows (padding), however the graph computes them (positions.py)
+    emitted     the Band (band.py) and the boolean tensors
+    refused     everything else; the mask then stays the tensor it was
+
+Sound because a formula is taken only where it holds at every position of every run: the mask's dimensions must have
+the sizes of the scores', proven, or be cut from a constant that could not be added to longer scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.band import Band, SparseMode, sparse_mode
+from fa_compiler.passes.cases import unequal, where
+from fa_compiler.passes.formula import TRUE, All, Always, AtLeastZero, Formula, Given, negation
+from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.shape_rules.context import Shape
+from fa_compiler.passes.symbolic import Dim, is_capped, settled
+from fa_compiler.passes.terms import AddTerm, SelectTerm
+from fa_compiler.passes.views import Viewer
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Keys excluded where `given` holds; `dims` are the score axes of its dimensions."""
+
+    given: Given
+    dims: Arrangement
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A mask as the sparse_mode of a band and tensors without rows. `never_empty`: every row is left a key in every
+    run that has keys."""
+
+    mode: SparseMode | None
+    padding: tuple[Padding, ...]
+    never_empty: bool
+
+
+def structure(
+    terms: Sequence[AddTerm | SelectTerm], rows: Axes, columns: Axes, viewer: Viewer, known: dict[Shape, Positions]
+) -> Structure | None:
+    """The structure of the mask that these terms make together; None when it has none that helps.
+
+    `known` keeps what was read of masks by their shape: the layers of a model share them.
+    """
+    if not terms:
+        return None
+    sizes = viewer.space.size(rows), viewer.space.size(columns)
+    band, padding = Band(None, None), []
+    for term in terms:
+        found = _Reader(viewer, known, rows, columns, *sizes).read(term)
+        if found is None:
+            return None
+        for part in found:
+            if isinstance(part, Padding):
+                padding.append(part)
+                continue
+            both = _intersection(band, part)
+            if both is None:
+                return None
+            band = both
+    mode = sparse_mode(band, *sizes)
+    if mode is None and band != Band(None, None):
+        return None
+    return Structure(mode, tuple(padding), not padding and band.never_empty(*sizes))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one term."""
+
+    viewer: Viewer
+    known: dict[Shape, Positions]
+    row_axes: Axes
+    column_axes: Axes
+    rows: Dim
+    columns: Dim
+
+    def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding] | None:
+        value = term.value if isinstance(term, AddTerm) else term.condition
+        shape = self.viewer.info.shape(value)
+        if shape is None:
+            return None
+        resolve = self.viewer.space.resolve
+        places = {resolve(dim): k for k, dim in enumerate(term.dims) if dim}
+        row, column = places.get(resolve(self.row_axes)), places.get(resolve(self.column_axes))
+        if not self._fits(shape, row, column):
+            return None
+        positions = self.known.setdefault(shape, Positions(self.viewer.info, shape))
+        formula = self._kept(term, positions)
+        if formula is None:
+            return None
+        parts = formula.parts if isinstance(formula, All) else (formula,)
+        result: list[Band | Padding] = []
+        for part in parts:
+            found = self._part(part, shape, row, column, term.dims)
+            if found is None:
+                return None
+            result.extend(found)
+        return result
+
+    def _kept(self, term: AddTerm | SelectTerm, positions: Positions) -> Formula | None:
+        """Where the term leaves the scores as they are."""
+        if isinstance(term, AddTerm):
+            number = positions.number(term.value, positions.every)
+            return None if number is None else negation(where(number, lambda x: unequal(x, 0)))
+        condition = positions.truth(term.condition, positions.every)
+        if condition is None or term.keep:
+            return condition
+        return negation(condition)
+
+    def _fits(self, shape: Shape, row: int | None, column: int | None) -> bool:
+        """Do the mask's rows and columns have the sizes of the scores' in every run that succeeds?"""
+        known: list[Dim] = []
+        if column is not None and shape[column] != self.columns:
+            cap = is_capped(shape[column], self.columns)
+            if cap is None:
+                return False
+            known.append(Dim(cap) - self.columns)
+        return row is None or settled(shape[row], known) == self.rows
+
+    def _part(
+        self, part: Formula, shape: Shape, row: int | None, column: int | None, dims: Arrangement
+    ) -> list[Band | Padding] | None:
+        if part == TRUE:
+            return []
+        if isinstance(part, AtLeastZero):
+            affine = part.affine
+            if affine.least(shape).is_at_least(0):
+                return []
+            steps = {k: step for k, step in enumerate(affine.steps) if step}
+            if row is None or column is None or set(steps) != {row, column}:
+                return None
+            if steps[row] == 1 and steps[column] == -1:
+                return [Band(None, affine.offset)]
+            if steps[row] == -1 and steps[column] == 1:
+                return [Band(-affine.offset, None)]
+            return None
+        given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
+        if given is None or (row is not None and row in given.axes):
+            return None
+        aligned = tuple(() if axis is None else dims[axis] for axis in given.axes)
+        return [Padding(Given(given.value, given.axes, not given.when), aligned)]
+
+
+def _intersection(one: Band, other: Band) -> Band | None:
+    """Both bands at once; None when it is not known which bound is the tighter."""
+    lower, upper = one.lower or other.lower, one.upper or other.upper
+    if one.lower is not None and other.lower is not None:
+        lower = _larger(one.lower, other.lower)
+    if one.upper is not None and other.upper is not None:
+        negative = _larger(-one.upper, -other.upper)
+        upper = None if negative is None else -negative
+    unknown = (lower is None) != (one.lower is None and other.lower is None)
+    return None if unknown or (upper is None) != (one.upper is None and other.upper is None) else Band(lower, upper)
+
+
+def _larger(one: Dim, other: Dim) -> Dim | None:
+    if (one - other).is_at_least(0):
+        return one
+    return other if (other - one).is_at_least(0) else None

@@ -1,0 +1,285 @@
+"""Structural masks: each spelling of a band becomes a sparse_mode, each near miss stays a tensor; all of them give what
+the original gives, at several sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from fa_compiler.passes.options import Target
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
+
+SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
+CROSS = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+CACHED = 'float[B,4,S,8] q, float[B,4,"P + S",8] k, float[B,4,"P + S",8] v'
+"""Keys and values with P cached ones before the S new ones."""
+
+NUMBERS = (
+    "zero = Constant<value=int64 {0}>() one = Constant<value=int64 {1}>() two = Constant<value=int64 {2}>() "
+    "three = Constant<value=int64 {3}>() nothing = Constant<value=float {0.0}>() "
+    "low = Constant<value=float {-3.4028234663852886e38}>() minus = Constant<value=float {-inf}>() "
+    "last = Constant<value=int64[1] {-1}>() first = Constant<value=int64[1] {0}>() "
+)
+LENGTHS = (
+    "rows_ = Shape<start=2, end=3>(q) columns_ = Shape<start=2, end=3>(k) "
+    "rows = Squeeze(rows_) columns = Squeeze(columns_) square = Concat<axis=0>(rows_, columns_) "
+)
+GRID = "i1 = Range(zero, rows, one) j1 = Range(zero, columns, one) i = Unsqueeze(i1, last) j = Unsqueeze(j1, first) "
+PAST = "past = Sub(columns, rows) i2 = Add(i1, past) ip = Unsqueeze(i2, last) "
+FLOAT = "f = Where(m, nothing, low) x = Add(s, f) "
+SELECT = "x = Where(m, s, minus) "
+
+
+def model(mask: str, use: str = FLOAT, inputs: str = SELF, more: str = "") -> onnx.ModelProto:
+    """Attention behind `mask`, which computes m (true: attended) from i and j, applied as `use` says."""
+    body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + " " + use + SOFTMAX.format("x") + PRODUCT_PV
+    return parse(body, more, inputs=inputs, opset=17)
+
+
+def same(proto: onnx.ModelProto, target: Target = "ort", cached: bool = False) -> tuple[Block, dict[str, int]]:
+    """The block and the attributes of the mode; outputs agree at several sizes, one longer than a kernel's tile."""
+    result, report = fused(proto, target)
+    (block,) = report.blocks
+    if target == "ort":
+        for batch, rows, past in ((2, 5, 6), (1, 1, 3), (2, 7, 0), (1, 70, 3), (1, 3, 64)):
+            sizes = {"B": batch, "S": rows, "P": past, "T": past + rows, "P + S": past + rows}
+            feeds = _feeds(proto, sizes)
+            for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+                assert_same(got, wanted, 1e-5)
+    (node,) = (node for node in result.graph.node if node.op_type == "FlashAttentionScore")
+    attrs = {
+        attr.name: attr.i for attr in node.attribute if attr.name in ("sparse_mode", "pre_tockens", "next_tockens")
+    }
+    return block, attrs
+
+
+def _feeds(proto: onnx.ModelProto, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    given = {}
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        shape = [sizes[dim.dim_param] if dim.dim_param else dim.dim_value for dim in dims]
+        boolean = value.type.tensor_type.elem_type == onnx.TensorProto.BOOL
+        given[value.name] = rng.random(shape) < 0.5 if boolean else rng.standard_normal(shape).astype(np.float32)
+    return random_feeds(proto, **given)
+
+
+TRIANGLE = ", ".join(str(int(j <= i)) for i in range(80) for j in range(80))
+BUFFER = f"whole = Constant<value=bool[80,80] {{{TRIANGLE}}}>() axes = Constant<value=int64[2] {{0, 1}}>() "
+
+CAUSAL = {
+    "Range, LessOrEqual": "m = LessOrEqual(j, i)",
+    "Range, Less and one more": "i_ = Add(i, one) m = Less(j, i_)",
+    "Range, GreaterOrEqual": "m = GreaterOrEqual(i, j)",
+    "Not(Greater)": "g = Greater(j, i) m = Not(g)",
+    "difference": "d = Sub(i, j) m = GreaterOrEqual(d, zero)",
+    "negated difference": "d = Sub(j, i) n = Neg(d) m = GreaterOrEqual(n, zero)",
+    "as floats": "fi = Cast<to=1>(i) fj = Cast<to=1>(j) m = LessOrEqual(fj, fi)",
+    "Trilu of ones": "o = ConstantOfShape<value=int64[1] {1}>(square) t = Trilu<upper=0>(o) m = Cast<to=9>(t)",
+    "Trilu of booleans": "o = ConstantOfShape<value=bool[1] {1}>(square) m = Trilu<upper=0>(o)",
+    "upper Trilu, k=1, negated": (
+        "o = ConstantOfShape<value=float[1] {1.0}>(square) t = Trilu<upper=1>(o, one) c = Cast<to=9>(t) m = Not(c)"
+    ),
+    "CumSum of ones": (
+        "o = ConstantOfShape<value=int64[1] {1}>(rows_) c = CumSum(o, zero) cj = Unsqueeze(c, first) "
+        "ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)"
+    ),
+    "Slice of a buffer": BUFFER + "start = Concat<axis=0>(first, first) m = Slice(whole, start, square, axes)",
+    "buffer rows by Gather": BUFFER + "r = Gather(whole, i1) m = Slice(r, first, columns_, last)",
+    "four dimensions, expanded": (
+        "t = LessOrEqual(j, i) b_ = Shape<start=0, end=1>(q) n_ = Constant<value=int64[1] {1}>() "
+        "full = Concat<axis=0>(b_, n_, rows_, columns_) m = Expand(t, full)"
+    ),
+    "And with true": "y_ = Constant<value=bool {1}>() t = LessOrEqual(j, i) m = And(y_, t)",
+    "transposed": "t = LessOrEqual(i, j) t_ = Not(t) e = Equal(i, j) u = Or(t_, e) m = Identity(u)",
+    "packed sequences, one of them": (
+        "b_ = Shape<start=0, end=1>(q) bs = Concat<axis=0>(b_, rows_) pos = Expand(i1, bs) "
+        "o_ = Constant<value=int64[1] {1}>() head = Slice(pos, first, o_, o_) before = Sub(head, one) "
+        "all_ = Concat<axis=-1>(before, pos) e_ = Add(rows_, o_) a_ = Slice(all_, first, rows_, o_) "
+        "c_ = Slice(all_, o_, e_, o_) step = Sub(c_, a_) q_ = Equal(step, one) nq = Not(q_) nc = Cast<to=7>(nq) "
+        "seg = CumSum(nc, one) sj = Unsqueeze(seg, o_) si = Unsqueeze(seg, last) eq = Equal(sj, si) "
+        "c = LessOrEqual(j, i) both = And(eq, c) m = Unsqueeze(both, o_)"
+    ),
+}
+CAUSAL["transposed"] = "t = Less(i, j) m = Not(t)"
+
+
+@pytest.mark.parametrize("use", [FLOAT, SELECT, "f = Where(m, nothing, minus) x = Add(s, f) "])
+@pytest.mark.parametrize("mask", CAUSAL.values(), ids=CAUSAL)
+def test_causal(mask: str, use: str) -> None:
+    block, attrs = same(model(mask, use))
+    assert (block.status, block.mask, attrs["sparse_mode"]) == ("fused", "causal", 2)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "m = LessOrEqual(j, ip)",
+        "end = Unsqueeze(i1, last) e_ = Add(end, past) m = GreaterOrEqual(e_, j)",
+        "o = ConstantOfShape<value=bool[1] {1}>(square) m = Trilu<upper=0>(o, past)",
+        BUFFER + "past_ = Unsqueeze(past, first) start = Concat<axis=0>(past_, first) "
+        "ends = Concat<axis=0>(columns_, columns_) m = Slice(whole, start, ends, axes)",
+    ],
+)
+def test_causal_behind_cached_keys(mask: str) -> None:
+    block, attrs = same(model(PAST + mask, inputs=CACHED), cached=True)
+    assert (block.mask, attrs["sparse_mode"]) == ("causal", 3)
+
+
+BANDS = {
+    "window": ("d = Sub(i, j) a = LessOrEqual(j, i) w = Less(d, three) m = And(a, w)", 2, 0),
+    "both sides": ("d = Sub(i, j) a = Abs(d) m = LessOrEqual(a, two)", 2, 2),
+    "before only": ("d = Sub(i, j) m = LessOrEqual(d, two)", 2, 2**31 - 1),
+    "ahead": ("d = Sub(j, i) m = LessOrEqual(d, one)", 2**31 - 1, 1),
+    "Or of what is outside": (
+        "f1 = Add(i, one) o1 = GreaterOrEqual(j, f1) f2 = Sub(i, two) o2 = Less(j, f2) o = Or(o1, o2) m = Not(o)",
+        2,
+        0,
+    ),
+    "two Trilu": (
+        "o = ConstantOfShape<value=bool[1] {1}>(square) l = Trilu<upper=0>(o) t_ = Neg(two) m = Trilu<upper=1>(l, t_)",
+        2,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize(("mask", "pre", "after"), BANDS.values(), ids=BANDS)
+def test_band(mask: str, pre: int, after: int) -> None:
+    block, attrs = same(model(mask))
+    assert block.mask == "band"
+    assert attrs == {"sparse_mode": 4, "pre_tockens": pre, "next_tockens": after}
+
+
+def test_window_behind_cached_keys() -> None:
+    block, attrs = same(
+        model(PAST + "d = Sub(ip, j) a = LessOrEqual(j, ip) w = Less(d, three) m = And(a, w)", inputs=CACHED)
+    )
+    assert (block.mask, attrs) == ("band", {"sparse_mode": 4, "pre_tockens": 2, "next_tockens": 0})
+
+
+def test_no_mask_is_left_of_one_that_keeps_everything() -> None:
+    block, attrs = same(model("e = Add(i, columns) m = Less(j, e)"))
+    assert (block.mask, attrs["sparse_mode"]) == ("none", 0)
+
+
+@pytest.mark.parametrize("guard", ["", "low"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "c = LessOrEqual(j, i) m = And(c, pad)",
+        "c = Greater(j, i) n = Not(pad) o = Or(c, n) m = Not(o)",
+        "t = Mod(j, two) e = Equal(t, zero) c = LessOrEqual(j, i) m = And(e, c)",
+    ],
+)
+def test_padding_beside_a_band(mask: str, guard: str) -> None:
+    use = SELECT if not guard else FLOAT
+    block, attrs = same(model(mask, use, more="bool[B,1,1,S] pad"))
+    assert (block.mask, attrs["sparse_mode"]) == ("causal+atten_mask", 2)
+    assert "EXT-BAND-MASK" in block.extensions
+
+
+NEAR_MISSES = {
+    "offset is an input": ("i2 = Add(i, off) m = LessOrEqual(j, i2)", SELF, "int64[1] off"),
+    "every second key of every row": (
+        "t = Mod(j, two) u = Mod(i, two) e = Equal(t, u) c = LessOrEqual(j, i) m = And(e, c)",
+        SELF,
+        "",
+    ),
+    "chunks": ("ci = Div(i, three) cj = Div(j, three) e = Equal(ci, cj) c = LessOrEqual(j, i) m = And(e, c)", SELF, ""),
+    "twice the row": ("i2 = Mul(i, two) m = LessOrEqual(j, i2)", SELF, ""),
+    "prefix or causal": ("pr = Less(j, three) c = LessOrEqual(j, i) m = Or(pr, c)", SELF, ""),
+    "padded rows": ("c = LessOrEqual(j, i) m = And(c, pad)", SELF, "bool[B,1,S,1] pad"),
+    "mask of another length": (
+        "n1 = Shape<start=0, end=1>(other) n = Squeeze(n1) r = Range(zero, n, one) ri = Unsqueeze(r, last) "
+        "rj = Unsqueeze(r, first) m = LessOrEqual(rj, ri)",
+        SELF,
+        "float[U] other",
+    ),
+    "window of unknown width": (
+        "d = Sub(i, j) c = LessOrEqual(j, i) w = Less(d, width) m = And(c, w)",
+        SELF,
+        "int64[1] width",
+    ),
+    "causal among keys only": ("jj = Sub(columns, one) m = Less(j, jj)", SELF, ""),
+}
+
+
+@pytest.mark.parametrize(("mask", "inputs", "more"), NEAR_MISSES.values(), ids=NEAR_MISSES)
+def test_near_misses_stay_tensors(mask: str, inputs: str, more: str) -> None:
+    proto = model(mask, inputs=inputs, more=more)
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert (block.status, block.mask) == ("fused", "atten_mask"), block
+    for rows, keys in ((6, 9), (1, 1), (5, 5)):
+        sizes = {"B": 2, "S": rows, "T": keys, "U": rows}
+        feeds = _feeds(proto, sizes)
+        for name, number in (("off", 2), ("width", 3)):
+            if name in feeds:
+                feeds[name] = np.array([number], np.int64)
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("use", [FLOAT, SELECT])
+def test_rows_beyond_the_keys_are_empty(use: str) -> None:
+    """Causal from the bottom right corner: with more rows than keys the first ones see none."""
+    proto = model("past = Sub(rows, columns) i2 = Sub(i, past) m = LessOrEqual(j, i2)", use, CROSS)
+    result, report = fused(proto)
+    (block,) = report.blocks
+    assert (block.mask, block.extensions) == ("causal", ("EXT-EMPTY-ROWS",))
+    for rows, keys in ((6, 9), (9, 6), (5, 5), (4, 1)):
+        feeds = _feeds(proto, {"B": 2, "S": rows, "T": keys})
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_inverted_triangle_keeps_its_empty_row() -> None:
+    """Attending only what comes after leaves the last row without a key: it is no mode, and the row stays the mean."""
+    proto = model("m = Greater(j, i)")
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "atten_mask"
+    feeds = _feeds(proto, {"B": 1, "S": 5})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_one_query_row_sees_all_keys() -> None:
+    proto = model(
+        PAST + "m = LessOrEqual(j, ip)", inputs=CACHED.replace("B,4,S,8", "B,4,1,8").replace("P + S", "P + 1")
+    )
+    result, report = fused(parse_again(proto))
+    assert report.blocks[0].mask == "none"
+    feeds = _feeds(proto, {"B": 2, "P + 1": 5, "P": 4})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def parse_again(proto: onnx.ModelProto) -> onnx.ModelProto:
+    proto.graph.output[0].type.tensor_type.shape.dim[2].Clear()
+    return proto
+
+
+@pytest.mark.parametrize(
+    "mask", ["m = LessOrEqual(j, i)", "d = Sub(i, j) a = LessOrEqual(j, i) w = Less(d, three) m = And(a, w)"]
+)
+def test_ascend_takes_the_triangle(mask: str) -> None:
+    """A finite mask that is proven to leave every row a key is a mode there, too."""
+    block, attrs = same(model(mask), target="ascend")
+    assert attrs["sparse_mode"] in (2, 4)
+    assert not block.extensions
+
+
+def test_layers_share_the_triangle() -> None:
+    body = (
+        PRODUCT_QK
+        + NUMBERS
+        + LENGTHS
+        + GRID
+        + "m = LessOrEqual(j, i) "
+        + FLOAT
+        + SOFTMAX.format("x")
+        + "y1 = MatMul(p, v) s2 = MatMul(y1, kt) x2 = Add(s2, f) p2 = Softmax<axis=-1>(x2) y = MatMul(p2, v)"
+    )
+    result, report = fused(parse(body, inputs=SELF))
+    assert [block.mask for block in report.blocks] == ["causal", "causal"]
+    assert [list(each.dims) for each in result.graph.initializer].count([2048, 2048]) == 1
