@@ -13,15 +13,17 @@ from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emit import OP, Emitter
+from fa_compiler.passes.emit import OP, Emitter, Fused
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
+from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import all_graphs, remember_versions
 from fa_compiler.passes.options import Options
-from fa_compiler.passes.ready_made import is_ready_made
+from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.value_sets import ValueSets
 
 Progress = Callable[[str, int, int], None]
@@ -83,7 +85,7 @@ class _Run:
             if anchor is not None:
                 blocks.append(self._fuse_anchor(anchor, emitter))
             elif is_ready_made(node):
-                blocks.append(_ready_made(node))
+                blocks.append(self._convert(node, emitter))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         emitter.finish()
@@ -96,6 +98,23 @@ class _Run:
             fused = emitter.emit(match)
         except Decline as decline:
             return _declined(name, decline)
+        return self._fused(name, match, fused)
+
+    def _convert(self, node: ir.Node, emitter: Emitter) -> Block:
+        """Put a FlashAttentionScore in the place of an attention operator."""
+        name, matcher = label(node) or "", self.matcher
+        try:
+            call = Call.of(node, self.info, matcher.sets, matcher.bounds, self.options, emitter.builder)
+            converted = convert(call)
+            fused = emitter.emit(converted.match)
+        except Decline as decline:
+            return _declined(name, decline)
+        for old, new in converted.outputs:
+            named = old.is_graph_output()
+            replace_value(old, emitter.builder.alias(new) if named else new, rename=named)
+        return self._fused(name, converted.match, fused)
+
+    def _fused(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
         self.notes.extend(fused.notes)
         return Block(
             id=0,
@@ -123,14 +142,6 @@ def _declined(anchor: str, decline: Decline) -> Block:
         reason=decline.reason,
         culprit=label(decline.culprit) or anchor,
         hint=decline.hint,
-    )
-
-
-def _ready_made(node: ir.Node) -> Block:
-    name = label(node) or ""
-    return _declined(
-        name,
-        Decline(Code.READY_MADE, f"{node.op_type} of domain {node.domain or 'ai.onnx'!r} is left as it is", node),
     )
 
 

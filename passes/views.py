@@ -101,7 +101,9 @@ class Viewer:
             raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
         aligned = dims[len(dims) - len(shape) :]
         result = self.info.shape(node.outputs[0])
-        ones = [len(result or ()) == len(dims) and size == 1 for size in result or dims][len(dims) - len(shape) :]
+        alike = result is not None and len(result) == len(dims)
+        ones = [size == 1 for size in result or ()] if alike else [False] * len(dims)
+        ones = ones[len(dims) - len(shape) :]
         for size, dim, one in zip(shape, aligned, ones, strict=True):
             if size.const != 1 and not dim and not one:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)

@@ -1,0 +1,253 @@
+"""One ready-made operator under conversion: its operands as named axes, and the record that is made of them.
+
+Every family reads its own inputs and attributes and hands the same things over: where batch, heads, rows and depth of
+query, key and value lie (`Operand`), what is added to or excluded from the scores (`MaskPlan`), the scale, and what
+takes the place of the other outputs. `record` makes an AttentionMatch of it, so that layouts, landing places and the
+registry's checks are those of every other attention.
+
+Refused here, for all families: a head size or a number of heads that is not known before the run, types the operator
+does not take, and sizes that contradict each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.bounds import Bounds
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout import LAYOUTS
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.match import AttentionMatch, Roles, shared_heads
+from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.probabilities import FLOATS
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sinks import Sink
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View, Viewer
+
+MAX_HEAD_SIZE = 768
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Query, key or value: a view and which of its axes mean what."""
+
+    view: View
+    batch: Axes
+    heads: Axes
+    rows: Axes
+    depth: Axes
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The record of the attention, and the values that take the place of the operator's further outputs."""
+
+    match: AttentionMatch
+    outputs: tuple[tuple[ir.Value, ir.Value], ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operator and what its conversion needs."""
+
+    node: ir.Node
+    info: ShapeInfo
+    sets: ValueSets
+    bounds: Bounds
+    options: Options
+    builder: Builder
+    viewer: Viewer
+
+    @staticmethod
+    def of(node: ir.Node, info: ShapeInfo, sets: ValueSets, bounds: Bounds, options: Options, builder: Builder) -> Call:
+        """A call with an axis space of its own."""
+        return Call(node, info, sets, bounds, options, builder, Viewer(info, AxisSpace()))
+
+    # -- what the node says -----------------------------------------------------------------------------
+
+    def input(self, index: int) -> ir.Value | None:
+        """An optional input."""
+        return input_of(self.node, index)
+
+    def needed(self, index: int) -> ir.Value:
+        """An input the operator cannot do without."""
+        value = self.input(index)
+        if value is None:
+            raise self.decline(Code.SHAPE, f"input {index} of {self.node.op_type} is missing")
+        return value
+
+    def wanted(self, index: int) -> ir.Value | None:
+        """An output somebody reads."""
+        value = self.node.outputs[index] if index < len(self.node.outputs) else None
+        return value if value is not None and (value.uses() or value.is_graph_output()) else None
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_float()
+
+    def decline(self, code: Code, reason: str, hint: str | None = None) -> Decline:
+        """The exception that gives this operator up."""
+        return Decline(code, reason, self.node, hint)
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The shape of a value whose rank has to be known."""
+        shape = self.info.shape(value)
+        if shape is None:
+            raise self.decline(Code.RANK, f"the rank of {value.name!r} is unknown")
+        return shape
+
+    def size(self, value: ir.Value, axis: int) -> int | None:
+        """One dimension, when it is the same in every run."""
+        return self.shape(value)[axis].const
+
+    # -- operands ---------------------------------------------------------------------------------------
+
+    def operand(self, value: ir.Value, layout: str, heads: int = 0) -> Operand:
+        """An operand in one of the operator's layouts; `heads` counts those of BSH and SBH."""
+        shape = self.shape(value)
+        if len(shape) != len(layout):
+            raise self.decline(Code.RANK, f"{value.name!r} does not have the {len(layout)} dimensions of {layout}")
+        if layout in ("BNSD", "BSND"):
+            view, dims = self._arranged(value, shape)
+        else:
+            if heads <= 0:
+                raise self.decline(Code.SHAPE, "the number of heads is not given")
+            depth = shape[2].exact_div(heads)
+            if depth is None:
+                raise self.decline(Code.SHAPE, f"the width of {value.name!r} is not proven to be {heads} heads")
+            view, dims = self._arranged(value, (*shape[:2], Dim(heads), depth))
+        axes = dict(zip(layout.replace("H", "ND"), dims, strict=True))
+        return Operand(view, axes["B"], axes["N"], axes["S"], axes["D"])
+
+    def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
+        """A key or value [batch, rows, heads * depth] as [batch, heads, rows, depth]; one of rank 4 is that already."""
+        if len(self.shape(value)) == 4:
+            return value
+        if heads <= 0:
+            raise self.decline(Code.SHAPE, "the number of heads is not given")
+        dtype = self.info.dtype(value)
+        apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, -1])], dtype)
+        return self.builder.op("Transpose", [apart], dtype, {"perm": (0, 2, 1, 3)})
+
+    def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
+        """The furthest view of the value in which its elements can be arranged like the target."""
+        for shallow in (False, True):
+            view = self.viewer.view(value, factors=False, shallow=shallow)
+            if view is None:
+                continue
+            same = len(view.dims) == len(target)
+            dims = view.dims if same else self.viewer.space.reshape(view.dims, target)
+            if dims is not None:
+                return view, dims
+        raise self.decline(Code.SHAPE, f"{value.name!r} could not be taken apart into heads")
+
+    def together(self, one: Axes, other: Axes, what: str) -> Axes:
+        """Two dimensions that the operator walks together; one of them may be known to be 1."""
+        space = self.viewer.space
+        one, other = space.resolve(one), space.resolve(other)
+        if one and other and not space.unify(one, other):
+            raise self.decline(Code.SHAPE, f"the operands differ in their {what}")
+        return space.resolve(one or other)
+
+    def aligned(self, value: ir.Value, scores: Arrangement) -> View:
+        """The furthest view of a value that broadcasts to the scores, its dimensions running along theirs."""
+        dims = self.viewer.alignment(value, scores, self.node)
+        for shallow in (False, True):
+            view = self.viewer.view(value, factors=False, shallow=shallow)
+            pairs = [] if view is None else list(zip(view.dims, dims, strict=True))
+            if view is not None and all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):
+                return view
+        raise self.decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores")
+
+    # -- the record -------------------------------------------------------------------------------------
+
+    def scores(self, query: Operand, key: Operand, value: Operand) -> Arrangement:
+        """Let the operands' axes walk together; the scores as [batch, heads, rows, columns].
+
+        Query head n reads key head n // group.
+        """
+        space = self.viewer.space
+        batch = self.together(self.together(query.batch, key.batch, "batch"), value.batch, "batch")
+        self.together(key.heads, value.heads, "number of heads")
+        wide, narrow = space.size(query.heads).const, space.size(key.heads).const
+        if wide is None or narrow is None:
+            raise self.decline(Code.SHAPE, "the number of heads is not known before the model runs")
+        if wide % narrow:
+            raise self.decline(Code.SHAPE, f"{wide} query heads are no multiple of {narrow} key heads")
+        if query.heads:
+            self.together(query.heads, (*key.heads, *space.new(Dim(wide // narrow))), "number of heads")
+        self._same(query.depth, key.depth, "head size")
+        columns = self._same(key.rows, value.rows, "sequence length")
+        return batch, space.resolve(query.heads), space.resolve(query.rows), columns
+
+    def _same(self, one: Axes, other: Axes, what: str) -> Axes:
+        """Two dimensions that the operator walks together and does not broadcast."""
+        if bool(self.viewer.space.resolve(one)) != bool(self.viewer.space.resolve(other)):
+            raise self.decline(Code.SHAPE, f"the operands were not proven to have the same {what}")
+        return self.together(one, other, what)
+
+    def record(
+        self,
+        query: Operand,
+        key: Operand,
+        value: Operand,
+        scores: Arrangement,
+        plan: MaskPlan,
+        scale: float | None,
+        layout: str,
+        sink: Sink | None = None,
+    ) -> AttentionMatch:
+        """The record of the attention; a scale that is None is 1 / sqrt(head size). The result is the operator's first
+        output, in one of the operator's layouts."""
+        space = self.viewer.space
+        batch, heads, rows, columns = map(space.resolve, scores)
+        depth, width = space.resolve(query.depth), space.resolve(value.depth)
+        size = space.size(depth).const
+        if size is None or not space.size(width).is_const:
+            raise self.decline(Code.SHAPE, "the head size is not known before the model runs")
+        if size > MAX_HEAD_SIZE:
+            raise self.decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}")
+        groups = (batch, heads, rows, columns, depth, width)
+        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+            raise self.decline(Code.SHAPE, "one axis would have to play two roles")
+        scale = float(np.float32(1.0 / math.sqrt(size))) if scale is None else scale
+        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
+            raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
+        kv_heads = shared_heads(key.view, value.view, heads, space)
+        output = self.node.outputs[0]
+        return AttentionMatch(
+            SoftmaxAnchor(output, output, None, (self.node,)),
+            space,
+            query.view,
+            key.view,
+            value.view,
+            Roles(batch, heads, kv_heads, rows, columns, depth, width),
+            scale,
+            plan,
+            self._type(query, key, value),
+            output,
+            LAYOUTS[layout](batch, heads, rows, width),
+            sink,
+        )
+
+    def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
+        """The type to compute in: that of the result, or float32 when the operands differ from it."""
+        wanted = self.info.dtype(self.node.outputs[0])
+        types = {self.info.dtype(operand.view.base) for operand in (query, key, value)}
+        if wanted not in FLOATS or not types <= set(FLOATS):
+            raise self.decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16")
+        assert wanted is not None
+        return wanted if types == {wanted} else ir.DataType.FLOAT

@@ -1,0 +1,159 @@
+"""Which keys a row may see, as boolean tensors computed from positions: True where a key is excluded.
+
+Used where the operator's own words (sparse_mode) do not say it: bounds that differ from batch to batch, sequences of
+several lengths. With i the row and j the key, both from 0:
+
+    beyond(lengths)      j >= length                        [B, 1, 1, T]
+    before(starts)       j < start                          [B, 1, 1, T]
+    outside(low, high)   j - i < low or j - i > high        [S, T], or [B, 1, S, T] when a bound is [B, 1, 1, 1]
+
+A float mask that excludes a row's every key gives 0 there, in ai.onnx Attention and GroupQueryAttention:
+
+    float mask                                            plan
+    ----------------------------------------------------  ----------------------------------------------
+    proven to hold 0 and excluding numbers only           atten_mask where it is not 0
+    proven to hold no excluding number                    real_shift
+    anything else                                         real_shift, and atten_mask where it excludes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.band import Band, sparse_mode
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.terms import Add, Masked, Shift
+
+INT64 = ir.DataType.INT64
+RANGE_SINCE = 11
+Bound = ir.Value | int | None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A length: that of one dimension of a value."""
+
+    value: ir.Value
+    axis: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A band with bounds that can be computed in the graph."""
+
+    band: Band
+    low: Bound
+    high: Bound
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Builds masks over the rows and keys of one call."""
+
+    call: Call
+    rows: Measure
+    columns: Measure
+    batch: Measure
+
+    def beyond(self, lengths: ir.Value) -> ir.Value:
+        """Keys from a length on; lengths [B]."""
+        return self._op("Not", self._op("Less", self._range(self.columns), self.by_batch(lengths)))
+
+    def before(self, starts: ir.Value) -> ir.Value:
+        """Keys before a start; starts [B]."""
+        return self._op("Less", self._range(self.columns), self.by_batch(starts))
+
+    def outside(self, low: Bound, high: Bound) -> ir.Value:
+        """Keys outside a band; at least one bound is given."""
+        rows = self.call.builder.units("Unsqueeze", self._range(self.rows), (1,))
+        keys = self._range(self.columns)
+        parts: list[ir.Value] = []
+        if high is not None:
+            parts.append(self._op("Less", self._shifted(rows, high), keys))
+        if low is not None:
+            parts.append(self._op("Less", keys, self._shifted(rows, low)))
+        return parts[0] if len(parts) == 1 else self._op("Or", *parts)
+
+    def plan(
+        self, scores: Arrangement, masked: list[Masked], shifts: tuple[Shift, ...], window: Window | None
+    ) -> MaskPlan:
+        """The plan of these parts; a row that they leave without a key gives 0.
+
+        The window becomes a sparse_mode where one says the same in every run and nothing else depends on the row.
+        """
+        space = self.call.viewer.space
+        rows, columns = space.size(scores[2]), space.size(scores[3])
+        mode = None
+        if window is not None:
+            own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
+            plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
+            mode = sparse_mode(window.band, rows, columns) if plain else None
+            if mode is None:
+                excluded = self.outside(window.low, window.high)
+                masked = [*masked, Masked(self.call.aligned(excluded, scores))]
+        never = not masked and (window is None or window.band.never_empty(rows, columns))
+        empty = "" if never else "zero"
+        return MaskPlan(masked=tuple(masked), shifts=shifts, mode=mode, empty_rows=empty)
+
+    def added(
+        self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float
+    ) -> tuple[list[Masked], tuple[Shift, ...]]:
+        """What a float mask excludes and adds, where numbers up to `lowest` exclude; `full` is the mask filled up with
+        such numbers."""
+        call, builder = self.call, self.call.builder
+        view = call.aligned(full, scores)
+        values, bounds = call.sets.of(mask), call.bounds.of(mask)
+        excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
+        if values is not None and values <= excluding | {0.0}:
+            return ([Masked(view)] if excluding or full is not mask else []), ()
+        bias: tuple[Shift, ...] = (Add(view, 1.0),)
+        harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
+        if harmless and full is mask:
+            return [], bias
+        limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
+        excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
+        return [Masked(call.aligned(excluded, scores))], bias
+
+    def length(self, measure: Measure) -> ir.Value:
+        """The length as a vector of one element."""
+        builder = self.call.builder
+        const = self.call.size(measure.value, measure.axis)
+        if const is not None:
+            return builder.ints([const])
+        shape = builder.op("Shape", [measure.value], INT64)
+        return builder.op("Gather", [shape, builder.ints([measure.axis])], INT64, {"axis": 0})
+
+    def _range(self, measure: Measure) -> ir.Value:
+        builder = self.call.builder
+        const = self.call.size(measure.value, measure.axis)
+        if const is not None:
+            return builder.constant(np.arange(const, dtype=np.int64), "positions")
+        if builder.opset < RANGE_SINCE:
+            raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")
+        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
+        end = builder.units("Squeeze", self.length(measure), (0,))
+        return builder.op("Range", [zero, end, one], INT64)
+
+    def by_batch(self, vector: ir.Value) -> ir.Value:
+        """A number for each batch as [B, 1, 1, 1]."""
+        return self.call.builder.units("Unsqueeze", self.call.builder.cast(vector, INT64), (1, 2, 3))
+
+    def more(self, number: ir.Value, by: int) -> ir.Value:
+        """A computed number and a constant."""
+        return number if by == 0 else self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
+
+    def less(self, number: ir.Value, by: ir.Value) -> ir.Value:
+        """The difference of two computed numbers."""
+        return self.call.builder.op("Sub", [number, by], INT64)
+
+    def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
+        return self.more(rows, by) if isinstance(by, int) else self.call.builder.op("Add", [rows, by], INT64)
+
+    def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
+        return self.call.builder.op(op_type, list(inputs), ir.DataType.BOOL)

@@ -1,0 +1,187 @@
+"""ai.onnx Attention, opset 23 and later.
+
+    query, key, value    [B, N, S, D], or [B, S, N * D] with q_num_heads and kv_num_heads
+    attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B, N, S, T]; one that
+                         is known to be shorter than T is filled up with "excluded"
+    past_key, past_value concatenated before key and value; present_key, present_value become what was concatenated
+    nonpad_kv_seqlen     keys from a length on are excluded, batch by batch
+    is_causal, windows   key j is attended when p - left <= j <= p + right, p = i + offset; the offset is the past
+                         length, or length - S with nonpad_kv_seqlen, else 0
+    softmax_precision    of at least 32 bits: the operator computes the softmax in float32
+
+A row without a key gives 0, whatever the values hold. The specification and ONNX Runtime differ in what else counts as
+excluded: in ONNX Runtime (float32 and float16, no windows) an element of a float mask that is the type's lowest number
+as well as -inf, in the specification -inf only. What the runtime of the model does is kept.
+
+Refused: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query of one
+row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.band import Band
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.probabilities import FLOATS
+from fa_compiler.passes.ready_made.call import Call, Converted, Operand
+from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.terms import Masked, Shift
+
+ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
+PROBABILITIES = 3
+"""The qk_matmul_output_mode that gives the probabilities; the others give scores."""
+
+
+def convert(call: Call) -> Converted:
+    """The record of an Attention node."""
+    _check(call)
+    return _Attention(call).converted()
+
+
+def _check(call: Call) -> None:
+    node = call.node
+    if call.wanted(3) is not None:
+        late = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
+        code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
+        raise call.decline(code, f"qk_matmul_output, the {'probabilities' if late else 'scores'}, is read")
+    if call.number("softcap", 0.0) != 0.0:
+        raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
+    wide = call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+    if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
+        raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+
+
+@dataclass(frozen=True)
+class _Attention:
+    call: Call
+
+    def converted(self) -> Converted:
+        call = self.call
+        query, key, value = (call.needed(index) for index in range(3))
+        presents: list[tuple[ir.Value, ir.Value]] = []
+        q = self._operand(query, "q_num_heads")
+        if call.input(4) is None:
+            k, v = self._operand(key, "kv_num_heads"), self._operand(value, "kv_num_heads")
+            columns = Measure(key, 1 if self._flat(key) else 2)
+            presents = [(old, self._split(new)) for old, new in self._presents(key, value)]
+        else:
+            keys, values = self._joined(4, key), self._joined(5, value)
+            k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), Measure(keys, 2)
+            presents = self._presents(keys, values)
+        scores = call.scores(q, k, v)
+        keys_of = Keys(call, Measure(query, 1 if self._flat(query) else 2), columns, Measure(query, 0))
+        plan = self._plan(keys_of, scores)
+        attr = call.node.attributes.get("scale")
+        scale = None if attr is None else attr.as_float()
+        if scale is not None and scale <= 0.0:
+            raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive")
+        return Converted(call.record(q, k, v, scores, plan, scale, self._layout(query)), tuple(presents))
+
+    # -- operands ---------------------------------------------------------------------------------------
+
+    def _flat(self, value: ir.Value) -> bool:
+        return len(self.call.shape(value)) == 3
+
+    def _operand(self, value: ir.Value, heads: str) -> Operand:
+        return self.call.operand(value, self._layout(value), int_attr(self.call.node, heads, 0))
+
+    def _layout(self, value: ir.Value) -> str:
+        return "BSH" if self._flat(value) else "BNSD"
+
+    def _split(self, value: ir.Value) -> ir.Value:
+        return self.call.split_heads(value, int_attr(self.call.node, "kv_num_heads", 0))
+
+    def _joined(self, index: int, new: ir.Value) -> ir.Value:
+        """The past and the new keys or values."""
+        return self.call.builder.op(
+            "Concat", [self.call.needed(index), self._split(new)], self.call.info.dtype(new), {"axis": 2}
+        )
+
+    def _presents(self, key: ir.Value, value: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+        pairs = ((self.call.wanted(1), key), (self.call.wanted(2), value))
+        return [(old, new) for old, new in pairs if old is not None]
+
+    # -- masks ------------------------------------------------------------------------------------------
+
+    def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
+        call = self.call
+        masked: list[Masked] = []
+        shifts: tuple[Shift, ...] = ()
+        mask = call.input(3)
+        if mask is not None:
+            masked, shifts = self._given(mask, keys, scores)
+        lengths, window = call.input(6), self._window()
+        if lengths is None:
+            return keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys))
+        low, high = (None, None) if window is None else window
+        if high is None or high > 0:
+            masked.append(Masked(call.aligned(keys.beyond(lengths), scores)))
+        if window is not None:
+            offset = keys.less(keys.by_batch(lengths), keys.length(keys.rows))
+            bounds = [None if bound is None else keys.more(offset, bound) for bound in (low, high)]
+            masked.append(Masked(call.aligned(keys.outside(*bounds), scores)))
+        return keys.plan(scores, masked, shifts, None)
+
+    def _window(self) -> tuple[int | None, int | None] | None:
+        """How far from its position a query sees, before and after; None when everywhere."""
+        node = self.call.node
+        left, right = int_attr(node, "left_window_size", -1), int_attr(node, "right_window_size", -1)
+        low, high = -left if left >= 0 else None, right if right >= 0 else None
+        if int_attr(node, "is_causal", 0) == 1:
+            high = 0
+        return None if low is None and high is None else (low, high)
+
+    def _band(self, window: tuple[int | None, int | None], keys: Keys) -> Window:
+        """The window with positions counted from the first key."""
+        past = self.call.input(4)
+        if past is None:
+            return Window(Band(*(None if bound is None else Dim(bound) for bound in window)), *window)
+        self._check_one_row()
+        before, length = self.call.shape(past)[2], keys.length(Measure(past, 2))
+        band = Band(*(None if bound is None else before + bound for bound in window))
+        return Window(band, *(None if bound is None else keys.more(length, bound) for bound in window))
+
+    def _check_one_row(self) -> None:
+        """ONNX Runtime lets a single row with a past see all new keys, not only those up to its position."""
+        query, key = (self.call.needed(index) for index in (0, 1))
+        rows, new = (self.call.shape(value)[1 if self._flat(value) else 2] for value in (query, key))
+        if self._in_runtime() and rows != new and (rows.const or 0) < 2:
+            reason = "one causal row with a past and several new keys means one thing in ONNX Runtime, another in ONNX"
+            raise self.call.decline(Code.READY_MADE, reason)
+
+    def _in_runtime(self) -> bool:
+        """Does ONNX Runtime have a CPU kernel for this node?"""
+        windows = {"left_window_size", "right_window_size"}.intersection(self.call.node.attributes)
+        return not windows and self.call.info.dtype(self.call.needed(0)) in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+
+    def _given(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> tuple[list[Masked], tuple[Shift, ...]]:
+        """attn_mask as exclusions and bias."""
+        call, dtype = self.call, self.call.info.dtype(mask)
+        full = self._filled_up(mask, keys, scores)
+        if dtype == ir.DataType.BOOL:
+            return [Masked(call.aligned(full, scores), when=False)], ()
+        if dtype not in FLOATS:
+            raise call.decline(Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16")
+        lowest = float(dtype.min) if self._in_runtime() else -math.inf
+        return keys.added(mask, full, scores, lowest)
+
+    def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
+        """A mask that is known to be shorter than the keys, filled up with "excluded"."""
+        call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
+        shape = call.shape(mask)
+        missing = call.viewer.space.size(scores[3]) - shape[-1]
+        if missing == 0 or dtype is None or not (missing.is_at_least(1) or shape[-1].const == 1):
+            return mask
+        filler = np.array(False if dtype == ir.DataType.BOOL else -math.inf, dtype=dtype.numpy())
+        short = keys.less(keys.length(keys.columns), keys.length(Measure(mask, len(shape) - 1)))
+        pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], ir.DataType.INT64, {"axis": 0})
+        return builder.op("Pad", [mask, pads, builder.constant(filler, "number")], dtype)

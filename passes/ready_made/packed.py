@@ -1,0 +1,72 @@
+"""com.microsoft Attention: the projection of query, key and value included.
+
+    query | key | value = input [B, S, I] x weights [I, N * D + N * D + N * E] + bias
+                          cut as qkv_hidden_sizes says, else into three equal parts
+    mask_index, attention_bias, unidirectional, mask_filter_value
+                          padding.py
+    past [2, B, N, P, D]  keys and values, concatenated before the new ones; present likewise
+
+Refused: do_rotary, which ONNX Runtime's CPU kernel does not take either, and a buffer shared by past and present.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.multi_head import Projected, part_of
+from fa_compiler.passes.report import Code
+
+WEIGHTS, BIAS, MASK, PAST, ADDEND, PAST_LENGTH = range(1, 7)
+
+
+def convert(call: Call) -> Converted:
+    """The record of an Attention node of com.microsoft."""
+    node, builder = call.node, call.builder
+    if int_attr(node, "do_rotary", 0):
+        raise call.decline(Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart")
+    if int_attr(node, "past_present_share_buffer", 0) or call.input(PAST_LENGTH) is not None:
+        raise call.decline(Code.READY_MADE, "past and present share a buffer, which is written in place")
+    widths = _widths(call)
+    past, present = call.input(PAST), call.wanted(1)
+    if widths[2] != widths[0] and (past is not None or present is not None):
+        raise call.decline(Code.SHAPE, "past and present hold keys and values of different widths")
+    query, key, value = _projected(call, widths)
+    halves = None if past is None else (_half(call, past, 0), _half(call, past, 1))
+    heads = int_attr(node, "num_heads", 0)
+    projected = Projected(call, heads, query, key, value, halves, call.input(MASK), call.input(ADDEND))
+    match, keys, values = projected.match(presents=present is not None)
+    if present is None:
+        return Converted(match)
+    dtype = call.info.dtype(keys)
+    parts = [builder.units("Unsqueeze", part, (0,)) for part in (keys, values)]
+    return Converted(match, ((present, builder.op("Concat", parts, dtype, {"axis": 0})),))
+
+
+def _widths(call: Call) -> list[int]:
+    """The widths of query, key and value."""
+    attr = call.node.attributes.get("qkv_hidden_sizes")
+    if attr is not None and any(attr.as_ints()):
+        return list(attr.as_ints())
+    total = call.size(call.needed(WEIGHTS), -1)
+    if total is None or total % 3:
+        raise call.decline(Code.SHAPE, "the width of the projection is not known before the model runs")
+    return [total // 3] * 3
+
+
+def _projected(call: Call, widths: list[int]) -> list[ir.Value]:
+    """Query, key and value, [B, S, width] each."""
+    builder, source, bias = call.builder, call.needed(0), call.input(BIAS)
+    dtype = call.info.dtype(source)
+    made = builder.op("MatMul", [source, call.needed(WEIGHTS)], dtype)
+    if bias is not None:
+        made = builder.op("Add", [made, bias], dtype)
+    ends = np.cumsum([0, *widths])
+    return [part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)]
+
+
+def _half(call: Call, past: ir.Value, index: int) -> ir.Value:
+    number = call.builder.constant(np.array(index, dtype=np.int64), "number")
+    return call.builder.op("Gather", [past, number], call.info.dtype(past), {"axis": 0})

@@ -1,0 +1,187 @@
+"""What com.microsoft's operators add to the scores, as ONNX Runtime's CPU kernels do: padding, causality and bias.
+
+    scores = scale * q k' + (M + attention_bias)
+    M      = lowest              at causal positions: j > past + i, in every row but the last
+           = mask_filter_value   at padded positions
+           = 0                   elsewhere
+
+`lowest` is float32's and takes the place of mask_filter_value. The last row is never causal, which makes a difference
+with more new keys than rows only: refused. Forms of a padding mask, integers:
+
+    [B]         lengths: keys from a length on are padded
+    [2 * B]     ends, then starts: keys from an end on and before a start
+    [3 * B + 2] lengths first, then what only other kernels read
+    [B, T]      padded where not positive; [B, 1] beside more keys is ignored
+    [B, S, T]   the same for each row
+
+    what                                        plan
+    ------------------------------------------  ------------------------------------------------------------
+    padding alone, bias alone                   as for an Add of the same numbers (mask.py)
+    causal alone                                sparse_mode
+    causal and padding by `lowest`              sparse_mode and atten_mask; a row whose visible keys are all padded
+                                                gives the mean of all values, for all scores are `lowest`
+    causal and padding by another number,       sparse_mode and real_shift: beside any visible key `lowest` counts
+      not below -3e38, bias above -1e38           nothing
+    anything else with causality                real_shift: the sum as it is written above
+    padding and bias                            real_shift, likewise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.band import Band
+from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.terms import Add, AddTerm, Masked, Put, RowGuard, Shift
+
+LOWEST = float(np.finfo(np.float32).min)
+FILTER_FLOOR = -3e38
+BIAS_FLOOR = -1e38
+"""Sums above these stay so far above `lowest` that a key with it has probability 0."""
+
+
+@dataclass(frozen=True)
+class Additions:
+    """The additions to the scores of one call; `mask` and `bias` are its inputs, `new` the number of new keys."""
+
+    call: Call
+    keys: Keys
+    scores: Arrangement
+    mask: ir.Value | None
+    bias: ir.Value | None
+    past: ir.Value | None
+    new: Dim
+
+    def plan(self) -> MaskPlan:
+        """The plan; see the table above."""
+        padded = None if self.mask is None else self._padded(self.mask)
+        band = self._causal()
+        if band is None:
+            return self._bidirectional(padded)
+        if padded is None and self.bias is None:
+            return self.keys.plan(self.scores, [], (), band)
+        if self.bias is None and self.filter == LOWEST:
+            return self._filled_with_lowest(padded, band)
+        if self._stays_above():
+            return self.keys.plan(self.scores, [], self._shifts(padded, None), band)
+        if NO_EMPTY_ROWS in self.call.options.assume:
+            plan = self.keys.plan(self.scores, [], self._shifts(padded, None), band)
+            return replace(plan, assumed=(NO_EMPTY_ROWS,))
+        return MaskPlan(shifts=self._shifts(padded, self.keys.outside(band.low, band.high)))
+
+    @property
+    def filter(self) -> float:
+        """The number at padded positions."""
+        return self.call.number("mask_filter_value", -10000.0)
+
+    def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
+        call, builder = self.call, self.call.builder
+        if padded is not None and self.bias is not None:
+            return MaskPlan(shifts=self._shifts(padded, None))
+        addend = self.bias
+        if padded is not None:
+            numbers = [builder.constant(np.array(x, dtype=np.float32), "number") for x in (self.filter, 0.0)]
+            addend = builder.op("Where", [padded, *numbers], ir.DataType.FLOAT)
+        if addend is None:
+            return MaskPlan()
+        rows, columns = self.scores[2:]
+        planner = MaskPlanner(call.viewer, call.sets, call.bounds, call.options, rows, columns)
+        term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, self.scores, call.node))
+        return planner.plan((term,), RowGuard.NONE)
+
+    def _filled_with_lowest(self, padded: ir.Value | None, band: Window) -> MaskPlan:
+        assert padded is not None
+        assume, target = self.call.options.assume, self.call.options.target
+        if target != "ort" and NO_EMPTY_ROWS not in assume:
+            raise self.call.decline(
+                Code.EMPTY_ROWS,
+                "a row whose visible keys are all padded gives the mean of all values, which the product does not",
+                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            )
+        plan = self.keys.plan(self.scores, [Masked(self.call.aligned(padded, self.scores))], (), band)
+        if NO_EMPTY_ROWS in assume:
+            return replace(plan, empty_rows="", assumed=(NO_EMPTY_ROWS,))
+        return replace(plan, empty_rows="mean")
+
+    def _stays_above(self) -> bool:
+        """Is the sum at every visible key so far above `lowest` that causal positions count nothing beside it?"""
+        if self.mask is not None and self.filter < FILTER_FLOOR:
+            return False
+        if self.bias is None:
+            return True
+        values, bounds = self.call.sets.of(self.bias), self.call.bounds.of(self.bias)
+        floor = BIAS_FLOOR if self.mask is None or self.filter > BIAS_FLOOR else 0.0
+        low = min(values) if values else None if bounds is None else bounds[0]
+        return low is not None and low >= floor
+
+    def _shifts(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[Shift, ...]:
+        steps: list[Shift] = []
+        if padded is not None:
+            steps.append(Put(self.call.aligned(padded, self.scores), True, self.filter))
+        if causal is not None:
+            steps.append(Put(self.call.aligned(causal, self.scores), True, LOWEST))
+        if self.bias is not None:
+            steps.append(Add(self.call.aligned(self.bias, self.scores), 1.0))
+        return tuple(steps)
+
+    def _causal(self) -> Window | None:
+        """The band of a unidirectional call."""
+        if int_attr(self.call.node, "unidirectional", 0) != 1:
+            return None
+        rows = self.call.viewer.space.size(self.scores[2])
+        if rows.const == 1:
+            return None
+        if not (rows - self.new).is_at_least(0):
+            reason = "the last row of a unidirectional call sees all keys, and there may be more new keys than rows"
+            raise self.call.decline(Code.READY_MADE, reason)
+        if self.past is None:
+            return Window(Band(None, Dim(0)), None, 0)
+        return Window(Band(None, self.call.shape(self.past)[2]), None, self.keys.length(Measure(self.past, 2)))
+
+    # -- padding masks ----------------------------------------------------------------------------------
+
+    def _padded(self, mask: ir.Value) -> ir.Value | None:
+        """True where a key is padded, in a shape that broadcasts to the scores."""
+        call, builder = self.call, self.call.builder
+        shape = call.shape(mask)
+        columns = call.viewer.space.size(self.scores[3])
+        if len(shape) == 1:
+            return self._by_lengths(mask, shape[0])
+        if len(shape) > 3:
+            raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
+        if shape[-1].const == 1 and columns.const != 1:
+            return None
+        dtype = call.info.dtype(mask)
+        zero = builder.constant(np.array(0, dtype=np.int32), "number")
+        if dtype != ir.DataType.INT32:
+            mask = builder.cast(mask, ir.DataType.INT32)
+        padded = builder.op("Not", [builder.op("Greater", [mask, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
+        return builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
+
+    def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
+        call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
+        batch = call.shape(call.needed(0))[0]
+        if count == batch:
+            return self.keys.beyond(mask)
+        if count == batch * 2:
+            pairs = builder.op("Reshape", [mask, builder.ints([2, -1])], dtype)
+            ends, starts = (
+                builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")], dtype)
+                for side in (0, 1)
+            )
+            return builder.op("Or", [self.keys.beyond(ends), self.keys.before(starts)], ir.DataType.BOOL)
+        if count == batch * 3 + 2:
+            end = self.keys.length(self.keys.batch)
+            lengths = builder.op("Slice", [mask, builder.ints([0]), end, builder.ints([0])], dtype)
+            return self.keys.beyond(lengths)
+        raise call.decline(Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch")

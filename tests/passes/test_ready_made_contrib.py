@@ -1,0 +1,275 @@
+"""com.microsoft's MultiHeadAttention and Attention give what ONNX Runtime gives, or are left with a true reason."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.passes.operators import Operator, check_same, declined
+from tests.passes.running import Array, assert_same, fused, run
+
+LOWEST = float(np.finfo(np.float32).min)
+CAUSAL = {"unidirectional": 1}
+SQUARE = {"k": "B S 16", "v": "B S 16"}
+PAST = {"k": "B L 16", "v": "B L 16", "past_key": "B 2 P 8", "past_value": "B 2 P 8"}
+CACHED = {"k": "B 2 T 8", "v": "B 2 T 8"}
+ATTRS = ("num_heads", "unidirectional", "mask_filter_value", "scale")
+RANKS = {"present_key": 4, "present_value": 4, "present": 5, "qk": 4}
+
+
+def multi_head(dtype: str = "float32", fixed: bool = False, **given: Any) -> Operator:
+    """Two heads of size 8 with separate operands."""
+    attrs = {"num_heads": 2, **{name: given.pop(name) for name in list(given) if name in ATTRS}}
+    sizes = {name: given.pop(name) for name in list(given) if len(name) == 1 and name.isupper()}
+    outputs = given.pop("outputs", ("y", "present_key", "present_value") if "past_key" in given else ("y",))
+    constants = given.pop("constants", ())
+    names = ["q", "k", "v", "bias", "mask", "addend", "past_key", "past_value", "past_length", "indirection"]
+    default: dict[str, Any] = {"q": "B S 16", "k": "B T 16", "v": "B T 16"}
+    inputs = {name: {**default, **given}.get(name) for name in names}
+    while inputs[names[-1]] is None:
+        del inputs[names.pop()]
+    ranks, domain = RANKS | {"y": 3}, "com.microsoft"
+    return Operator(
+        "MultiHeadAttention", inputs, outputs, attrs, domain, 17, sizes, dtype, constants, fixed=fixed, ranks=ranks
+    )
+
+
+def kept(*shape: int, empty: bool = False, seed: int = 5) -> Array:
+    """A padding mask; with `empty` the first batch has no key."""
+    mask = (np.random.default_rng(seed).random(shape) < 0.6).astype(np.int32)
+    mask[..., -1] = 1
+    if empty:
+        mask[0] = 0
+    return mask
+
+
+def addend(*shape: int, excluded: float = 0.0) -> Array:
+    """A bias; some elements, in the second row all, are this number when it is not 0."""
+    numbers = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    if excluded:
+        numbers[..., ::2] = excluded
+        numbers[..., 1, :] = excluded
+    return numbers
+
+
+LEFT_PADDED = np.array([[0, 0, 1, 1], [1, 1, 1, 1]], dtype=np.int32)
+
+TAKEN: dict[str, tuple[dict[str, Any], str | None]] = {
+    "plain": ({}, "none"),
+    "bias": ({"bias": "48"}, "none"),
+    "constant bias": ({"bias": "48", "constants": ("bias",)}, "none"),
+    "wider values": ({"v": "B T 24", "bias": "56"}, "none"),
+    "scale": ({"scale": 0.3}, "none"),
+    "negative scale": ({"scale": -0.3}, "none"),
+    "scale 0 is the default": ({"scale": 0.0}, "none"),
+    "16 bits": ({"dtype": "float16"}, "none"),
+    "fixed": ({"fixed": True}, "none"),
+    "presents": ({"outputs": ("y", "present_key", "present_value"), "bias": "48"}, "none"),
+    "past": (PAST, "none"),
+    "past and bias": ({**PAST, "bias": "48"}, "none"),
+    "cached keys": (CACHED, "none"),
+    "cached keys, bias": ({**CACHED, "bias": "48"}, "none"),
+    "cached keys, presents": ({**CACHED, "outputs": ("y", "present_key", "present_value")}, "none"),
+    # Causality: no row but the last one is cut off.
+    "causal": ({**SQUARE, **CAUSAL}, "causal"),
+    "causal, fixed": ({**SQUARE, **CAUSAL, "fixed": True}, "causal"),
+    "causal, past": ({**PAST, **CAUSAL, "q": "B L 16"}, "causal"),
+    "causal, more rows than keys": ({**CAUSAL, "S": 6, "T": 3, "fixed": True}, "causal"),
+    "causal, one row": ({**CAUSAL, "S": 1, "fixed": True}, "none"),
+    # Padding: lengths, ends and starts, or a number for each key.
+    "lengths": ({"mask": ("B", np.array([3, 6], np.int32))}, "real_shift"),
+    "length 0": ({"mask": ("B", np.array([0, 4], np.int32))}, "real_shift"),
+    "lengths, past": ({**PAST, "mask": ("B", np.array([5, 2], np.int32))}, "real_shift"),
+    "lengths and offsets": ({"mask": ("8", np.array([3, 5, 0, 3, 7, 0, 4, 8], np.int32)), "fixed": True}, "real_shift"),
+    "[B, T]": ({"mask": ("B T", kept(2, 6))}, "real_shift"),
+    "[B, T] of other numbers": ({"mask": ("B T", np.arange(-5, 7, dtype=np.int32).reshape(2, 6))}, "real_shift"),
+    "[B, T], empty": ({"mask": ("B T", kept(2, 6, empty=True))}, "real_shift"),
+    "[B, T], past": ({**PAST, "mask": ("B P+L", kept(2, 7))}, "real_shift"),
+    "[B, S, T]": ({"mask": ("B S T", kept(2, 4, 6))}, "real_shift"),
+    "[B, S, T], past": ({**PAST, "mask": ("B S P+L", kept(2, 4, 7))}, "real_shift"),
+    "[B, T], cached": ({**CACHED, "mask": ("B T", kept(2, 6))}, "real_shift"),
+    "by 2": ({"mask": ("B T", kept(2, 6, empty=True)), "mask_filter_value": -2.0}, "real_shift"),
+    "by -1e30": ({"mask": ("B T", kept(2, 6, empty=True)), "mask_filter_value": -1e30}, "atten_mask"),
+    "by the lowest": ({"mask": ("B T", kept(2, 6, empty=True)), "mask_filter_value": LOWEST}, "atten_mask"),
+    "by -inf": ({"mask": ("B T", kept(2, 6, empty=True)), "mask_filter_value": -math.inf}, "atten_mask"),
+    "by -inf, 16 bits": (
+        {"mask": ("B T", kept(2, 6, empty=True)), "mask_filter_value": -math.inf, "dtype": "float16"},
+        "atten_mask",
+    ),
+    # Bias.
+    "addend": ({"addend": ("B 2 S T", addend(2, 2, 4, 6))}, "real_shift"),
+    "addend of one batch": ({"addend": ("1 2 S T", addend(1, 2, 4, 6))}, "real_shift"),
+    "addend of one head": ({"addend": ("B 1 S T", addend(2, 1, 4, 6))}, "real_shift"),
+    "addend with -inf": ({"addend": ("1 1 S T", addend(1, 1, 4, 6, excluded=-math.inf))}, "real_shift"),
+    "addend with the lowest": ({"addend": ("1 1 S T", addend(1, 1, 4, 6, excluded=LOWEST))}, "real_shift"),
+    "addend, past": ({**PAST, "addend": ("1 2 S P+L", addend(1, 2, 4, 7))}, "real_shift"),
+    "addend, padding": ({"addend": ("1 2 S T", addend(1, 2, 4, 6)), "mask": ("B T", kept(2, 6))}, "real_shift"),
+    "addend, padding, both low": (
+        {
+            "addend": ("1 2 S T", addend(1, 2, 4, 6, excluded=LOWEST)),
+            "mask": ("B T", kept(2, 6)),
+            "mask_filter_value": LOWEST,
+        },
+        "real_shift",
+    ),
+    # Causality and something else.
+    "causal, left padding": ({**SQUARE, **CAUSAL, "mask": ("B S", LEFT_PADDED)}, "causal+real_shift"),
+    "causal, lengths": ({**SQUARE, **CAUSAL, "mask": ("B", np.array([2, 4], np.int32))}, "causal+real_shift"),
+    "causal, past, padding": ({**PAST, **CAUSAL, "q": "B L 16", "mask": ("B P+L", kept(2, 7))}, "causal+real_shift"),
+    "causal, addend": ({**SQUARE, **CAUSAL, "addend": ("1 2 S S", addend(1, 2, 4, 4))}, "real_shift"),
+    "causal, low addend": (
+        {**SQUARE, **CAUSAL, "addend": ("1 2 S S", addend(1, 2, 4, 4, excluded=LOWEST))},
+        "real_shift",
+    ),
+    "causal, constant addend": (
+        {**SQUARE, **CAUSAL, "addend": ("1 2 S S", addend(1, 2, 4, 4)), "constants": ("addend",), "fixed": True},
+        "causal+real_shift",
+    ),
+    "causal, addend, padding": (
+        {**SQUARE, **CAUSAL, "addend": ("1 2 S S", addend(1, 2, 4, 4)), "mask": ("B S", LEFT_PADDED)},
+        "real_shift",
+    ),
+    **{
+        f"causal, left padding by {number}": (
+            {**SQUARE, **CAUSAL, "mask": ("B S", LEFT_PADDED), "mask_filter_value": number},
+            mask,
+        )
+        for number, mask in (
+            (-1e30, "causal+real_shift"),
+            (-3.39e38, "real_shift"),
+            (LOWEST, "causal+atten_mask"),
+            (-math.inf, "real_shift"),
+            (5.0, "causal+real_shift"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken(name: str) -> None:
+    features, mask = TAKEN[name]
+    # A padded row holds scores near mask_filter_value, which rounds them.
+    check_same(multi_head(**features), mask, tolerance=4e-3 if "mask" in features or "dtype" in features else None)
+
+
+@pytest.mark.parametrize("packed", ["key and value", "all"])
+def test_packed(packed: str) -> None:
+    """The forms that ONNX Runtime's CPU kernel does not take mean the same as separate operands."""
+    rng = np.random.default_rng(0)
+    length = 4 if packed == "all" else 6
+    parts = [rng.standard_normal((2, 4 if index == 0 else length, 2, 8)).astype(np.float32) for index in range(3)]
+    separate = multi_head(q=("B 4 16", parts[0]), k=("B T 16", parts[1]), v=("B T 16", parts[2]), T=length)
+    flat = {name: part.reshape(2, -1, 16) for name, part in zip("qkv", parts, strict=True)}
+    (wanted,) = run(separate.model(flat), flat)
+    if packed == "all":
+        operator = multi_head(q=("B S 2 3 8", np.stack(parts, 3)), k=None, v=None)
+    else:
+        operator = multi_head(q=("B S 16", flat["q"]), k=("B T 2 2 8", np.stack(parts[1:], 3)), v=None)
+    feeds = operator.feeds()
+    result, report = fused(operator.model(feeds))
+    assert report.blocks[0].status == "fused", report.blocks[0].reason
+    assert_same(run(result, feeds)[0], wanted, 1e-5)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "scores": ({"outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
+    "shared buffer": ({**PAST, "past_length": ("1", np.array([2], np.int32))}, "ready_made", "buffer"),
+    "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),
+    "causal, more keys, fixed": ({**CAUSAL, "fixed": True}, "ready_made", "last row"),
+    "mask of another length": ({"mask": ("M", np.array([3, 6], np.int32)), "M": 2}, "shape", "multiple of the batch"),
+    "bias of unknown parts": ({"q": "B S H", "k": "B T H", "v": "B T H", "H": 16, "bias": "48"}, "shape", "bias"),
+    "float64": ({"dtype": "float64"}, "dtype", "float32"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    features, code, words = REFUSED[name]
+    got, reason = declined(multi_head(**features))
+    assert got == code
+    assert words in reason
+
+
+def attention(fixed: bool = False, **given: Any) -> Operator:
+    """com.microsoft Attention with two heads of size 8."""
+    names = (
+        "mask_filter_value",
+        "unidirectional",
+        "scale",
+        "qkv_hidden_sizes",
+        "do_rotary",
+        "past_present_share_buffer",
+    )
+    attrs = {"num_heads": 2, **{name: given.pop(name) for name in list(given) if name in names}}
+    sizes = {name: given.pop(name) for name in list(given) if len(name) == 1 and name.isupper()}
+    outputs = given.pop("outputs", ("y", "present") if "past" in given else ("y",))
+    constants = given.pop("constants", ())
+    inputs = {name: given.get(name) for name in ("x", "weights", "bias", "mask", "past", "addend", "past_length")}
+    inputs |= {key: inputs[key] or value for key, value in (("x", "B S 10"), ("weights", "10 48"), ("bias", "48"))}
+    while (last := list(inputs)[-1]) and inputs[last] is None:
+        del inputs[last]
+    return Operator(
+        "Attention", inputs, outputs, attrs, "com.microsoft", 17, sizes, "float32", constants, fixed=fixed, ranks=RANKS
+    )
+
+
+PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "plain": ({}, "none"),
+    "constants": ({"constants": ("weights", "bias")}, "none"),
+    "wider values": ({"weights": "10 56", "bias": "56", "qkv_hidden_sizes": [16, 16, 24]}, "none"),
+    "scale": ({"scale": 0.2}, "none"),
+    "causal": ({"unidirectional": 1}, "causal"),
+    "present": ({"outputs": ("y", "present")}, "none"),
+    "past": ({"past": "2 B 2 P 8"}, "none"),
+    "past, causal": ({"past": "2 B 2 P 8", "unidirectional": 1}, "causal"),
+    "lengths": ({"mask": ("B", np.array([2, 4], np.int32))}, "real_shift"),
+    "lengths, past": ({"past": "2 B 2 P 8", "mask": ("B", np.array([2, 6], np.int32))}, "real_shift"),
+    "ends and starts": ({"mask": ("4", np.array([3, 4, 1, 2], np.int32)), "fixed": True}, "real_shift"),
+    "ends and starts, past": (
+        {"mask": ("4", np.array([3, 6, 1, 2], np.int32)), "past": "2 B 2 P 8", "fixed": True},
+        "real_shift",
+    ),
+    "lengths and offsets": ({"mask": ("8", np.array([3, 4, 0, 3, 7, 0, 4, 8], np.int32)), "fixed": True}, "real_shift"),
+    "[B, T]": ({"mask": ("B S", kept(2, 4, empty=True))}, "real_shift"),
+    "[B, T], past": ({"past": "2 B 2 P 8", "mask": ("B P+S", kept(2, 7))}, "real_shift"),
+    "[B, T], past, causal": (
+        {"past": "2 B 2 P 8", "mask": ("B P+S", kept(2, 7)), "unidirectional": 1},
+        "causal+real_shift",
+    ),
+    "[B, T], causal, by the lowest": (
+        {"mask": ("B S", LEFT_PADDED), "unidirectional": 1, "mask_filter_value": LOWEST},
+        "causal+atten_mask",
+    ),
+    "[B, S, T]": ({"mask": ("B S S", kept(2, 4, 4))}, "real_shift"),
+    "[B, 1] is ignored": ({"mask": ("B 1", np.zeros((2, 1), np.int32))}, "none"),
+    "addend": ({"addend": ("1 2 S S", addend(1, 2, 4, 4))}, "real_shift"),
+    "addend, mask, causal": (
+        {"addend": ("1 2 S S", addend(1, 2, 4, 4)), "mask": ("B S", kept(2, 4)), "unidirectional": 1},
+        "real_shift",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_projected(name: str) -> None:
+    features, mask = PACKED[name]
+    check_same(attention(**features), mask, tolerance=4e-3 if "mask" in features else None)
+
+
+PACKED_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "rotary": ({"do_rotary": 1}, "ready_made", "rotary"),
+    "shared buffer": ({"past": "2 B 2 P 8", "past_present_share_buffer": 1}, "ready_made", "buffer"),
+    "mask of rank 4": ({"mask": ("B 1 9 9", kept(2, 1, 9, 9))}, "ready_made", "rank 4"),
+    "widths not known": ({"weights": "10 W", "bias": "W", "W": 48}, "shape", "projection"),
+}
+
+
+@pytest.mark.parametrize("name", PACKED_REFUSED)
+def test_projection_refused(name: str) -> None:
+    features, code, words = PACKED_REFUSED[name]
+    got, reason = declined(attention(**features))
+    assert got == code
+    assert words in reason
