@@ -1,4 +1,7 @@
-"""The commands that work on models: optimize, inspect, verify."""
+"""The commands that work on models: optimize, inspect, verify.
+
+ONNX Runtime and rich are imported where they are used: an `optimize --quiet` needs neither.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fa_compiler.compare import CannotRunError, compare_models
 from fa_compiler.errors import InputError
 from fa_compiler.model_io import load
 from fa_compiler.passes import Options, Report
 from fa_compiler.pipeline import copy_of, make_options, run
-from fa_compiler.render import print_comparison, print_report, printable
 from fa_compiler.writing import Progress, check_place, is_special, staging, write, write_model
 
 OK, DIFFERENT = 0, 1
@@ -42,6 +43,8 @@ def optimize(args: argparse.Namespace) -> int:
             return DIFFERENT
         stage.commit()
     if not args.quiet:
+        from fa_compiler.render import print_report, printable
+
         print_report(report, args.explain)
         print(f"wrote {printable(str(args.output))}")
     return OK
@@ -56,12 +59,17 @@ def inspect(args: argparse.Namespace) -> int:
     if args.json:
         print(_json(report), end="")
     else:
+        from fa_compiler.render import print_report
+
         print_report(report, args.explain)
     return OK
 
 
 def verify(args: argparse.Namespace) -> int:
     """Compare two model files."""
+    from fa_compiler.compare import CannotRunError, compare_models
+    from fa_compiler.render import print_comparison
+
     try:
         comparison = compare_models(args.original, args.other, args.inputs, args.rtol)
     except CannotRunError as error:
@@ -72,6 +80,9 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _agrees(args: argparse.Namespace, staged: Path) -> bool:
+    from fa_compiler.compare import CannotRunError, compare_models
+    from fa_compiler.render import print_comparison, printable
+
     try:
         comparison = compare_models(args.model, staged, name="the optimised model")
     except CannotRunError as error:
@@ -84,7 +95,9 @@ def _agrees(args: argparse.Namespace, staged: Path) -> bool:
     return comparison.same
 
 
-def _differs(error: CannotRunError) -> int:
+def _differs(error: Exception) -> int:
+    from fa_compiler.render import printable
+
     print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
     return DIFFERENT
 
@@ -107,7 +120,7 @@ def _progress(quiet: bool) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from fa_compiler.render import console
+    from fa_compiler.render import console, printable
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, console=console(sys.stderr), transient=True) as bar:

@@ -1,9 +1,34 @@
 """The fusion passes: attention of any spelling becomes FlashAttentionScore, or is declined with a reason."""
 
-from fa_compiler.passes.fusion import fuse
-from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.options import ASSUMPTIONS, Options
-from fa_compiler.passes.report import Block, Code, Report
-from fa_compiler.passes.shapes import ShapeInfo, analyse
+from __future__ import annotations
 
-__all__ = ["ASSUMPTIONS", "Block", "Code", "Options", "Report", "ShapeInfo", "analyse", "fuse", "node_view"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fa_compiler.passes.fusion import fuse
+    from fa_compiler.passes.options import ASSUMPTIONS, Options
+    from fa_compiler.passes.report import Block, Code, Report
+    from fa_compiler.passes.shapes import ShapeInfo, analyse
+
+__all__ = ["ASSUMPTIONS", "Block", "Code", "Options", "Report", "ShapeInfo", "analyse", "fuse"]
+
+_PLACES = {
+    "ASSUMPTIONS": "options",
+    "Block": "report",
+    "Code": "report",
+    "Options": "options",
+    "Report": "report",
+    "ShapeInfo": "shapes",
+    "analyse": "shapes",
+    "fuse": "fusion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when first used: the command line wants the options at once and the rest seldom."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value
