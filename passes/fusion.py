@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.attention import Matcher
+from fa_compiler.passes.backward import GRADIENT, PairDecline, fuse_pair
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
@@ -52,7 +53,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     if any(block.status == "fused" for block in blocks):
         model.graph.opset_imports[DOMAIN] = VERSION
     return Report(
-        [replace(block, id=index) for index, block in enumerate(blocks)],
+        list(_numbered(blocks)),
         target=options.target,
         seconds=time.perf_counter() - started,
         notes=run.notes,
@@ -83,7 +84,7 @@ class _Run:
             self.progress("attention", index + 1, len(order))
             anchor = found.get(id(node))
             if anchor is not None:
-                blocks.append(self._fuse_anchor(anchor, emitter))
+                blocks.extend(self._fuse_anchor(anchor, emitter))
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
             else:
@@ -91,14 +92,39 @@ class _Run:
         emitter.finish()
         return blocks
 
-    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter) -> Block:
+    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter) -> list[Block]:
         name = label(anchor.node) or ""
         try:
             match = self.matcher.match(anchor)
             fused = emitter.emit(match)
         except Decline as decline:
-            return _declined(name, decline)
-        return self._fused(name, match, fused)
+            return self._fuse_pair(anchor, emitter) or [_declined(name, decline)]
+        return [self._fused(name, match, fused)]
+
+    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter) -> list[Block]:
+        """The blocks of an attention and its gradient; none when the gradient is not there."""
+        name = label(anchor.node) or ""
+        try:
+            pair = fuse_pair(anchor, self.matcher, emitter)
+        except PairDecline as decline:
+            reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
+            alone = Decline(decline.code, reason, decline.culprit, decline.hint)
+            backward = _declined(label(decline.gradient) or name, decline)
+            return [replace(_declined(name, alone), pair=1), replace(backward, kind="backward", pair=-1)]
+        except Decline as decline:
+            return [_declined(name, decline)]
+        if pair is None:
+            return []
+        forward = self._fused(name, pair.match.forward, pair.fused)
+        backward = replace(
+            forward,
+            kind="backward",
+            anchor=label(pair.match.backward.node) or name,
+            op=GRADIENT,
+            node=pair.node.name,
+            extensions=extensions_used(node_view(pair.node, self.info)),
+        )
+        return [replace(forward, pair=1), replace(backward, pair=-1)]
 
     def _convert(self, node: ir.Node, emitter: Emitter) -> Block:
         """Put a FlashAttentionScore in the place of an attention operator."""
@@ -129,6 +155,12 @@ class _Run:
             extensions=extensions_used(node_view(fused.node, self.info)),
             assumed=match.mask.assumed,
         )
+
+
+def _numbered(blocks: list[Block]) -> Iterator[Block]:
+    """The blocks with their numbers; `pair` was the distance to the other one."""
+    for index, block in enumerate(blocks):
+        yield replace(block, id=index, pair=None if block.pair is None else index + block.pair)
 
 
 def _declined(anchor: str, decline: Decline) -> Block:

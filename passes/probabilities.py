@@ -88,7 +88,7 @@ def find_values(
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
-        found = _nan_guard(current, consumers, viewer) or _zeroing(softmax_output, current, consumers, viewer)
+        found = _nan_guard(current, consumers, viewer, among) or _zeroing(softmax_output, current, consumers, viewer)
         if found is not None:
             if guard is not None:
                 raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
@@ -161,7 +161,9 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
         raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
 
 
-def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
+def _nan_guard(
+    value: ir.Value, consumers: list[ir.Node], viewer: Viewer, among: Collection[ir.Node] | None
+) -> Guard | None:
     """The NaN guard, when exactly an IsNaN and a Where read the value and make it up."""
     if len(consumers) != 2:
         return None
@@ -170,7 +172,8 @@ def _nan_guard(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Gua
     if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
         return None
     flag = test.outputs[0]
-    private = len(data_readers(flag)) == 1 and not flag.is_graph_output()
+    readers = [node for node in data_readers(flag) if among is None or node in among]
+    private = len(readers) == 1 and not flag.is_graph_output()
     return Guard(where) if private and _is_number(where.inputs[1], 0.0, viewer) else None
 
 

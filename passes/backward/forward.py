@@ -27,6 +27,7 @@ from fa_compiler.passes.probabilities import (
     reads_type,
 )
 from fa_compiler.passes.scores import LAYOUT_OPS, ScorePath
+from fa_compiler.passes.sinks import Sunk
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.terms import RowGuard, Term
 from fa_compiler.passes.views import Viewer
@@ -72,7 +73,7 @@ class ForwardMatcher(Matcher):
 
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> tuple[Arrangement, float, tuple[Term, ...]]:
+    ) -> tuple[Arrangement, float, tuple[Term, ...], Sunk | None]:
         result = super()._simulate(before, qk, viewer, seen)
         self.findings.seen, self.findings.terms = seen, result[2]
         return result

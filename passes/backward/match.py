@@ -64,6 +64,7 @@ class Gradient:
     role: Role
     node: ir.Node
     rows: Rows
+    raw: bool
     places: tuple[Place, ...]
 
 
@@ -284,7 +285,7 @@ class _Finder:
             saved += COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
             value = node.outputs[0]
             places.append(Place(value, dims, factor, saved))
-        return Gradient(role, product.node, tensor.quantity.rows, tuple(places))
+        return Gradient(role, product.node, tensor.quantity.rows, tensor.quantity.raw, tuple(places))
 
     def _moved(
         self, node: ir.Node, value: ir.Value, dims: Arrangement, factor: float
@@ -348,7 +349,8 @@ class _Finder:
         states = {gradient.rows for gradient in self.gradients}
         scores = {gradient.rows for gradient in self.gradients if gradient.role != "value"}
         values = {gradient.rows for gradient in self.gradients if gradient.role == "value"}
-        if Rows.RAW in states and (plan.nan_rows or plan.empty_rows):
+        used_raw = any(gradient.raw for gradient in self.gradients)
+        if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
             raise self._rows_differ("the gradient uses the probabilities before their guard")
         if plan.empty_rows in ("", "zero"):
             return match, plan.empty_rows

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 Monomial = tuple[int, int, int, int]
@@ -61,10 +61,16 @@ class Rows(Enum):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A sum of monomials with their coefficients, and what it is in fully masked rows."""
+    """A sum of monomials with their coefficients, and what it is in fully masked rows.
+
+    `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
+    forward part's selections have put zeros into it.
+    """
 
     terms: Mapping[Monomial, float]
     rows: Rows = Rows.SAME
+    raw: bool = False
+    zeroed: frozenset[int] = frozenset()
 
     def times(self, other: Quantity) -> Quantity | None:
         """The product; None when a power grows beyond what a gradient holds."""
@@ -75,7 +81,7 @@ class Quantity:
                 if max(map(abs, monomial)) > MAX_POWER:
                     return None
                 result[monomial] = result.get(monomial, 0.0) + a * b
-        return _checked(result, self.rows.times(other.rows))
+        return _checked(result, self.rows.times(other.rows), self.raw or other.raw)
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
@@ -87,11 +93,12 @@ class Quantity:
                 result.pop(monomial)
             else:
                 result[monomial] = total
-        return _checked(result, self.rows.plus(other.rows))
+        return _checked(result, self.rows.plus(other.rows), self.raw or other.raw)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
-        return _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows)
+        found = _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows, self.raw)
+        return None if found is None else replace(found, zeroed=self.zeroed)
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
@@ -100,7 +107,7 @@ class Quantity:
         ((monomial, factor),) = self.terms.items()
         if monomial[:3] != (0, 0, 0) or abs(monomial[3] * power) > MAX_POWER:
             return None
-        return _checked({(0, 0, 0, monomial[3] * power): factor**power}, self.rows)
+        return _checked({(0, 0, 0, monomial[3] * power): factor**power}, self.rows, self.raw)
 
     def row_sum(self) -> Quantity | None:
         """The sum over the keys: of P * G it is D, and L may be taken out of it."""
@@ -109,11 +116,19 @@ class Quantity:
             if (p, g) != (1, 1):
                 return None
             result[(0, 0, d + 1, length)] = factor
-        return _checked(result, self.rows)
+        return _checked(result, self.rows, self.raw)
 
-    def zeroed(self) -> Quantity:
-        """With zeros at every position a mask excludes."""
-        return Quantity(self.terms, Rows.ZERO)
+    def selected(self, selection: int, selections: int) -> Quantity:
+        """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros."""
+        zeroed = self.zeroed | {selection}
+        partly = Rows.RAW if self.rows is Rows.RAW else Rows.OTHER
+        return replace(self, rows=Rows.ZERO if len(zeroed) == selections else partly, zeroed=zeroed)
+
+    def guarded(self) -> Quantity:
+        """With zeros where the guard puts them, in rows in which P is 0 for the same reason."""
+        scaled_by_p = all(monomial[0] > 0 for monomial in self.terms)
+        same = scaled_by_p and self.rows in (Rows.SAME, Rows.RAW)
+        return replace(self, rows=Rows.SAME if same else Rows.OTHER)
 
     @property
     def probabilities(self) -> float | None:
@@ -137,6 +152,6 @@ PG: Monomial = (1, 1, 0, 0)
 PD: Monomial = (1, 0, 1, 0)
 
 
-def _checked(terms: dict[Monomial, float], rows: Rows) -> Quantity | None:
+def _checked(terms: dict[Monomial, float], rows: Rows, raw: bool) -> Quantity | None:
     fine = terms and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
-    return Quantity(terms, rows) if fine else None
+    return Quantity(terms, rows, raw) if fine else None

@@ -73,21 +73,23 @@ class Region:
         after = self.findings.after
         assert after is not None
         where = None if after.guard is None else after.guard.where
-        rows = Rows.SAME if where is None else Rows.RAW
+        raw = where is not None
+        rows = Rows.RAW if raw else Rows.SAME
         scores = self.findings.seen[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
             if is_op(node, "Exp") and made is not anchor.output:
-                self._put(made, Quantity({E: 1.0}, rows), scores)
+                self._put(made, Quantity({E: 1.0}, rows, raw), scores)
             elif is_op(node, "ReduceSum") and anchor.axis is not None:
                 kept: Arrangement = ((),) if int_attr(node, "keepdims", 1) else ()
-                self._put(made, Quantity({L: 1.0}, rows), (*scores[: anchor.axis], *kept, *scores[anchor.axis + 1 :]))
-        self._put(anchor.output, Quantity({P: 1.0}, rows), scores)
+                dims = (*scores[: anchor.axis], *kept, *scores[anchor.axis + 1 :])
+                self._put(made, Quantity({L: 1.0}, rows, raw), dims)
+        self._put(anchor.output, Quantity({P: 1.0}, rows, raw), scores)
         for node in after.nodes:
             if node is where:
-                rows = Rows.SAME
+                rows, raw = Rows.SAME, False
             if node.outputs[0] in self.findings.seen and not is_op(node, "IsNaN"):
-                self._put(node.outputs[0], Quantity({P: 1.0}, rows), self.findings.seen[node.outputs[0]])
+                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), self.findings.seen[node.outputs[0]])
 
     def _put(self, value: ir.Value, quantity: Quantity, dims: Arrangement) -> None:
         self.tensors[value] = Tensor(quantity, self.viewer.space.resolve_all(dims))
@@ -231,38 +233,33 @@ class Region:
                 continue
             tensor = self.tensor(node.inputs[index])
             if tensor is not None:
-                rows = self._rows_after(node.inputs[0], keep, tensor)
-                return None if rows is None else Tensor(Quantity(tensor.quantity.terms, rows), tensor.dims)
+                return _tensor(self._masked(node.inputs[0], keep, tensor), tensor.dims)
         return None
 
     def _is_zero(self, value: ir.Value) -> bool:
         return self.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
 
-    def _rows_after(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Rows | None:
-        """What fully masked rows are after zeros were put where `condition` is not `keep`; None for a foreign one."""
+    def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Quantity | None:
+        """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = stripped(condition, self.tracer)
         masks = [term for term in self.findings.terms if isinstance(term, AddTerm | SelectTerm)]
-        for term in masks:
+        for index, term in enumerate(masks):
             if isinstance(term, SelectTerm):
                 theirs, other = stripped(term.condition, self.tracer)
                 if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
-                    if len(masks) == 1:
-                        return Rows.ZERO
-                    return Rows.RAW if tensor.quantity.rows is Rows.RAW else Rows.OTHER
+                    return tensor.quantity.selected(index, len(masks))
         guard = self.findings.after.guard if self.findings.after is not None else None
         if guard is None:
             return None
         where = guard.where
-        guarded = self.findings.seen[where.outputs[0]]
-        kept = where.inputs[1] in self.tensors and self.tensors[where.inputs[1]] is not None
-        theirs, other = stripped(where.inputs[0], self.tracer)
-        if where.inputs[0] is None or keep ^ negated != kept ^ other:
+        test, chosen, _ = where.inputs
+        assert test is not None and chosen is not None
+        kept = self.tensors.get(chosen) is not None
+        theirs, other = stripped(test, self.tracer)
+        dims = self.viewer.alignment(test, self.findings.seen[where.outputs[0]], where)
+        if keep ^ negated != kept ^ other or not self._same(own, theirs, dims, tensor):
             return None
-        dims = self.viewer.alignment(where.inputs[0], guarded, where)
-        if not self._same(own, theirs, dims, tensor):
-            return None
-        scaled_by_p = all(monomial[0] > 0 for monomial in tensor.quantity.terms)
-        return Rows.SAME if scaled_by_p and tensor.quantity.rows in (Rows.SAME, Rows.RAW) else Rows.OTHER
+        return tensor.quantity.guarded()
 
     def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
@@ -275,7 +272,7 @@ class Region:
         mine, wanted = space.resolve_all(known.dims), space.resolve_all(tensor.dims)
         if len(mine) > len(wanted):
             return False
-        return all(not a or a == b for a, b in zip(mine[::-1], wanted[::-1], strict=False))
+        return all(not a or self.tracer.same(a, b) for a, b in zip(mine[::-1], wanted[::-1], strict=False))
 
     # -- products -------------------------------------------------------------------------------
 

@@ -1,0 +1,65 @@
+"""Fusing training graphs and running them: ONNX Runtime for the original, the float64 reference for the fused one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.reference.op_run import OpRun
+
+from fa_compiler.op_registry import DOMAIN, verify
+from fa_compiler.passes import Options, Report, analyse, fuse, node_view
+from fa_compiler.passes.options import Target
+from fa_compiler.reference.op_runs import _Evaluator
+from tests.passes.running import PRODUCT, Array, Feeds
+
+
+class SoftmaxGrad_13(OpRun):  # noqa: N801  (the operator's name)
+    """The gradient of a softmax, as onnxruntime-training's graphs have it."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, gradient: Array, softmax: Array, axis: int = -1) -> tuple[Array]:
+        rows = (gradient * softmax).sum(axis, keepdims=True)
+        return (((gradient - rows) * softmax).astype(softmax.dtype),)
+
+
+class FusedMatMul(OpRun):
+    """A matrix product with transposed operands and a factor."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, a: Array, b: Array, alpha: float = 1.0, transA: int = 0, transB: int = 0, **_: Any) -> tuple[Array]:  # noqa: N803
+        left = np.swapaxes(a, -1, -2) if transA else a
+        right = np.swapaxes(b, -1, -2) if transB else b
+        return (((left @ right) * alpha).astype(a.dtype),)
+
+
+def fused_pair(
+    model: onnx.ModelProto, target: Target = "ort", assume: Sequence[str] = ()
+) -> tuple[onnx.ModelProto, Report]:
+    """The model after the fusion of attention and gradients, which has passed the registry's checks."""
+    graph = ir.from_proto(model)
+    report = fuse(graph, Options(target, assume=frozenset(assume), gradients=True))
+    info = analyse(graph)
+    for node in graph.graph.all_nodes():
+        if node.domain == DOMAIN:
+            faults = verify(node_view(node, info), "ort" if target == "ort" else PRODUCT)
+            assert not [each for each in faults if target == "ascend" or each.extension is None]
+    return ir.to_proto(graph), report
+
+
+def evaluate(model: onnx.ModelProto, feeds: Feeds) -> dict[str, Array]:
+    """All outputs, computed by the reference evaluator."""
+    session = _Evaluator(model, new_ops=[SoftmaxGrad_13, FusedMatMul])
+    names = [output.name for output in model.graph.output]
+    with np.errstate(all="ignore"):
+        return dict(zip(names, session.run(None, dict(feeds)), strict=True))
+
+
+def named(model: onnx.ModelProto, results: Sequence[Array]) -> Mapping[str, Array]:
+    """Results by the names of the model's outputs."""
+    return dict(zip((output.name for output in model.graph.output), results, strict=True))
