@@ -23,6 +23,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.factors import Factor, check_axes, moderate, operand
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
 from fa_compiler.passes.nodes import constant, is_op
@@ -35,12 +36,13 @@ from fa_compiler.passes.probabilities import (
     ProbabilityPath,
     distinct_consumers,
     find_values,
+    passed_on,
     reaches_product,
     reads_shape,
     reads_type,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import Addend, Floor, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.scores import Addend, Floor, Multiplier, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
@@ -53,6 +55,17 @@ MAX_HEAD_SIZE = 768
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 """Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The scores at the softmax: their arrangement, and what was done to them."""
+
+    dims: Arrangement
+    scale: float
+    terms: tuple[Term, ...]
+    factors: tuple[Factor, ...]
+    sunk: Sunk | None
 
 
 @dataclass(frozen=True)
@@ -90,25 +103,31 @@ class Matcher:
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = Operands.of(before.product, viewer, widening=narrow)
         seen: dict[ir.Value, Arrangement] = {}
-        dims, scale, terms, sunk = self._simulate(before, qk, viewer, seen)
-        seen[anchor.output] = dims
+        found = self._simulate(before, qk, viewer, seen)
+        terms, sunk = found.terms, found.sunk
+        seen[anchor.output] = found.dims
         if anchor.rounds and (term := next((term for term in terms if not self._leaves_scores(term)), None)):
             reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
-        key_side, columns = self._key_side(anchor, qk, dims, sunk, viewer)
-        dims = self._simulate_after(after, dims, sunk, viewer, seen)
+        key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
+        dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
         rows = viewer.space.resolve(qk.dims[1 - key_side][qk.free(1 - key_side)[-1]])
-        if sunk is not None and guard is RowGuard.BIAS:
-            raise Decline(Code.PROBABILITY_TERM, "a guard that tests the bias, not the sink beside it", anchor.node)
+        if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
+            raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
         planner = MaskPlanner(viewer, self.sets, self.bounds, self.options, rows, columns, self.positions, sink_above)
         plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
-            raise Decline(Code.PROBABILITY_TERM, "the product with the values is scaled", after.product.node)
+            factors = (*factors, Factor(after.product.node, None, after.product.factor))
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
-        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, scale, sunk, viewer)
+        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, found.scale, sunk, viewer)
+        if found.factors or factors:
+            allowed = match.roles.batch, match.roles.heads, match.roles.rows
+            check_axes(found.factors, allowed, viewer.space, Code.SCALE)
+            check_axes(factors, allowed, viewer.space, Code.PROBABILITY_TERM)
+            match = replace(match, dtype=ir.DataType.FLOAT, query_factors=found.factors, output_factors=factors)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types)
@@ -247,14 +266,12 @@ class Matcher:
 
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> tuple[Arrangement, float, tuple[Term, ...], Sunk | None]:
-        """Walk the scores down to the softmax: their arrangement, the scale, the terms and the sink.
-
-        `seen` gets the arrangement of every value on the way.
-        """
+    ) -> Simulated:
+        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way."""
         dims, scale = qk.out, before.product.factor * qk.scale
         seen[before.product.output] = dims
         terms: list[Term] = []
+        factors: list[Factor] = []
         found: Sunk | None = None
         for step in before.steps:
             if not isinstance(step, Rearrange) and self.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
@@ -269,6 +286,11 @@ class Matcher:
                     scale *= factor
                     if terms:
                         terms.append(ScaleTerm(node, factor))
+                case Multiplier(node, value, divides):
+                    if terms:
+                        reason = "a mask or bias is multiplied by something that is not one known number"
+                        raise Decline(Code.SCALE, reason, node)
+                    factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
                 case Addend(node, value, sign):
                     terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
@@ -281,7 +303,7 @@ class Matcher:
             seen[step.node.outputs[0]] = dims
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
-        return dims, scale, tuple(terms), found
+        return Simulated(dims, scale, tuple(terms), tuple(factors), found)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
@@ -300,24 +322,30 @@ class Matcher:
 
     def _simulate_after(
         self,
+        start: ir.Value,
         after: ProbabilityPath,
-        dims: Arrangement,
-        sunk: Sunk | None,
+        found: Simulated,
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
-    ) -> Arrangement:
+    ) -> tuple[Arrangement, tuple[Factor, ...]]:
+        """Walk the probabilities down to the product: their arrangement, and the factors on them."""
+        dims, sunk, value = found.dims, found.sunk, start
+        factors: list[Factor] = []
         for node in after.nodes:
             if is_op(node, "Slice", "Split"):
                 dims = dropped(node, dims, sunk, viewer)
+            elif (other := operand(node, value)) is not None:
+                factors.append(moderate(node, *other, dims, viewer, self.bounds, Code.PROBABILITY_TERM))
             elif node.op_type not in ("IsNaN", "Where"):
                 moved = viewer.rearranged(node, dims)
                 if moved is None:
                     raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
                 dims = moved
+            value = value if node.op_type == "IsNaN" else passed_on(node)
             seen.update((output, dims) for output in node.outputs)
         if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
             raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
-        return dims
+        return dims, tuple(factors)
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
         label = after.product.summed[0]

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.analysis import Analysis
-from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.value_sets import MOVES, NUMPY
 
 Interval = tuple[float, float]
@@ -24,6 +24,10 @@ UNIT_RANGE = {
     "Sin": (-1.0, 1.0),
     "Cos": (-1.0, 1.0),
 }
+RISING = {"Exp": math.exp, "Sqrt": math.sqrt}
+LIMITS = ("Clip", "Min", "Max")
+ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat")
+EVERYTHING = (-math.inf, math.inf)
 INTEGERS = {
     ir.DataType.BOOL: 1.0,
     ir.DataType.UINT8: 255.0,
@@ -44,10 +48,24 @@ class Bounds(Analysis[Interval]):
         if dtype in INTEGERS:
             return -INTEGERS[dtype], INTEGERS[dtype]
         node = value.producer()
-        if not is_op(node, *UNIT_RANGE, *MOVES, "Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat"):
+        if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *LIMITS, *ARITHMETIC):
             return None
         assert node is not None
         return self._rounded(self._of_node(node), dtype)
+
+    def _limited(self, node: ir.Node) -> Interval | None:
+        """Clip, Min and Max: a bound on one operand is one on the result."""
+        found = [self.of(value) or EVERYTHING for value in node.inputs if value is not None]
+        if not found or (node.op_type == "Clip" and node.attributes):
+            return None
+        if node.op_type == "Clip":
+            low = self.of(input_of(node, 1)) or EVERYTHING
+            high = self.of(input_of(node, 2)) or EVERYTHING
+            found = [_least(high, _most(low, found[0]))]
+        result = found[0]
+        for other in found[1:]:
+            result = _least(result, other) if node.op_type == "Min" else _most(result, other)
+        return None if result == EVERYTHING else result
 
     @staticmethod
     def _rounded(found: Interval | None, dtype: ir.DataType | None) -> Interval | None:
@@ -69,9 +87,14 @@ class Bounds(Analysis[Interval]):
             for operand in node.inputs[1:]:
                 result = _hull(result, self.of(operand))
             return result
+        if op in LIMITS:
+            return self._limited(node)
         first = self.of(node.inputs[0])
         if first is None:
             return None
+        if op in RISING:
+            low, high = (max(each, 0.0) if op == "Sqrt" else min(each, 709.0) for each in first)
+            return RISING[op](low), RISING[op](high) if first[1] == high else math.inf
         if op == "Neg":
             return -first[1], -first[0]
         if op not in ("Add", "Sub", "Mul"):
@@ -92,6 +115,14 @@ def _of_array(array: np.ndarray) -> Interval | None:
     wide = array.astype(np.float64)
     low, high = float(wide.min()), float(wide.max())
     return None if math.isnan(low) or math.isnan(high) else (low, high)
+
+
+def _least(one: Interval, other: Interval) -> Interval:
+    return min(one[0], other[0]), min(one[1], other[1])
+
+
+def _most(one: Interval, other: Interval) -> Interval:
+    return max(one[0], other[0]), max(one[1], other[1])
 
 
 def _hull(one: Interval | None, other: Interval | None) -> Interval | None:

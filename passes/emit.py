@@ -19,6 +19,7 @@ from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verif
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.factors import multiplied
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
@@ -70,6 +71,7 @@ class LayoutPlan:
 
     name: str
     operands: tuple[Source, ...]
+    query: Arrangement
     output: Arrangement
     landing: Landing
 
@@ -146,9 +148,11 @@ class Emitter:
             for value, dims in view.stops
         ]
         mover = Mover(builder, space, witnesses)
-        inputs: dict[str, ir.Value | None] = {}
-        for name, source in zip(("query", "key", "value"), plan.operands, strict=True):
-            inputs[name] = mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan)
+        query, key, value = (
+            mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
+        )
+        query = multiplied(query, plan.query, match.query_factors, builder, mover)
+        inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
         notes: list[str] = []
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
@@ -157,6 +161,7 @@ class Emitter:
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs, statistics=companion is not None)
         self.check(node, match)
+        result = self._result(match, plan, node, mover)
         land = None if companion is None else companion.build(node, match, plan, inputs, mover)
         for reader, dtype in match.types:
             converted = reader.inputs[0]
@@ -167,7 +172,7 @@ class Emitter:
             named = old.is_graph_output()
             replace_value(old, builder.alias(substitute) if named else substitute, rename=named)
             self.replaced.append(reader)
-        self._land(plan, node, mover)
+        self._land(plan, result)
         if land is not None:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
@@ -222,7 +227,7 @@ class Emitter:
             landing = Landing(value, dims, plan, saved)
             if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
                 best = landing
-        return None if best is None else LayoutPlan(name, tuple(operands), output, best)
+        return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
     def _landing_places(self, match: AttentionMatch) -> list[tuple[ir.Value, Arrangement, int]]:
         """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
@@ -336,15 +341,18 @@ class Emitter:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def _land(self, plan: LayoutPlan, node: ir.Node, mover: Mover) -> None:
+    def _result(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node, mover: Mover) -> ir.Value:
+        """The operator's result as the landing has it."""
+        result = multiplied(node.outputs[3], plan.output, match.output_factors, self.builder, mover)
+        result = mover.apply(result, plan.output, plan.landing.plan)
+        wanted = self.builder.info.dtype(plan.landing.value)
+        return result if wanted is None else self.builder.cast(result, wanted)
+
+    def _land(self, plan: LayoutPlan, result: ir.Value) -> None:
         old = plan.landing.value
-        wanted = self.builder.info.dtype(old)
         maker = old.producer()
         assert maker is not None
         self.replaced.append(maker)
-        result = mover.apply(node.outputs[3], plan.output, plan.landing.plan)
-        if wanted is not None:
-            result = self.builder.cast(result, wanted)
         replace_value(old, result)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, Axis, AxisSpace
+from fa_compiler.passes.factors import Factor
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -52,6 +53,8 @@ class AttentionMatch:
     output: ir.Value
     output_dims: Arrangement
     sink: Sink | None = None
+    query_factors: tuple[Factor, ...] = ()
+    output_factors: tuple[Factor, ...] = ()
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
 

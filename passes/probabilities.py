@@ -9,6 +9,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
                    | Where(any(scores != -inf), probabilities, 0)        the score guard, as score_guard.py spells it
+                   | Mul(probabilities, t) | Div(probabilities, t)    see factors.py
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
                                                               selection on the scores; at most one guard in all
@@ -32,6 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.contraction import Contraction, contraction
 from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import constant, int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_guard import score_tests
@@ -72,9 +74,7 @@ class ProbabilityPath:
         return self.product.operands[1 - self.side]
 
 
-def find_values(
-    softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None
-) -> ProbabilityPath:
+def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
     """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
     whoever gives it answers for the others."""
     current = softmax_output
@@ -106,14 +106,14 @@ def find_values(
             _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
             side = 0 if product.operands[0] is current else 1
             return ProbabilityPath(product, side, tuple(nodes), guard)
-        if not _passes_on(node, current, viewer):
+        if not _passes_on(node, current, viewer) and operand(node, current) is None:
             raise Decline(
                 Code.PROBABILITY_TERM,
                 f"{node.op_type} on the probabilities has no counterpart in the operator",
                 node,
             )
         nodes.append(node)
-        current = _passed_on(node)
+        current = passed_on(node)
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
@@ -147,7 +147,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and is_inference_dropout(node))
 
 
-def _passed_on(node: ir.Node) -> ir.Value:
+def passed_on(node: ir.Node) -> ir.Value:
     """The output that holds the probabilities: of a Split the first part that is read."""
     if not is_op(node, "Split"):
         return node.outputs[0]
@@ -201,8 +201,8 @@ def _tested_bias(where: ir.Node) -> ir.Value | None:
     if not is_op(test, "Equal"):
         return None
     assert test is not None
-    for operand in test.inputs:
-        reduce = operand.producer() if operand is not None else None
+    for tested in test.inputs:
+        reduce = tested.producer() if tested is not None else None
         if is_op(reduce, "ReduceMax") and reduce is not None and int_attr(reduce, "keepdims", 1) == 1:
             axes = reduced_axes(reduce)
             return reduce.inputs[0] if axes == [-1] else None

@@ -6,6 +6,7 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
     scores := product                                      see contraction.py
             | layout(scores)                               what views.py looks through, casts included
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
+            | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
             | Add(scores, t) | Sub(scores, t)              t any tensor that does not enlarge the scores: a term
             | Where(b, scores, f) | Where(b, f, scores)    f one number: a selection
             | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
@@ -23,6 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.contraction import Contraction, contraction
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
@@ -48,6 +50,15 @@ class Scale:
 
     node: ir.Node
     factor: float
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """Everything so far times `value`, or divided by it."""
+
+    node: ir.Node
+    value: ir.Value
+    divides: bool
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Floor:
     floor: float
 
 
-Step = Rearrange | Scale | Addend | Select | Floor | AddSink
+Step = Rearrange | Scale | Multiplier | Addend | Select | Floor | AddSink
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         return floored
     if is_op(node, "Tanh") and _leads_to_product(first, viewer):
         raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
+    if (multiplied := _peel_factor(node, viewer)) is not None:
+        return multiplied
     if is_op(node, "Mul", "Div"):
         other = node.inputs[1]
         if _leads_to_product(first, viewer) or (other is not None and _leads_to_product(other, viewer)):
@@ -157,6 +170,19 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
         raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
     raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+
+
+def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """A tensor that is the same along rows or keys multiplies the scores; which of the two is told later."""
+    for scores in node.inputs:
+        found = None if scores is None else operand(node, scores)
+        if scores is None or found is None:
+            continue
+        shape = viewer.info.shape(found[0])
+        repeated = shape is not None and (len(shape) < 2 or any(size == 1 for size in shape[-2:]))
+        if repeated and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
+            return Multiplier(node, *found), scores
+    return None
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:

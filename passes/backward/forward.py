@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.attention import Matcher
+from fa_compiler.passes.attention import Matcher, Simulated
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.contraction import contraction
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op
@@ -26,8 +27,8 @@ from fa_compiler.passes.probabilities import (
     reads_shape,
     reads_type,
 )
+from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS, ScorePath
-from fa_compiler.passes.sinks import Sunk
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.terms import RowGuard, Term
 from fa_compiler.passes.views import Viewer
@@ -73,9 +74,9 @@ class ForwardMatcher(Matcher):
 
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> tuple[Arrangement, float, tuple[Term, ...], Sunk | None]:
+    ) -> Simulated:
         result = super()._simulate(before, qk, viewer, seen)
-        self.findings.seen, self.findings.terms = seen, result[2]
+        self.findings.seen, self.findings.terms = seen, result.terms
         return result
 
     def _guard(
@@ -138,4 +139,7 @@ def match_forward(
     training = ForwardMatcher(
         matcher.info, matcher.sets, matcher.bounds, matcher.options, path=path, positions=matcher.positions
     )
-    return training.match(anchor), training.findings
+    match = training.match(anchor)
+    if match.sink is not None or match.query_factors or match.output_factors:
+        raise Decline(Code.TRAINING, "the gradient of a sink or of a factor is not matched", anchor.node)
+    return match, training.findings

@@ -196,12 +196,6 @@ ROWS = [
         outputs="float[B,4,8,8] y",
     ),
     Row(
-        "values_scaled_by_alpha",
-        "probability_term",
-        "y",
-        PRODUCT_QK + SOFTMAX.format("s") + "y = com.microsoft.FusedMatMul<alpha=0.5>(p, v)",
-    ),
-    Row(
         "probabilities_times_themselves",
         "no_value_matmul",
         "y",
@@ -219,7 +213,6 @@ ROWS = [
     ),
     Row("scores_are_an_input", "no_scores_matmul", "p", SOFTMAX.format("x") + PRODUCT_PV, "float[B,4,S,T] x"),
     # The scale.
-    Row("scale_per_head", "scale", "x", after("c = Constant<value=float[4,1,1] {1.0,2.0,3.0,4.0}>() x = Mul(s, c)")),
     Row("scale_is_an_input", "scale", "x", after("x = Mul(s, c)"), "float c"),
     Row("scale_is_an_input_divided_by", "scale", "x", after("x = Div(s, c)"), "float[1] c"),
     Row("scale_divides", "scale", "x", after(number("c", "2.0") + "x = Div(c, s)")),
@@ -304,7 +297,6 @@ ROWS = [
     ),
     # What is done to the probabilities.
     Row("head_mask", "probability_term", "x", behind("x = Mul(p, h)"), "float[4,1,1] h"),
-    Row("probabilities_scaled", "probability_term", "x", behind(number("c", "2.0") + "x = Mul(p, c)")),
     Row("probabilities_renormalised", "probabilities_are_output", "x", behind("t = ReduceSum(p) x = Div(p, t)")),
     Row(
         "dropout_in_training",

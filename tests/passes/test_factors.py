@@ -1,0 +1,138 @@
+"""Factors that are no single number, on the scores and on the probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
+
+HEADS = "c = Constant<value=float[4,1,1] {1.0,2.0,-3.0,0.25}>() "
+FIVE = "c = Constant<value=float[5,1] {1.0,2.0,-3.0,0.25,0.0}>() "
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+NUMBERS = (
+    "low = Constant<value=float {-inf}>() most = Constant<value=float {4.6052}>() two = Constant<value=float {2.0}>() "
+)
+FIXED = "float[B,4,5,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+MASK = "bool[B,1,1,T] m"
+
+
+def on_scores(body: str, more: str = "", inputs: str = "", **types: str) -> onnx.ModelProto:
+    """Attention in which `body` makes x of the product s."""
+    return _model(PRODUCT_QK + NUMBERS + body + SOFTMAX.format("x") + PRODUCT_PV, more, inputs, **types)
+
+
+def on_probabilities(body: str, more: str = "", inputs: str = "", **types: str) -> onnx.ModelProto:
+    """Attention in which `body` makes x of the probabilities p."""
+    return _model(PRODUCT_QK + NUMBERS + SOFTMAX.format("s") + body + " y = MatMul(x, v)", more, inputs, **types)
+
+
+def _model(body: str, more: str, inputs: str, outputs: str = "float[B,4,S,8] y") -> onnx.ModelProto:
+    given = {"inputs": inputs} if inputs else {}
+    return parse(body, more, outputs=outputs.replace("S", "5") if "5" in inputs else outputs, **given)
+
+
+def same(proto: onnx.ModelProto, tolerance: float = 1e-5, **given: Array) -> Block:
+    feeds = random_feeds(proto, **given)
+    result, report = fused(proto)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, tolerance)
+    return report.blocks[0]
+
+
+SCORES = {
+    "head": HEADS + "x = Mul(s, c) ",
+    "head_divides": HEADS + "x = Div(s, c) ",
+    "head_in_front": HEADS + "x = Mul(c, s) ",
+    "one": "c = Constant<value=float[1,4,1,1] {2.0,2.0,2.0,2.0}>() x = Mul(s, c) ",
+    "row": FIVE + "x = Mul(s, c) ",
+    "learnt": "e0 = Min(l, most) e = Exp(e0) x = Mul(s, e) ",
+    "clipped": "none = Constant<value=float {-1.0}>() e0 = Clip(l, none, most) e = Exp(e0) x = Div(s, e) ",
+    "input_of_ones": "f = Cast<to=1>(b) x = Mul(s, f) ",
+    "before_a_mask": HEADS + "w = Mul(s, c) x = Where(m, w, low) ",
+    "before_a_scale": HEADS + "w = Mul(s, c) x = Mul(w, two) ",
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_on_the_scores(name: str) -> None:
+    more = MASK + ", float[4,1,1] l, bool[B,4,1,1] b"
+    block = same(on_scores(SCORES[name], more, FIXED if name == "row" else ""), m=PADDING)
+    assert block.status == "fused", block
+
+
+def test_on_transposed_scores() -> None:
+    body = "qt = Transpose<perm=[0,1,3,2]>(q) s0 = MatMul(k, qt) " + HEADS + "s1 = Mul(s0, c) "
+    body += "s = Transpose<perm=[0,1,3,2]>(s1) " + SOFTMAX.format("s") + PRODUCT_PV
+    assert same(parse(body)).status == "fused"
+
+
+@pytest.mark.parametrize("layout", ["BSH", "SBH", "BSND"])
+def test_in_every_layout(layout: str) -> None:
+    apart = "a = Constant<value=int64[4] {0,0,4,8}>() "
+    perm, back = ("0,2,1,3", "0,2,1,3") if layout != "SBH" else ("1,2,0,3", "2,0,1,3")
+    body, inputs = apart, ", ".join(f"float[{'S,B' if layout == 'SBH' else 'B,S'},32] {name}0" for name in "qkv")
+    if layout == "BSND":
+        body, inputs = "", ", ".join(f"float[B,S,4,8] {name}1" for name in "qkv")
+    for name in "qkv":
+        body += "" if layout == "BSND" else f"{name}1 = Reshape({name}0, a) "
+        body += f"{name} = Transpose<perm=[{perm}]>({name}1) "
+    body += PRODUCT_QK + HEADS + "x = Mul(s, c) p0 = Softmax<axis=-1>(x) p = Mul(p0, c) o = MatMul(p, v) "
+    body += f"y = Transpose<perm=[{back}]>(o)"
+    outputs = f"float[{'S,B' if layout == 'SBH' else 'B,S'},4,8] y"
+    assert same(parse(body, inputs=inputs, outputs=outputs)).layout in ("BSH", "SBH", "BSND", "BNSD")
+
+
+def test_16_bits_are_computed_in_float32() -> None:
+    inputs = "float16[B,4,S,8] q, float16[B,4,T,8] k, float16[B,4,T,8] v"
+    body = PRODUCT_QK + HEADS + "h = Cast<to=10>(c) x = Mul(s, h) p0 = Softmax<axis=-1>(x) p = Mul(p0, h) "
+    assert same(parse(body + PRODUCT_PV, inputs=inputs, outputs="float16[B,4,S,8] y"), 5e-3).status == "fused"
+
+
+PROBABILITIES = {
+    "number": "x = Mul(p, two) ",
+    "divided": "x = Div(p, two) ",
+    "head": HEADS + "x = Mul(p, c) ",
+    "row": FIVE + "x = Mul(p, c) ",
+    "rows_of_padding": "f = Cast<to=1>(r) x = Mul(f, p) ",
+    "before_a_guard": HEADS + "w = Mul(p, c) zero = Constant<value=float {0.0}>() i = IsNaN(w) x = Where(i, zero, w) ",
+    "behind_a_guard": HEADS + "zero = Constant<value=float {0.0}>() i = IsNaN(p) w = Where(i, zero, p) x = Mul(w, c) ",
+}
+
+
+@pytest.mark.parametrize("name", PROBABILITIES)
+def test_on_the_probabilities(name: str) -> None:
+    proto = on_probabilities(PROBABILITIES[name], "bool[B,1,5,1] r", FIXED)
+    assert same(proto).status == "fused"
+
+
+def test_in_the_product_with_the_values() -> None:
+    body = PRODUCT_QK + SOFTMAX.format("s") + "y = com.microsoft.FusedMatMul<alpha=0.5>(p, v)"
+    assert same(parse(body)).status == "fused"
+
+
+KEYS = "c = Constant<value=float[6] {1.0,2.0,3.0,4.0,5.0,6.0}>() "
+SIX = "float[B,4,5,8] q, float[B,4,6,8] k, float[B,4,6,8] v"
+REFUSED = {
+    "keys": ("scale", on_scores(KEYS + "x = Mul(s, c) ", inputs=SIX)),
+    "unbounded": ("scale", on_scores("e = Exp(l) x = Mul(s, e) ", "float[4,1,1] l")),
+    "divided_by_what_may_be_0": ("scale", on_scores("f = Cast<to=1>(b) x = Div(s, f) ", "bool[B,4,1,1] b")),
+    "behind_a_bias": ("scale", on_scores(HEADS + "w = Add(s, b) x = Mul(w, c) ", "float[B,1,1,T] b")),
+    "scores_divide": ("scale", on_scores(HEADS + "x = Div(c, s) ")),
+    "probabilities_of_keys": ("probability_term", on_probabilities(KEYS + "x = Mul(p, c) ", inputs=SIX)),
+    "probabilities_unbounded": ("probability_term", on_probabilities("x = Mul(p, h) ", "float[4,1,1] h")),
+    "probabilities_infinite": (
+        "probability_term",
+        on_probabilities("c = Constant<value=float {inf}>() x = Mul(p, c) "),
+    ),
+    "probabilities_divide": ("probability_term", on_probabilities(HEADS + "x = Div(c, p) ")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    code, proto = REFUSED[name]
+    (block,) = fused(proto)[1].blocks
+    assert (block.code, block.culprit) == (code, "x"), block
