@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from fa_compiler import checking, op_registry
 from fa_compiler.errors import InputError, InternalError
-from fa_compiler.lowering.ort.descriptors import OPERATORS
+from fa_compiler.lowering import OPERATORS
 from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse

@@ -12,10 +12,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from fa_compiler.lowering import OPERATORS
 from fa_compiler.op_registry import Kind, OpSpec, get
-
-OPERATORS = ("FlashAttentionScore",)
-"""The operators this library has kernels for."""
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
-from fa_compiler.lowering.ort.descriptors import OPERATORS
+from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.library import register_custom_ops
 from fa_compiler.op_registry import (
     DOMAIN,
