@@ -1,0 +1,146 @@
+"""How long compiling takes, and how much memory, by the depth of the model and by the size of its weights.
+
+    python bench/compile_time.py [--layers 2,8,32,128] [--weights 1,32,256,2048] [--json OUT]
+                                 [--peer onnxruntime] [--peer onnxscript=OTHER/bin/python]...
+                                 [--peer-layers 32] [--timeout 600]
+
+The models are two of the kept graphs, a Llama of two layers as torch's two exporters write it (grouped queries,
+rotary positions, a mask made of comparisons, SDPA's guard against NaN), whose second layer is repeated. Weights are
+external data; the output goes to the same folder, so that they stay where they are. Time runs from the call to the
+written file; `CPU s`, the processor time, tells more on a busy machine. Each measurement has a process of its own;
+`memory` is how far it rose above what the imports left.
+
+A peer is a tool of compile_run.py and the interpreter that has it, this one by default. Peers get the same files in
+the same run, each model after ours, as deep as `--peer-layers` allows. Linux only: memory is read from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+from repeat_layers import place_weights, repeat
+
+ROOT = Path(__file__).parents[1]
+GRAPHS = {"dynamo": "llama__dynamon_sdpa_op20", "TorchScript": "llama__tsn_sdpa_op17"}
+OURS = "fa_compiler"
+
+HEADING = (
+    "exporter     layers  nodes  tool                seconds   CPU s  per 1,000 nodes  memory MiB  fused  import s"
+)
+
+Row = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--layers", type=_numbers, default=(2, 8, 32, 128), help="depths, separated by commas")
+    parser.add_argument("--weights", type=_numbers, default=(1, 32, 256, 2048), help="sizes in MiB, of 8 layers")
+    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="TOOL[=PYTHON]")
+    parser.add_argument("--peer-layers", type=int, default=32, help="the deepest model a peer gets")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one measurement")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), args.peer, args.peer_layers, args.timeout)
+        rows = [*bench.by_depth(args.layers), *bench.by_weights(args.weights)]
+    if args.json is not None:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+class Bench:
+    """Makes the models in a folder and measures."""
+
+    def __init__(self, folder: Path, peers: list[tuple[str, str]], peer_layers: int, timeout: float) -> None:
+        self.folder = folder
+        self.peers = peers
+        self.peer_layers = peer_layers
+        self.timeout = timeout
+
+    def by_depth(self, depths: Sequence[int]) -> list[Row]:
+        """The first table."""
+        print(HEADING)
+        rows = []
+        for exporter in GRAPHS:
+            for depth in depths:
+                model, nodes, size = self.model(exporter, depth, 1)
+                for tool, python in [(OURS, sys.executable), *(self.peers if depth <= self.peer_layers else [])]:
+                    found = self.measure(tool, python, model)
+                    row = {"exporter": exporter, "layers": depth, "nodes": nodes, "weights": size, "tool": tool}
+                    rows.append({**row, **found})
+                    print(f"{exporter:12} {depth:6} {nodes:6}  {_depth_cells(tool, nodes, found)}", flush=True)
+        return rows
+
+    def by_weights(self, sizes: Sequence[int]) -> list[Row]:
+        """The second table."""
+        print("\nexporter     layers  weights MiB  seconds   CPU s  memory MiB")
+        rows = []
+        exporter, depth = "dynamo", 8
+        _, _, narrow = self.model(exporter, depth, 1)
+        _, _, double = self.model(exporter, depth, 2)
+        for size in sizes:
+            times = 1 + max(0, (size << 20) - narrow) // (double - narrow)
+            model, nodes, length = self.model(exporter, depth, times)
+            found = self.measure(OURS, sys.executable, model)
+            row = {"exporter": exporter, "layers": depth, "nodes": nodes, "weights": length, "tool": OURS}
+            rows.append({**row, **found})
+            cells = found.get("error") or "{seconds:7.2f} {cpu_seconds:7.2f}".format(**found)
+            memory = found.get("memory", 0) / 2**20
+            print(f"{exporter:12} {depth:6} {length / 2**20:12.1f}  {cells} {memory:11.1f}", flush=True)
+        return rows
+
+    def model(self, exporter: str, layers: int, times: int) -> tuple[Path, int, int]:
+        """The file of a model, its number of nodes and the size of its weights."""
+        packed = ROOT / "tests" / "graphs" / f"{GRAPHS[exporter]}.onnx.xz"
+        deep = repeat(onnx.load_model_from_string(lzma.decompress(packed.read_bytes())), layers)
+        path = self.folder / "model.onnx"
+        size = place_weights(deep, path.with_suffix(".bin"), times)
+        path.write_bytes(deep.SerializeToString())
+        return path, len(deep.graph.node), size
+
+    def measure(self, tool: str, python: str, model: Path) -> Row:
+        """One compilation in a process of its own; `error` says what went wrong."""
+        command = [python, str(Path(__file__).with_name("compile_run.py")), tool, str(model)]
+        with tempfile.TemporaryDirectory(dir=self.folder) as inner:
+            # Ours goes beside the weights; where a peer puts them is its own business.
+            output = model.with_name("fused.onnx") if tool == OURS else Path(inner, "fused.onnx")
+            try:
+                run = subprocess.run([*command, str(output)], capture_output=True, text=True, timeout=self.timeout)
+            except subprocess.TimeoutExpired:
+                return {"error": f"not done in {self.timeout:g} s"}
+        if run.returncode:
+            return {"error": (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1][:100]}
+        found: Row = json.loads(run.stdout.splitlines()[-1])
+        return found
+
+
+def _depth_cells(tool: str, nodes: int, found: Row) -> str:
+    if "error" in found:
+        return f"{tool:18}  {found['error']}"
+    cpu = found["cpu_seconds"]
+    return (
+        f"{tool + ' ' + found['version']:18} {found['seconds']:8.2f} {cpu:7.2f} {cpu / nodes * 1000:16.3f}"
+        f" {found['memory'] / 2**20:11.1f} {found['fused']:6} {found['import_seconds']:9.2f}"
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _peer(text: str) -> tuple[str, str]:
+    tool, _, python = text.partition("=")
+    return tool, python or sys.executable
+
+
+if __name__ == "__main__":
+    main()

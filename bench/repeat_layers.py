@@ -1,0 +1,142 @@
+"""A deep model out of an exported model of two layers: its second layer is repeated, node for node.
+
+    deep = repeat(model, 32)
+    place_weights(deep, Path("deep.bin"), times=100)
+
+A layer is found by its residual additions, x + f(x): two of them a layer, one behind attention and one behind the
+feed-forward part. The second layer is what the fourth addition needs and the second one does not; what it shares
+with the first layer (the mask, the rotary tables, sizes) stays shared, as an exporter writes it. A copy gets weights
+of its own. No weight is ever computed with: what is external becomes a hole in one file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import onnx
+
+PER_LAYER = 2
+"""Residual additions in a layer."""
+
+_PAGE = 1 << 12
+
+
+def repeat(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
+    """A model of `layers` layers (two or more) from one of two.
+
+    Raises:
+        ValueError: the model has not two layers with two residual additions each.
+    """
+    graph = model.graph
+    needs = _Ancestors(graph.node)
+    stream = needs.residual_stream()
+    if len(stream) != 2 * PER_LAYER:
+        raise ValueError(f"{graph.name}: {len(stream)} residual additions in a row instead of those of two layers")
+    start, end = stream[PER_LAYER - 1], stream[-1]
+    inside = needs.of(end) - needs.of(start)
+    body = [node for index, node in enumerate(graph.node) if index in inside]
+    own = _read(body) - _read(node for index, node in enumerate(graph.node) if index not in inside)
+    weights = [tensor for tensor in graph.initializer if tensor.name in own]
+
+    deep = onnx.ModelProto()
+    deep.CopyFrom(model)
+    del deep.graph.node[:]
+    del deep.graph.value_info[:]
+    deep.graph.node.extend(node for index, node in enumerate(graph.node) if index <= max(inside))
+    last = end
+    for layer in range(2, layers):
+        new = {name: f"{name}.{layer}" for node in body for name in node.output if name}
+        new |= {tensor.name: f"{tensor.name}.{layer}" for tensor in weights}
+        new[start] = last
+        for tensor in weights:
+            copy = deep.graph.initializer.add()
+            copy.CopyFrom(tensor)
+            copy.name = new[tensor.name]
+        deep.graph.node.extend(_renamed(node, new, f".{layer}") for node in body)
+        last = new[end]
+    rest = (node for index, node in enumerate(graph.node) if index > max(inside))
+    deep.graph.node.extend(_renamed(node, {end: last}, "") for node in rest)
+    return deep
+
+
+def place_weights(model: onnx.ModelProto, path: Path, times: int = 1) -> int:
+    """Give every external tensor a place in the file `path`, which becomes that long, and return its length.
+
+    The feed-forward parts are `times` as wide as exported: no other size of the graph depends on theirs.
+    """
+    external = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    width = _feed_forward_width(external)
+    end = 0
+    for tensor in external:
+        dims = [dim * times if dim == width else dim for dim in tensor.dims]
+        tensor.ClearField("dims")
+        tensor.dims.extend(dims)
+        length = math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        tensor.ClearField("external_data")
+        for key, value in (("location", path.name), ("offset", str(end)), ("length", str(length))):
+            tensor.external_data.add(key=key, value=value)
+        end += -(-length // _PAGE) * _PAGE
+    with path.open("wb") as file:
+        file.truncate(end)
+    return end
+
+
+def _feed_forward_width(weights: Iterable[onnx.TensorProto]) -> int:
+    """Of the two sizes of the weights that occur three times a layer, as [hidden, width] or [width, hidden], width."""
+    shapes = Counter(frozenset(tensor.dims) for tensor in weights if len(set(tensor.dims)) > 1)
+    pair = next(shape for shape, count in shapes.items() if count == max(shapes.values()))
+    hidden = frozenset.intersection(*shapes)
+    (width,) = pair - hidden
+    return width
+
+
+class _Ancestors:
+    """What each value needs, as positions of nodes."""
+
+    def __init__(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        self._nodes = list(nodes)
+        self._makers = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
+
+    def of(self, value: str) -> set[int]:
+        """The nodes that `value` depends on, its own producer included."""
+        found: set[int] = set()
+        waiting = [value]
+        while waiting:
+            index = self._makers.get(waiting.pop())
+            if index is not None and index not in found:
+                found.add(index)
+                waiting.extend(self._nodes[index].input)
+        return found
+
+    def residual_stream(self) -> list[str]:
+        """The longest row of values of which each is x + f(x) of the one before."""
+        rows: dict[str, list[str]] = {}
+        for node in self._nodes:
+            if node.op_type == "Add":
+                for value, change in (node.input, reversed(node.input)):
+                    maker = self._makers.get(value)
+                    if maker is not None and maker in self.of(change):
+                        rows[node.output[0]] = [*rows.get(self._uncast(value), []), node.output[0]]
+        return max(rows.values(), key=len, default=[])
+
+    def _uncast(self, value: str) -> str:
+        maker = self._makers.get(value)
+        node = None if maker is None else self._nodes[maker]
+        return self._uncast(node.input[0]) if node is not None and node.op_type == "Cast" else value
+
+
+def _read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    return {name for node in nodes for name in node.input}
+
+
+def _renamed(node: onnx.NodeProto, names: dict[str, str], suffix: str) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name += suffix
+    for field in (copy.input, copy.output):
+        for index, name in enumerate(field):
+            field[index] = names.get(name, name)
+    return copy
