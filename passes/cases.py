@@ -111,7 +111,9 @@ def _extreme(number: Case) -> str | None:
     if not isinstance(number.chosen, Affine) or not isinstance(number.other, Affine):
         return None
     gap = number.chosen - number.other
-    return {AtLeastZero(gap): "Max", AtLeastZero(gap.times(-1)): "Min"}.get(number.condition)
+    if number.condition == AtLeastZero(gap):
+        return "Max"
+    return "Min" if number.condition == AtLeastZero(gap.times(-1)) else None
 
 
 def _compared_mixed(op: str, left: float | Affine, right: float | Affine) -> Formula | None:

@@ -147,7 +147,7 @@ def conjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formul
     """All of them, without what needs no saying: a comparison that another implies, what a single part excludes from an
     alternative."""
     flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
-    singles = [part for part in flat if not isinstance(part, Some)]
+    singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
     settled = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
     if settled != flat:
         return conjunction(settled, origin)

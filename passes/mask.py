@@ -6,6 +6,8 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
     -----------------------------------------  ----------------------------------------------------------------
     none                                       no mask
     one addend, proven to hold {0, v}          atten_mask where it is not 0
+    such an addend among others, which are     atten_mask and real_shift: score + bias + v rounds to v
+      proven far above v
     selections with one fill v, in any number  atten_mask where any of them deselects
     addends, then selections with one v,       atten_mask and real_shift
       addends proven far above v, or v = -inf
@@ -74,6 +76,7 @@ MODERATE = -1e3
 ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
 FLOAT16_MAX = 65504.0
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 COARSE = -256.0
 """From here on a float32 number leaves a score it is added to with less than 16 bits behind the point."""
 
@@ -161,6 +164,21 @@ class MaskPlanner:
             self._check_dominates(live, index)
         if not adds and not selects:
             return MaskPlan(nan_rows=guard.nan_rows)
+        for candidate in (live, self._apart(live)):
+            if (plan := self._boolean(candidate, guard)) is not None:
+                return plan
+        for index in selects:
+            self._check_adds_up(live, index)
+        if guard is RowGuard.SELECTION:
+            reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
+            raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
+        self._check_rounding(live)
+        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+
+    def _boolean(self, live: tuple[Term, ...], guard: RowGuard) -> MaskPlan | None:
+        """The plan with a boolean mask, biases beside it; None when the terms are no such mask."""
+        adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
+        selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if len(adds) == 1 and not selects:
             value = self._mask_value(live, adds[0])
             term = live[adds[0]]
@@ -174,13 +192,53 @@ class MaskPlanner:
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
                 return self._masked(live, masked, self._shifts(kept), min(fills), guard)
-        for index in selects:
-            self._check_adds_up(live, index)
-        if guard is RowGuard.SELECTION:
-            reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
-            raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
-        self._check_rounding(live)
-        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+        return None if selects else self._mask_among_biases(live, adds, guard)
+
+    def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
+
+        bias + mask of {0, v}        the bias, the mask
+        Where(c, bias, v)            the bias, a selection with v
+        """
+        result: list[Term] = []
+        for term in terms:
+            parts = self._parts(term) if isinstance(term, AddTerm) and term.sign > 0 else None
+            result.extend(parts or (term,))
+        return tuple(result)
+
+    def _parts(self, term: AddTerm) -> tuple[Term, ...] | None:
+        node = term.value.producer()
+        if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
+            return None
+        operands = [operand for operand in node.inputs if operand is not None]
+        dims = [self.viewer.alignment(operand, term.dims, term.node) for operand in operands]
+        adds = [AddTerm(term.node, operand, 1.0, own) for operand, own in zip(operands, dims, strict=True)]
+        if node.op_type == "Add":
+            masks = [add for add in adds if self._mask_value((add,), 0) is not None]
+            return tuple(adds) if len(masks) == 1 else None
+        for bias, number, keep in ((1, 2, True), (2, 1, False)):
+            fill = self.viewer.info.scalar(operands[number])
+            if fill is not None and fill <= DOMINATING and self._is_float32(operands[bias]):
+                return adds[bias], SelectTerm(term.node, operands[0], keep, fill, dims[0])
+        return None
+
+    def _is_float32(self, operand: ir.Value) -> bool:
+        return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
+
+    def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
+        """The plan for one addend of {0, v} beside biases that are proven to be far above v."""
+        values = {index: self._mask_value(live, index) for index in adds}
+        found = [(index, value) for index, value in values.items() if value is not None and value <= DOMINATING]
+        if len(found) != 1:
+            return None
+        ((index, value),) = found
+        fill = max(value, -FLOAT32_MAX)
+        harmless = all(self._harmless(live, other, fill) for other in adds if other != index)
+        term = live[index]
+        if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
+            return None
+        shifts = self._shifts((*live[:index], *live[index + 1 :]))
+        return self._masked(live, (self._masked_by_addend(term),), shifts, value, guard)
 
     def _masked(
         self,

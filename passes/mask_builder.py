@@ -16,6 +16,7 @@ from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import moves
 from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.narrow import is_constant_along, narrowed
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
@@ -135,6 +136,10 @@ class MaskBuilder:
         """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
         space = self.match.space
         own_dims = space.resolve_all(view.base_dims)
+        for axis, dim in enumerate(own_dims):
+            if dim == self.match.roles.rows and is_constant_along(value, axis, self.builder.info):
+                value = narrowed(value, axis, self.builder)
+                own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])
         own = {axis for dim in own_dims for axis in dim}
         target = tuple(
             group if index in full or any(axis in own for axis in group) else ()

@@ -20,6 +20,7 @@ from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.cases import unequal, where
 from fa_compiler.passes.formula import TRUE, All, Always, AtLeastZero, Formula, Given, negation
+from fa_compiler.passes.narrow import is_constant_along
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim, is_capped, settled
@@ -146,7 +147,11 @@ class _Reader:
                 return [Band(-affine.offset, None)]
             return None
         given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
-        if given is None or (row is not None and row in given.axes):
+        if given is None:
+            return None
+        # Of a tensor that is the same for all rows the emitter reads one row.
+        along = given.axes.index(row) if row is not None and row in given.axes else None
+        if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
         aligned = tuple(() if axis is None else dims[axis] for axis in given.axes)
         return [Padding(Given(given.value, given.axes, not given.when), aligned)]

@@ -283,3 +283,57 @@ def test_layers_share_the_triangle() -> None:
     result, report = fused(parse(body, inputs=SELF))
     assert [block.mask for block in report.blocks] == ["causal", "causal"]
     assert [list(each.dims) for each in result.graph.initializer].count([2048, 2048]) == 1
+
+
+EXPANDED = (
+    "b_ = Shape<start=0, end=1>(q) n_ = Constant<value=int64[1] {1}>() full = Concat<axis=0>(b_, n_, rows_, rows_) "
+)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "m_ = Expand(pad, full)",
+        "pi = Cast<to=7>(pad) e = Expand(pi, full) f_ = Cast<to=1>(e) w = Constant<value=float {1.0}>() "
+        "d = Sub(w, f_) inv = Cast<to=9>(d) m_ = Not(inv)",
+    ],
+)
+def test_padding_that_is_expanded_over_the_rows(mask: str, causal: bool) -> None:
+    """Older exporters expand a padding mask before they invert it: of the S x S elements one row is computed."""
+    tail = "c = LessOrEqual(j, i) m = And(c, m_)" if causal else "m = Identity(m_)"
+    proto = model(EXPANDED + mask + " " + tail, more="bool[B,1,1,S] pad")
+    block, attrs = same(proto)
+    assert (block.mask, attrs["sparse_mode"]) == (("causal+atten_mask", 2) if causal else ("atten_mask", 0))
+    result, _ = fused(proto)
+    assert "Expand" not in {node.op_type for node in result.graph.node}
+
+
+BESIDE_BIAS = {
+    "bias, then mask": "t = Add(s, bias) f = Where(m, nothing, low) x = Add(t, f) ",
+    "mask, then bias": "f = Where(m, nothing, low) t = Add(s, f) x = Add(t, bias) ",
+    "bias and mask added up first": "f = Where(m, nothing, low) t = Add(bias, f) x = Add(s, t) ",
+    "bias or a low number": "t = Where(m, bias, low) x = Add(s, t) ",
+    "mask of -inf": "f = Where(m, nothing, minus) t = Add(s, bias) x = Add(t, f) ",
+}
+
+
+@pytest.mark.parametrize("use", BESIDE_BIAS.values(), ids=BESIDE_BIAS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_mask_beside_a_bias(use: str, padded: bool) -> None:
+    """A bias that is proven small stays a bias of its own size, and the mask beside it becomes a mode."""
+    bias = (
+        "table = Constant<value=float[9,4] {" + ", ".join(str((k * 7 % 11) / 4 - 1) for k in range(36)) + "}>() "
+        "d_ = Sub(j, i) top = Constant<value=int64 {4}>() bottom = Constant<value=int64 {-4}>() "
+        "c1 = Max(d_, bottom) c2 = Min(c1, top) at = Add(c2, top) rows4 = Gather(table, at) "
+        "bias3 = Transpose<perm=[2,0,1]>(rows4) bias = Unsqueeze(bias3, first) "
+    )
+    mask = "c = LessOrEqual(j, i) m = And(c, pad) " if padded else "m = LessOrEqual(j, i) "
+    block, attrs = same(model(mask + bias, use, more="bool[B,1,1,S] pad" if padded else ""))
+    assert block.mask == ("causal+atten_mask+real_shift" if padded else "causal+real_shift")
+    assert attrs["sparse_mode"] == 2
+
+
+def test_mask_beside_a_bias_of_unknown_size_stays_a_sum() -> None:
+    block, _ = same(model("m = LessOrEqual(j, i) ", BESIDE_BIAS["bias, then mask"], more="float[1,4,S,S] bias"))
+    assert block.mask == "real_shift"
