@@ -51,6 +51,7 @@ from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rounding import rounds_alike
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.structure import Padding, Structure, structure
 from fa_compiler.passes.terms import (
@@ -75,6 +76,8 @@ MODERATE = -1e3
 """With `--assume masks-dominate`, a constant of at most this is a mask."""
 ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
+SHIFT = 1.0
+"""One number up to this, added to all scores, rounds them no more than they are rounded anyway."""
 FLOAT16_MAX = 65504.0
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 COARSE = -256.0
@@ -323,7 +326,11 @@ class MaskPlanner:
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
 
     def _is_zero(self, term: Term) -> bool:
-        return isinstance(term, AddTerm) and self.sets.of(term.value) == frozenset((0.0,))
+        """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it."""
+        values = self.sets.of(term.value) if isinstance(term, AddTerm) else None
+        if values is None or len(values) != 1:
+            return False
+        return abs(next(iter(values))) <= (SHIFT if self.sink_above is None else 0.0)
 
     def _values(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
         """What an addend's elements or a fill have become before the softmax; None when not known."""
@@ -382,6 +389,8 @@ class MaskPlanner:
         first. That shows where it is added to a whole row, and only when other steps share the bias with it. 16-bit
         scores are rounded as coarsely anyway."""
         if len(terms) < 2 or MASKS_DOMINATE in self.options.assume or NO_EMPTY_ROWS in self.options.assume:
+            return
+        if rounds_alike(terms, self.sets, self.bounds):
             return
         for term in terms:
             wide = self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT

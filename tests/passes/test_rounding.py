@@ -1,0 +1,85 @@
+"""Masks of moderate size beside others: fused only where it does not matter which sum is rounded first.
+
+The first batch entry is masked everywhere, so that what is left of its scores shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
+
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+ROWS = np.array([[0, 0, 0, 1, 0], [0, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 5, 1)
+NUMBERS = "".join(
+    f"{name} = Constant<value=float {{{number}}}>() "
+    for name, number in {
+        "zero": "0.0",
+        "one": "1.0",
+        "coarse": "-1e4",
+        "coarser": "-1e9",
+        "least": "-3.4028234663852886e38",
+        "low": "-inf",
+        "high": "1e31",
+        "tiny": "1e-9",
+        "three": "3.0",
+    }.items()
+)
+TERMS = "t = Where(r, zero, coarse) u = Where(r, zero, coarser) f = Cast<to=1>(i) g = Sub(one, f) w = Mul(g, least) "
+MORE = "bool[B,1,1,T] m, bool[B,1,S,1] r, int64[B,1,1,T] i, float[B,1,1,T] b"
+
+
+def same(body: str) -> Block:
+    proto = parse(PRODUCT_QK + NUMBERS + TERMS + body + SOFTMAX.format("x") + PRODUCT_PV, MORE)
+    feeds = random_feeds(proto, m=PADDING, r=ROWS, i=PADDING.astype(np.int64))
+    result, report = fused(proto)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    return report.blocks[0]
+
+
+FUSED = {
+    "moderate_then_huge": "a = Add(s, t) x = Add(a, w) ",
+    "huge_then_moderate": "a = Add(s, w) x = Add(t, a) ",
+    "coarser": "a = Add(s, u) x = Add(a, w) ",
+    "infinite": "n = Where(m, zero, low) a = Add(s, u) x = Add(a, n) ",
+    "two_huge_ones": "n = Where(m, zero, low) l = Where(m, zero, least) a = Add(s, t) c = Add(a, n) x = Add(c, l) ",
+    "before_a_selection": "a = Add(s, u) x = Where(m, a, least) ",
+    "behind_a_selection": "a = Where(m, s, least) x = Add(a, u) ",
+    "before_a_floor": "a = Add(s, t) c = Add(a, w) x = Max(c, least) ",
+    "beside_one_number": "a = Add(s, u) x = Add(a, tiny) ",
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_is_fused(name: str) -> None:
+    assert same(FUSED[name]).status == "fused"
+
+
+DECLINED = {
+    "two_moderate_ones": "a = Add(s, t) x = Add(a, u) ",
+    "moderate_and_a_bias": "a = Add(s, u) x = Add(a, b) ",
+    "moderate_and_a_float_mask": "d = Mul(b, least) a = Add(s, u) x = Add(a, d) ",
+    "opposite_signs": "h = Where(m, zero, high) a = Add(s, t) c = Add(a, h) x = Add(c, w) ",
+    "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
+    "a_factor_behind": "a = Add(s, u) c = Add(a, w) x = Mul(c, three) ",
+}
+
+
+@pytest.mark.parametrize("name", DECLINED)
+def test_what_is_declined(name: str) -> None:
+    assert same(DECLINED[name]).code == "mask_value"
+
+
+def test_one_number_beside_a_sink() -> None:
+    """It moves the scores and not their sink, so it stays."""
+    sink = "ends = Constant<value=int64[8] {0,0,0,0,0,0,0,1}>() half = Constant<value=float {0.5}>() x = Add(s, half) "
+    sink += "c = Pad(x, ends) p0 = Softmax<axis=-1>(c) n0 = Constant<value=int64[1] {0}>() "
+    sink += "n1 = Constant<value=int64[1] {-1}>() n3 = Constant<value=int64[1] {3}>() p = Slice(p0, n0, n1, n3) "
+    proto = parse(PRODUCT_QK + sink + PRODUCT_PV)
+    result, report = fused(proto)
+    feeds = random_feeds(proto)
+    assert report.blocks[0].mask == "real_shift"
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
