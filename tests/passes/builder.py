@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from tests.passes.feeds import Maker, bias, kept, random_keep, triangle
+from tests.passes.feeds import Maker, bias, kept, random_keep, small_bound, triangle
 from tests.passes.formula import Formula, Scores
 from tests.passes.operands import Operand, Operands
 from tests.passes.patterns import PATTERNS, WRITTEN, filled_triangle
@@ -41,6 +41,10 @@ class Case:
     model: onnx.ModelProto
     makers: Mapping[str, Maker]
     formula: Callable[[Mapping[str, Array]], tuple[Scores, Scores]]
+    marks: Mapping[str, str]
+    """Names of values on the way: scores (what the product gives), masked (what the softmax takes), probabilities."""
+    rank: int
+    """Of the scores, before a reshape to rank 3 where heads are folded."""
 
     def feeds(self, seed: int) -> dict[str, Array]:
         """Inputs for one run."""
@@ -73,11 +77,13 @@ class _Composer:
         spelling, writer = self.spelling, self.writer
         query, key, value = self.operands.written()
         scores = self._product(self._query(query), self._key(key))
-        probabilities = self._softmax(self._terms(scores))
+        masked = self._terms(scores)
+        probabilities = self._softmax(masked)
+        marks = {"scores": scores, "masked": masked, "probabilities": probabilities}
         result = self._values(probabilities, value.value)
         result, rank = self._output(result)
         model = writer.model(result, NAMES[spelling.dtype], rank)
-        return Case(spelling, model, writer.makers, self._formula)
+        return Case(spelling, model, writer.makers, self._formula, marks, self.rank)
 
     def _scaled(self, value: str, factor: float, divide: bool = False) -> str:
         number = self.writer.const(1 / factor if divide else factor, self.spelling.dtype)
@@ -241,7 +247,10 @@ class _Composer:
         """What is kept, as a bool or int64 tensor of the mask's dimensions."""
         writer = self.writer
         if mask.computed:
-            keep = WRITTEN[mask.source](writer, PATTERNS[mask.pattern])
+            bound = ""
+            if mask.bound:
+                bound = writer.input(f"{name}_bound", TensorProto.INT64, "1", small_bound)
+            keep = WRITTEN[mask.source](writer, PATTERNS[mask.pattern], bound)
             keep = self._lifted(keep, 4 if mask.source == "slice_lifted" else 2, mask)
             return self._padded(keep, mask, name) if mask.padding else keep
         if mask.source in CONSTANT:
@@ -347,7 +356,7 @@ class _Composer:
     def _values(self, probabilities: str, value: str) -> str:
         """[B, N, S, E]."""
         spelling, writer = self.spelling, self.writer
-        value = REPEATS[spelling.gqa](writer, value, "T", "E")
+        value = REPEATS[spelling.gqa_values or spelling.gqa](writer, value, "T", "E")
         if spelling.product == "folded":
             value = writer.reshape(value, ["BN", "T", "E"], ["B", "N", "T", "E"])
             result = writer.op("MatMul", probabilities, value)
@@ -415,7 +424,8 @@ class _Composer:
         group = self.sizes["G"]
         if name == "q" or group == 1:
             return value
-        return np.tile(value, (1, group, 1, 1)) if self.spelling.gqa in IN_TURNS else np.repeat(value, group, axis=1)
+        gqa = (name == "v" and self.spelling.gqa_values) or self.spelling.gqa
+        return np.tile(value, (1, group, 1, 1)) if gqa in IN_TURNS else np.repeat(value, group, axis=1)
 
     def _arranged(self, result: Scores) -> Scores:
         """[B, N, S, E] as the output is laid out."""

@@ -43,6 +43,11 @@ def random_keep(shape: Sequence[int], dtype: npt.DTypeLike) -> Maker:
     return make
 
 
+def small_bound(rng: np.random.Generator) -> Array:
+    """By how much a bound is moved."""
+    return rng.integers(-1, 3, 1)
+
+
 def triangle(shape: Sequence[int], empty: bool) -> Array:
     """A triangle, with one row masked everywhere if it is to have an empty row."""
     keep = np.tril(np.ones(shape, np.bool_)) if len(shape) > 1 else np.arange(shape[0]) % 3 != 1
@@ -54,7 +59,7 @@ def triangle(shape: Sequence[int], empty: bool) -> Array:
 def kept(mask: Mask, name: str, feeds: Mapping[str, Array], sizes: Sequence[int]) -> Array:
     """The mask as a boolean array of its dimensions."""
     if mask.computed:
-        keep = PATTERNS[mask.pattern].kept(*sizes[-2:])
+        keep = PATTERNS[mask.pattern].kept(*sizes[-2:], int(feeds[f"{name}_bound"][0]) if mask.bound else 0)
         if mask.padding:
             keep = keep & feeds[name].reshape(sizes[0], *[1] * (len(sizes) - 2), sizes[-1])
         return keep

@@ -23,13 +23,13 @@ class Pattern:
     lower: int | None = None
     at_end: bool = False
 
-    def kept(self, rows: int, columns: int) -> Array:
-        """The band as a boolean matrix."""
+    def kept(self, rows: int, columns: int, moved: int = 0) -> Array:
+        """The band as a boolean matrix, its upper bound moved."""
         offset = columns - rows if self.at_end else 0
         distance = np.arange(columns)[None, :] - np.arange(rows)[:, None] - offset
         keep = np.ones((rows, columns), np.bool_)
         if self.upper is not None:
-            keep &= distance <= self.upper
+            keep &= distance <= self.upper + moved
         if self.lower is not None:
             keep &= distance >= self.lower
         return keep
@@ -48,7 +48,8 @@ PATTERNS: dict[str, Pattern] = {
 BUFFER = 24
 """Rows and columns of a triangle that is kept in the model and cut to size."""
 
-Written = Callable[[Writer, Pattern], str]
+Written = Callable[[Writer, Pattern, str], str]
+"""The third is what moves the upper bound, an input of one element, or nothing."""
 
 
 def _positions(writer: Writer, letter: str, kind: str) -> str:
@@ -81,11 +82,12 @@ def _offset(writer: Writer) -> str:
 def _compared(kind: str) -> Written:
     """Columns against rows."""
 
-    def write(writer: Writer, pattern: Pattern) -> str:
+    def write(writer: Writer, pattern: Pattern, bound: str) -> str:
         rows, columns = _rows_and_columns(writer, pattern, kind)
         tests = []
         if pattern.upper is not None:
             last = writer.op("Add", rows, writer.const(pattern.upper, "int64")) if pattern.upper else rows
+            last = writer.op("Add", last, bound) if bound else last
             tests.append(writer.at_most(columns, last))
         if pattern.lower is not None:
             before = writer.op("Add", rows, writer.const(pattern.lower - 1, "int64"))
@@ -95,7 +97,7 @@ def _compared(kind: str) -> Written:
     return write
 
 
-def _subtracted(writer: Writer, pattern: Pattern) -> str:
+def _subtracted(writer: Writer, pattern: Pattern, bound: str) -> str:
     """The distance against numbers."""
     rows, columns = _rows_and_columns(writer, pattern, "range")
     distance = writer.op("Sub", rows, columns)
@@ -125,7 +127,7 @@ def _diagonal(writer: Writer, pattern: Pattern, number: int) -> list[str]:
 def _triangle(filled: bool) -> Written:
     """The lower part of the upper part of a matrix of ones."""
 
-    def write(writer: Writer, pattern: Pattern) -> str:
+    def write(writer: Writer, pattern: Pattern, bound: str) -> str:
         keep = _ones(writer, filled)
         if pattern.lower is not None:
             keep = writer.op("Trilu", keep, *_diagonal(writer, pattern, pattern.lower), upper=1)
@@ -136,7 +138,7 @@ def _triangle(filled: bool) -> Written:
     return write
 
 
-def _inverted_triangle(writer: Writer, pattern: Pattern) -> str:
+def _inverted_triangle(writer: Writer, pattern: Pattern, bound: str) -> str:
     """Not the part above the band, and not the part below."""
     parts = []
     for number, upper in ((pattern.upper, 1), (pattern.lower, 0)):
@@ -150,7 +152,7 @@ def _inverted_triangle(writer: Writer, pattern: Pattern) -> str:
 def _cut(rank: int) -> Written:
     """A constant square cut to size, rows from the offset on."""
 
-    def write(writer: Writer, pattern: Pattern) -> str:
+    def write(writer: Writer, pattern: Pattern, bound: str) -> str:
         square = Pattern(pattern.upper, pattern.lower).kept(BUFFER, BUFFER)
         buffer = writer.const(square.reshape([1] * (rank - 2) + [BUFFER, BUFFER]))
         zero = writer.const([0], "int64")
@@ -184,5 +186,7 @@ WRITTEN: dict[str, Written] = {
     "slice": _cut(2),
     "slice_lifted": _cut(4),
 }
+BOUNDED = ("range", "cumsum", "positions")
+"""Those whose bound can come from an input."""
 SINCE = {"range": 11, "cumsum": 11, "positions": 10, "difference": 11, "slice": 10, "slice_lifted": 10}
 """The first opset in which a writer works, 14 where it is not listed."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.passes.patterns import PATTERNS, SINCE, WRITTEN
+from tests.passes.patterns import BOUNDED, PATTERNS, SINCE, WRITTEN
+from tests.passes.repeats import EXPLICIT
 from tests.passes.writer import SYMBOLS
 
 FLOAT32_MIN = float(np.finfo(np.float32).min)
@@ -42,6 +43,8 @@ class Mask:
     anonymous: bool = False
     """Are the input's symbolic dimensions declared without names?"""
     pattern: str = "causal"
+    bound: bool = False
+    """Is the last key of a computed mask moved by an input, so that nothing is known of it?"""
     padding: str = ""
 
     @property
@@ -76,6 +79,8 @@ class Spelling:
     """Everything upside down: K Q^T, softmax over axis -2, V^T P^T."""
     gqa: str = "none"
     """As repeats.py says; broadcast (one key head) and grouped (rank 5) repeat nothing."""
+    gqa_values: str = ""
+    """How the values are repeated if not like the keys: another order belongs to other heads."""
     scale: str = "mul"
     """none, query, query_div, key, both, computed_both, transposed_key, mul, div, root, computed, after_mask, alpha."""
     factor: float = 0.5
@@ -129,6 +134,8 @@ def _operands(spelling: Spelling) -> Spelling:
             change["gqa"] = "none"
         else:
             sizes["K"] = 1
+    if change.get("gqa", gqa) not in EXPLICIT:
+        change["gqa_values"] = ""
     return replace(spelling, **{"layout": layout, "cache": cache, **change})
 
 
@@ -213,6 +220,8 @@ def _written(mask: Mask, spelling: Spelling) -> Mask:
     pattern = PATTERNS[mask.pattern]
     if mask.padding == "gather" and spelling.opset < SINCE["range"]:
         mask = replace(mask, padding="and")
+    if mask.bound and (mask.source not in BOUNDED or pattern.upper is None):
+        mask = replace(mask, bound=False)
     backward = pattern.at_end and spelling.sizes["T"] < spelling.sizes["S"]
     if mask.source.startswith("slice") and backward:
         # Exporters cut a triangle where there are no fewer keys than rows.

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.passes.patterns import PATTERNS, WRITTEN
-from tests.passes.repeats import REPEATS
+from tests.passes.repeats import EXPLICIT, REPEATS
 from tests.passes.spelling import FLOAT32_MIN, Mask, Spelling, consistent
 
 Choices = Mapping[str, Sequence[Any]]
@@ -38,6 +38,7 @@ MASK: Choices = {
     "fill": [-math.inf, -math.inf, FLOAT32_MIN, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4],
     "source": ["input", "int", "const", "const_empty", *WRITTEN],
     "pattern": ["causal", *PATTERNS],
+    "bound": [*[False] * 7, True],
     "padding": ["", "", "and", "times", "gather"],
     "infinite": [False, True],
     "anonymous": [False, False, True],
@@ -54,6 +55,7 @@ FIELDS: Choices = {
     "key": ["0132", "0231", "rank3"],
     "transposed": [False, False, True],
     "gqa": ["none", *REPEATS],
+    "gqa_values": [*[""] * 5, *EXPLICIT],
     "scale": SCALES,
     "factor": [0.5, 1 / math.sqrt(8), 2.5],
     "guard": ["none", "none", "nan", "bias", "selection"],
@@ -72,7 +74,7 @@ def _chosen(choices: Choices) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({name: st.sampled_from(each) for name, each in choices.items()})
 
 
-def _even(seed: int) -> Spelling:
+def even(seed: int) -> Spelling:
     rng = random.Random(seed)
 
     def draw(choices: Choices) -> dict[str, Any]:
@@ -87,7 +89,7 @@ _STEPWISE = st.tuples(_chosen(SIZES), _MASKS, _chosen(FIELDS)).map(
     lambda drawn: consistent(Spelling(sizes=drawn[0], masks=tuple(Mask(**each) for each in drawn[1]), **drawn[2]))
 )
 
-SPELLINGS: st.SearchStrategy[Spelling] = st.one_of(st.integers(0, (1 << 32) - 1).map(_even), _STEPWISE)
+SPELLINGS: st.SearchStrategy[Spelling] = st.one_of(st.integers(0, (1 << 32) - 1).map(even), _STEPWISE)
 
 
 def examples(count: int) -> int:

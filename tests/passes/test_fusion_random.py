@@ -32,7 +32,8 @@ def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
 def keeps_first_key(mask: Mask, spelling: Spelling) -> bool:
     """Can a test see to it that every row keeps the first key?"""
     if mask.computed:
-        return bool(PATTERNS[mask.pattern].kept(spelling.sizes["S"], spelling.sizes["T"])[:, 0].all())
+        moved = -1 if mask.bound else 0
+        return bool(PATTERNS[mask.pattern].kept(spelling.sizes["S"], spelling.sizes["T"], moved)[:, 0].all())
     return mask.source not in CONSTANT
 
 
