@@ -253,6 +253,9 @@ class ShapeInfo:
         if node.op_type == "If":
             for body in bodies:
                 self.walk(body)
+            taken = _taken(context)
+            if taken is not None:
+                return [self.fact(value) for value in taken.outputs]
             branches = [[self.fact(value) for value in body.outputs] for body in bodies]
             return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
         for body in bodies:
@@ -311,6 +314,15 @@ def _declared(dim: int | ir.SymbolicDim) -> Dim:
 
 def _declared_rank(value: ir.Value) -> Fact:
     return Fact(None if value.shape is None else fresh(len(value.shape)), value.dtype)
+
+
+def _taken(context: Context) -> ir.Graph | None:
+    """The branch that an If takes in every run: TorchScript asks whether a constant axis is 1 before it squeezes it."""
+    condition = context.ints(0)
+    if condition is None or len(condition) != 1:
+        return None
+    branch = context.node.attributes.get("then_branch" if condition[0] else "else_branch")
+    return None if branch is None else branch.as_graph()
 
 
 def _either(a: Fact, b: Fact) -> Fact:

@@ -125,3 +125,12 @@ def _resize(ctx: Context) -> Fact:
     if sizes is not None and len(sizes) == len(shape) and plain:
         return Fact(tuple(sizes), ctx.dtype(0))
     return Fact(fresh(len(shape)), ctx.dtype(0))
+
+
+@rule("GridSample")
+def _grid_sample(ctx: Context) -> Fact:
+    shape, grid = ctx.shape(0), ctx.shape(1)
+    if shape is None:
+        return Fact(None, ctx.dtype(0))
+    spatial = fresh(len(shape) - 2) if grid is None else grid[1:-1]
+    return Fact((*shape[:2], *spatial), ctx.dtype(0))

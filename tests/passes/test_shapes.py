@@ -410,6 +410,7 @@ def test_integer_arithmetic_that_wraps_around_is_not_followed() -> None:
         (20, "int64[B,S] x", "y = OneHot(x, n, v)", "<int64 n = {5}, float[2] v = {0.0, 1.0}>", (B, S, 5)),
         (20, "float[B,S,4] x, float[4] g", "y = LayerNormalization(x, g)", "", (B, S, 4)),
         (20, "float[B,3,8,D] x, float[6,3,1,1] w", "y = Conv<strides = [2, 1]>(x, w)", "", (B, 6, 4, D)),
+        (16, "float[B,3,8,D] x, float[B,S,4,2] g", "y = GridSample(x, g)", "", (B, 3, S, 4)),
         (20, "float[B,S] x", "n = Size(x) v = Reshape(n, m) y = ConstantOfShape(v)", "<int64[1] m = {1}>", (B * S,)),
         (20, "float[B,S] x", "y = Trilu(x)", "", (B, S)),
         (20, "float[B,S] x", "y = Range(a, b, c)", "<float a = {0.0}, float b = {7.0}, float c = {2.0}>", (4,)),
@@ -553,6 +554,26 @@ def test_if_gives_what_both_branches_give() -> None:
         for value in inside.outputs
     }
     assert inner == {"p": (B, S, 8), "t": (B, Dim.min(S, 1), 8), "q": (B, Dim.min(S, 1), 8)}
+
+
+def test_if_whose_condition_is_known_gives_what_the_taken_branch_gives() -> None:
+    """TorchScript's squeeze of an axis that it traced as 1."""
+    found = Checked(
+        parse(
+            "float[B,S,1] x",
+            """
+            s = Shape(x)
+            last = Gather(s, Axis)
+            c = Equal(last, One)
+            y = If (c) <
+                then_branch = yes () => (float[B,S] p) { p = Squeeze(x, Axis) },
+                else_branch = no () => (float[B,S,1] q) { q = Identity(x) }
+            >
+            """,
+            more="<int64[1] Axis = {2}, int64[1] One = {1}>",
+        )
+    )
+    assert found.shape() == (B, S)
 
 
 def test_values_carried_by_a_loop_keep_their_rank_only() -> None:
