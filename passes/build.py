@@ -142,6 +142,8 @@ class Mover:
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
         """The value after the plan's moves."""
         dtype = self.builder.info.dtype(value)
+        if self._folds_unproven(value, dims, plan):
+            value = self.builder.op("Expand", [value, self._full_target(dims)], dtype)
         for move in plan:
             if isinstance(move, Transpose):
                 value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
@@ -154,6 +156,15 @@ class Mover:
                 value = self.builder.op("Expand", [value, self._full_target(move.dims)], dtype)
             dims = move.dims
         return value
+
+    def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
+        """Is a dimension that may be 1 where its axis is longer merged with another one? Apart it broadcasts, merged no
+        more."""
+        shape = self.builder.info.shape(value) or ()
+        pairs = zip(dims, shape, strict=False)
+        unproven = {axis for dim, size in pairs if self.space.size(dim) != size for axis in dim}
+        merged = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims if dim not in dims]
+        return any(len(dim) > 1 and not unproven.isdisjoint(dim) for dim in merged)
 
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
         """What a Shape node would give for a value of this arrangement."""

@@ -252,3 +252,20 @@ def test_opsets(opset: int) -> None:
     )
     proto = parse(body, "float[B,1,T,1] e", opset=opset, ir_version=4 if opset < 10 else 8)
     assert same(proto).mask == "real_shift"
+
+
+def test_a_bias_that_is_one_along_a_batch_that_is_folded() -> None:
+    """Two batch dimensions become one: a bias that is 1 along one of them is spread over it first."""
+    axes = "from = Constant<value=int64[1] {0}>() to = Constant<value=int64[1] {1}>() axis = Constant<value=int64[1] {1}>() "
+    proto = parse(
+        axes + "b = Slice(bias, from, to, axis) kt = Transpose<perm=[0,1,2,4,3]>(k) s = MatMul(q, kt) x = Add(s, b) "
+        "p = Softmax<axis=-1>(x) y = MatMul(p, v)",
+        inputs="float[B,C,4,S,8] q, float[B,C,4,S,8] k, float[B,C,4,S,8] v, float[B,C,4,1,S] bias",
+        outputs="float[B,C,4,S,8] y",
+    )
+    rng = np.random.default_rng(3)
+    feeds = {name: rng.standard_normal((2, 3, 4, 5, 8)).astype(np.float32) for name in "qkv"}
+    feeds["bias"] = rng.standard_normal((2, 3, 4, 1, 5)).astype(np.float32)
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "real_shift"
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
