@@ -549,6 +549,8 @@ def _min0_atom(x: Dim) -> Dim:
 
 
 def _broadcast(a: Dim, b: Dim) -> Dim:
+    # Both are sizes of tensors of the run, so neither is negative.
+    a, b = settled(a, (b,)), settled(b, (a,))
     if a == b or b == 1:
         return a
     if a == 1 or b.never_one:
@@ -564,8 +566,7 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 
     def make() -> Atom:
         ordered = tuple(sorted(parts, key=str))
-        bounds = [0 if part.is_at_least(0) else None for part in ordered]
-        return Atom("broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, None if None in bounds else 0)
+        return Atom("broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, 0)
 
     return Dim._from_atom(_intern("broadcast", parts, make))
 

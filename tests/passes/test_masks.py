@@ -256,7 +256,7 @@ def test_opsets(opset: int) -> None:
 
 def test_a_bias_that_is_one_along_a_batch_that_is_folded() -> None:
     """Two batch dimensions become one: a bias that is 1 along one of them is spread over it first."""
-    axes = "from = Constant<value=int64[1] {0}>() to = Constant<value=int64[1] {1}>() axis = Constant<value=int64[1] {1}>() "
+    axes = "".join(f"{name} = Constant<value=int64[1] {{{n}}}>() " for name, n in (("from", 0), ("to", 1), ("axis", 1)))
     proto = parse(
         axes + "b = Slice(bias, from, to, axis) kt = Transpose<perm=[0,1,2,4,3]>(k) s = MatMul(q, kt) x = Add(s, b) "
         "p = Softmax<axis=-1>(x) y = MatMul(p, v)",
