@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fa_compiler.passes.ready_made import multi_head, onnx, packed
+from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.ready_made import flex, group_query, multi_head, npu, onnx, packed
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.names import READY_MADE, is_ready_made
 from fa_compiler.passes.report import Code
@@ -17,15 +18,40 @@ __all__ = ["READY_MADE", "Call", "Converted", "convert", "is_ready_made"]
 FAMILIES: dict[tuple[str, str], Callable[[Call], Converted]] = {
     ("", "Attention"): onnx.convert,
     ("ai.onnx", "Attention"): onnx.convert,
+    ("ai.onnx.preview", "FlexAttention"): flex.convert,
     ("com.microsoft", "Attention"): packed.convert,
+    ("com.microsoft", "GroupQueryAttention"): group_query.convert,
     ("com.microsoft", "MultiHeadAttention"): multi_head.convert,
+    **{
+        (domain, name): family
+        for domain in ("npu", "", "ai.onnx")
+        for name, family in (
+            ("NPUFlashAttention", npu.flash),
+            ("NPUPromptFlashAttention", npu.prompt),
+            ("NPUIncreFlashAttention", npu.incremental),
+        )
+    },
 }
+PACKED = "its sequences lie end to end without padding, and where each begins is data"
+REASONS = {
+    "DecoderMaskedMultiHeadAttention": "past and present share a buffer, which is written in place",
+    "DecoderMaskedSelfAttention": "past and present share a buffer, which is written in place",
+    "PackedAttention": PACKED,
+    "PackedMultiHeadAttention": PACKED,
+    "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
+    "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
+    "QAttention": "its operands are quantised",
+}
+"""Why operators of com.microsoft have no conversion."""
 
 
 def convert(call: Call) -> Converted:
     """The record of a ready-made operator; raises Decline."""
     node = call.node
     family = FAMILIES.get((node.domain, node.op_type))
-    if family is None:
-        raise call.decline(Code.READY_MADE, f"{node.op_type} of domain {node.domain or 'ai.onnx'!r} is left as it is")
-    return family(call)
+    if family is not None:
+        return family(call)
+    if node.domain == DOMAIN:
+        raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already")
+    reason = REASONS.get(node.op_type, "there is no conversion for it")
+    raise call.decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}")

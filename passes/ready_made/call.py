@@ -37,6 +37,8 @@ from fa_compiler.passes.views import View, Viewer
 
 MAX_HEAD_SIZE = 768
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
+"""Values of softmax_precision that round float32 scores."""
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,19 @@
     seqlens_k           keys after a batch's last one are excluded; every query row is computed all the same
     causal              1 unless given: key j is attended when j <= i
     local_window_size   w keys at most: i - w < j
-    attention_bias      added; -inf and the lowest float32 exclude (keys.py)
+    attention_bias      added
     head_sink, smooth_softmax
                         one more score in every row, the operator's sink; 0 for smooth_softmax
     present_key, present_value   the keys and values by heads
 
-Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. A row
-without a key gives 0.
+Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. It has two
+kernels. That for float32, several causal rows, present outputs and no sink gives 0 for a row without a key, and takes
+-inf and the lowest float32 in attention_bias for an excluded key (keys.py); the other computes such rows as any other,
+and looks back from a batch's last key in the rows behind it, so a window is refused there.
 
-Refused: a past, because it may be the buffer that present is written to in place, which separate operators cannot do;
-softcap; rotary positions and norms inside the operator; quantised keys; the score or probability matrix as an output.
+Refused besides: a past, because it may be the buffer that present is written to in place, which separate operators
+cannot do; softcap; rotary positions and norms inside the operator; quantised keys; the score or probability matrix as
+an output.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from fa_compiler.passes.ready_made.multi_head import part_of
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.symbolic import Dim
-from fa_compiler.passes.terms import Masked, Shift
+from fa_compiler.passes.terms import Add, Masked, Shift
 
 PAST, LENGTHS, ADDEND, SINK = (3, 4), 5, 10, 11
 SCALES, NORMS = (12, 13), (14, 15)
@@ -43,19 +46,21 @@ def convert(call: Call) -> Converted:
     node = call.node
     heads, kv_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
     query, key, value = _operands(call, heads, kv_heads)
-    q, k, v = (
-        call.operand(each, "BSH", count)
-        for each, count in ((query, heads), (key, kv_heads), (value, kv_heads))
-    )
+    q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(key, 1), Measure(query, 0))
     lengths = keys.more(call.builder.cast(call.needed(LENGTHS), ir.DataType.INT64), 1)
     masked = [Masked(call.aligned(keys.beyond(lengths), scores))]
     shifts: tuple[Shift, ...] = ()
     addend = call.input(ADDEND)
-    if addend is not None:
+    if addend is not None and _streamed(call):
         excluded, shifts = keys.added(addend, addend, scores, LOWEST)
         masked.extend(excluded)
+        if excluded and not call.shape(query)[1].is_at_least(2):
+            reason = "a masked row gives 0, but NaN where it is the only one, and how many there are is not known"
+            raise call.decline(Code.EMPTY_ROWS, reason)
+    elif addend is not None:
+        shifts = (Add(call.aligned(addend, scores), 1.0),)
     plan = keys.plan(scores, masked, shifts, _window(call))
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = ((call.wanted(1), key), (call.wanted(2), value))
@@ -79,6 +84,19 @@ def _check(call: Call) -> None:
         raise call.decline(Code.READY_MADE, "quantised keys or norms inside the operator are not taken apart")
     if int_attr(node, "local_window_size", -1) == 0 or int_attr(node, "sliding_window_cache", 0):
         raise call.decline(Code.READY_MADE, "a window of no keys, or one kept in the cache")
+    if int_attr(node, "local_window_size", -1) > 0 and not _streamed(call):
+        reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
+        raise call.decline(Code.READY_MADE, reason)
+
+
+def _streamed(call: Call) -> bool:
+    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several rows?"""
+    node = call.node
+    if not int_attr(node, "causal", 1) or call.size(call.needed(0), 1) == 1:
+        return False
+    cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
+    sunk = call.input(SINK) is not None or int_attr(node, "smooth_softmax", 0) == 1
+    return cached and not sunk and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
 
 
 def _operands(call: Call, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -95,11 +95,17 @@ class Keys:
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
             mode = sparse_mode(window.band, rows, columns) if plain else None
             if mode is None:
+                self._check_computable(window)
                 excluded = self.outside(window.low, window.high)
                 masked = [*masked, Masked(self.call.aligned(excluded, scores))]
         never = not masked and (window is None or window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
         return MaskPlan(masked=tuple(masked), shifts=shifts, mode=mode, empty_rows=empty)
+
+    def _check_computable(self, window: Window) -> None:
+        bounds = ((window.band.lower, window.low), (window.band.upper, window.high))
+        if any(bound is not None and value is None for bound, value in bounds):
+            raise self.call.decline(Code.SHAPE, "the bounds of its band are not known before the model runs")
 
     def added(
         self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float

@@ -6,6 +6,9 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, names
 
+NPU = ("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
+"""What ATC's parser knows in domain npu, and in the standard domain as well."""
+
 READY_MADE = {
     ("ai.onnx.preview", "FlexAttention"),
     ("", "Attention"),
@@ -14,14 +17,13 @@ READY_MADE = {
     ("com.microsoft", "MultiHeadAttention"),
     ("com.microsoft", "GroupQueryAttention"),
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"),
+    ("com.microsoft", "DecoderMaskedSelfAttention"),
     ("com.microsoft", "PackedMultiHeadAttention"),
     ("com.microsoft", "PackedAttention"),
     ("com.microsoft", "PagedAttention"),
     ("com.microsoft", "SparseAttention"),
     ("com.microsoft", "QAttention"),
-    ("npu", "NPUFlashAttention"),
-    ("npu", "NPUPromptFlashAttention"),
-    ("npu", "NPUIncreFlashAttention"),
+    *((domain, name) for domain in ("npu", "", "ai.onnx") for name in NPU),
     *((DOMAIN, name) for name in names()),
 }
 

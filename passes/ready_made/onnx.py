@@ -30,13 +30,12 @@ from fa_compiler.passes.band import Band
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.probabilities import FLOATS
-from fa_compiler.passes.ready_made.call import Call, Converted, Operand
+from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.terms import Masked, Shift
 
-ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""
 
