@@ -246,7 +246,7 @@ def reserved(call: Call) -> Iterator[Fault]:
         if call[name] is not None:
             yield Fault(name, f"{name} is given, expected none: it is reserved")
     gradient, shift = call.outputs.get("dpse"), call["pse_shift"]
-    if gradient is not None and gradient.shape is not None and gradient.shape != (0,):
+    if gradient is not None and gradient.shape is not None and _holds_something(gradient.shape):
         if shift is None:
             yield Fault("dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift")
         elif shift.shape is not None:
@@ -276,6 +276,10 @@ def bias_shape(call: Call) -> Iterator[Fault]:
             yield from common.packed_bias_shape(call, "pse_shift", flat_rank_one=True)
     elif g.layout in LAYOUTS:
         yield from common.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
+
+
+def _holds_something(shape: Shape) -> bool:
+    return len(shape) != 1 or differ(shape[0], 0)
 
 
 def _used(call: Call, output: str, source: str) -> TensorInfo | None:

@@ -7,7 +7,7 @@ original product that costs least, multiplied by the factor that is between the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -110,7 +110,7 @@ class Backward:
         source = cheapest_source(self.record.dy, plan.output, match.space)
         assert source is not None
         gradient = self._node(node, match, inputs, self._output_gradient(source, match, mover))
-        self._declare_shapes(gradient, match, plan.name)
+        self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))
         self.emitter.check(gradient, match)
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
         pairs: list[tuple[Place, ir.Value]] = []
@@ -180,15 +180,18 @@ class Backward:
             attrs["cpu_empty_rows"] = self.record.empty_rows
         return dict(full_attrs(spec, attrs))
 
-    def _declare_shapes(self, node: ir.Node, match: AttentionMatch, layout: str) -> None:
-        space = match.space
-        shapes = {
+    def _declare_shapes(self, node: ir.Node, match: AttentionMatch, layout: str, shift: ir.Value | None) -> None:
+        """Shapes of all outputs: as their inputs, and of absent ones [0]."""
+        space, info = match.space, self.emitter.builder.info
+        shapes: dict[str, Sequence[Dim] | None] = {
             OUTPUTS[role]: [space.size(dim) for dim in _arrangement(role, match.roles, layout)] for role in OUTPUTS
         }
+        if shift is not None:
+            shapes["dpse"] = info.shape(shift)
         for declared, output in zip(self._spec.outputs, node.outputs, strict=True):
-            if output.name:
-                shape = shapes.get(declared.name, [Dim(0)])
-                self.emitter.builder.info.set(output, shape, output.dtype)
+            shape = shapes.get(declared.name, [Dim(0)])
+            if output.name and shape is not None:
+                info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
     def _result(

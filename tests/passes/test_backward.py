@@ -1,0 +1,186 @@
+"""Attention and its gradient in random spellings are fused at once, and give what the model gave."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa_compiler.passes import Code, Options, Report, fuse
+from tests.passes.gradients import evaluate, fused_pair, named
+from tests.passes.running import Array, Feeds, assert_same, run
+from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
+
+LEFT = {"Softmax", "Exp", "MatMul", "Einsum", "FusedMatMul", "ReduceSum", "IsNaN"}
+"""What a fused pair leaves nothing of."""
+TOLERANCE = 1e-5
+"""Of the largest gradient, or of 1; the original is float32 throughout, with sums over at most 9 keys."""
+
+
+def consistent(case: dict[str, Any]) -> dict[str, Any]:
+    """The nearest case whose fields go together."""
+    sizes = dict(case["sizes"])
+    if case["gqa"] == "broadcast":
+        sizes["K"] = 1
+        case["product"] = "matmul" if case["product"] in ("folded", "einsum") else case["product"]
+    elif case["gqa"] == "expand":
+        sizes["K"] = math.gcd(sizes["N"], sizes["K"])
+    else:
+        sizes["K"] = sizes["N"]
+    if case["form"] in ("quotient", "power"):
+        case["softmax"] = "decomposed"
+    if case["mask"] not in ("select", "select_const", "select_twice"):
+        case["masked_gradient"] = True
+    return {**case, "sizes": sizes}
+
+
+CASES = st.fixed_dictionaries(
+    {
+        "sizes": st.fixed_dictionaries(
+            {
+                "B": st.sampled_from([1, 2, 3]),
+                "N": st.sampled_from([1, 2, 4, 6]),
+                "K": st.sampled_from([1, 2, 3]),
+                "S": st.sampled_from([1, 3, 5]),
+                "T": st.sampled_from([2, 6, 9]),
+                "D": st.sampled_from([4, 8]),
+                "E": st.sampled_from([4, 8, 3]),
+            }
+        ),
+        "symbolic": st.booleans(),
+        "layout": st.sampled_from(["BNSD", "BSND", "BSH"]),
+        "product": st.sampled_from(["matmul", "folded", "einsum", "fused"]),
+        "flipped": st.booleans(),
+        "scale": st.sampled_from(["none", "mul", "div", "query", "both"]),
+        "mask": st.sampled_from(["none", "select", "select_const", "select_twice", "add", "bias"]),
+        "fill": st.sampled_from([-math.inf, FLOAT32_MIN]),
+        "guard": st.sampled_from(["none", "none", "safe", "nan"]),
+        "masked_gradient": st.booleans(),
+        "softmax": st.sampled_from(["op", "decomposed"]),
+        "form": st.sampled_from(
+            ["t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "quotient", "power"]
+        ),
+        "gqa": st.sampled_from(["none", "none", "expand", "broadcast"]),
+        "wanted": st.sampled_from(["qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"]),
+    }
+).map(consistent)
+
+
+def checked(case: Training, model: onnx.ModelProto, report: Report, composed: Composed, seeds: range) -> None:
+    """The fused model is nothing but the two operators, and gives what the original gives."""
+    forward, backward = report.blocks
+    assert (forward.status, backward.status) == ("fused", "fused"), (forward.code, forward.reason)
+    assert not {node.op_type for node in model.graph.node} & (LEFT - {"ReduceSum"})
+    for seed in seeds:
+        feeds = composed.feeds(seed)
+        original, result = named(composed.model, run(composed.model, feeds)), evaluate(model, feeds)
+        for name, wanted in original.items():
+            finite = np.abs(wanted[np.isfinite(wanted)])
+            # Sums of numbers around 1 may cancel to nothing, but for their rounding.
+            assert_same(result[name], wanted, TOLERANCE / min(1.0, max(float(finite.max(initial=0.0)), 1e-38)))
+
+
+@settings(max_examples=100)
+@given(CASES, st.integers(0, 1 << 16))
+def test_pairs_give_what_the_model_gave(fields: dict[str, Any], seed: int) -> None:
+    case = Training(**fields)
+    composed = compose(case)
+    model, report = fused_pair(composed.model)
+    if report.blocks[0].status != "fused":
+        # Probabilities from before the guard: NaN rows keep their NaN in the gradient, zeros would be wrong.
+        raw = case.guard == "nan" or (case.guard == "safe" and case.form in ("quotient", "power"))
+        assert raw and report.blocks[0].code == Code.EMPTY_ROWS, report.blocks[0]
+        assert model == ir.to_proto(ir.from_proto(composed.model)), "a declined model was changed"
+        return
+    checked(case, model, report, composed, range(seed, seed + 2))
+
+
+MASKS = itertools.product(("select", "select_twice", "add"), (-math.inf, FLOAT32_MIN), (True, False))
+
+
+@pytest.mark.parametrize(("mask", "fill", "masked_gradient"), MASKS)
+@pytest.mark.parametrize("guard", ["none", "safe"])
+def test_rows_without_a_key_keep_their_gradient(mask: str, fill: float, masked_gradient: bool, guard: str) -> None:
+    """Zeros, the mean's share or NaN, in dv and in dq and dk, whichever the model gives."""
+    case = Training(mask=mask, fill=fill, masked_gradient=masked_gradient, guard=guard)
+    composed = compose(case)
+    model, report = fused_pair(composed.model)
+    checked(case, model, report, composed, range(6))
+
+
+def numeric(feeds: Feeds, name: str, step: float = 1e-5) -> Array:
+    """Central differences of sum(y * dy) in float64."""
+
+    def loss(changed: Array) -> float:
+        values = {key: np.asarray(value, np.float64) for key, value in feeds.items()} | {name: changed}
+        repeat = values["q"].shape[1] // values["k"].shape[1]
+        key, value = (np.repeat(values[each], repeat, 1) for each in "kv")
+        scores = 0.4 * values["q"] @ key.swapaxes(-1, -2)
+        if "m0" in values:
+            scores = scores + values["m0"]
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return float((weights / weights.sum(-1, keepdims=True) @ value * values["dy"]).sum())
+
+    origin = np.asarray(feeds[name], np.float64)
+    result = np.zeros_like(origin)
+    for index in np.ndindex(origin.shape):
+        moved = [origin.copy(), origin.copy()]
+        moved[0][index] += step
+        moved[1][index] -= step
+        result[index] = (loss(moved[0]) - loss(moved[1])) / (2 * step)
+    return result
+
+
+@pytest.mark.parametrize("gqa", ["none", "expand", "broadcast"])
+@pytest.mark.parametrize("mask", ["none", "bias"])
+def test_gradients_are_those_of_finite_differences(gqa: str, mask: str) -> None:
+    sizes = {"B": 1, "N": 4, "K": {"none": 4, "expand": 2, "broadcast": 1}[gqa], "S": 3, "T": 4, "D": 4, "E": 3}
+    composed = compose(Training(sizes=sizes, gqa=gqa, mask=mask))
+    model, report = fused_pair(composed.model)
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    feeds = composed.feeds(0)
+    result = evaluate(model, feeds)
+    for name in "qkv":
+        assert_same(result[f"d{name}"], numeric(feeds, name), 1e-4)
+
+
+@pytest.mark.parametrize("target_case", [Training(), Training(mask="select_const"), Training(mask="bias")])
+def test_pairs_for_ascend_break_no_constraint(target_case: Training) -> None:
+    composed = compose(target_case)
+    model, report = fused_pair(composed.model, "ascend")
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    assert not any(block.extensions for block in report.blocks)
+    assert all(all(node.output) for node in model.graph.node if node.domain == "ascend")
+    checked(target_case, model, report, composed, range(2))
+
+
+def test_the_report_names_pairs() -> None:
+    model, report = fused_pair(compose(Training(gqa="expand", sizes=Training().sizes | {"K": 2})).model)
+    forward, backward = report.blocks
+    assert (forward.id, forward.pair, forward.kind, forward.op) == (0, 1, "forward", "FlashAttentionScore")
+    assert (backward.id, backward.pair, backward.kind, backward.op) == (1, 0, "backward", "FlashAttentionScoreGrad")
+    names = {node.name: node.op_type for node in model.graph.node}
+    assert names[forward.node or ""] == forward.op and names[backward.node or ""] == backward.op
+    assert forward.heads == backward.heads == (4, 2)
+    assert (report.softmaxes, report.count("fused"), report.gradients) == (1, 1, 1)
+    assert report.to_json()["summary"]["softmaxes"] == 1
+
+
+def test_without_a_kernel_nothing_is_fused() -> None:
+    """Fusing the forward part alone would compute the softmax twice."""
+    composed = compose(Training())
+    graph = ir.from_proto(composed.model)
+    report = fuse(graph, Options("ort"))
+    assert ir.to_proto(graph) == ir.to_proto(ir.from_proto(composed.model))
+    assert [(block.kind, block.status, block.code, block.pair) for block in report.blocks] == [
+        ("forward", "declined", Code.TRAINING, 1),
+        ("backward", "declined", Code.TRAINING, 0),
+    ]
+    assert "compute the softmax again" in (report.blocks[0].reason or "")
