@@ -158,13 +158,12 @@ class Mover:
         return value
 
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
-        """Is a dimension that may be 1 where its axis is longer merged with another one? Apart it broadcasts, merged no
-        more."""
+        """Is a dimension that may be 1 where its axis is longer merged with another one, or taken apart? Whole it
+        broadcasts, otherwise no more."""
         shape = self.builder.info.shape(value) or ()
-        pairs = zip(dims, shape, strict=False)
-        unproven = {axis for dim, size in pairs if self.space.size(dim) != size for axis in dim}
-        merged = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims if dim not in dims]
-        return any(len(dim) > 1 and not unproven.isdisjoint(dim) for dim in merged)
+        unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
+        reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
+        return any(dim not in reshaped and any(not set(dim).isdisjoint(each) for each in reshaped) for dim in unproven)
 
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
         """What a Shape node would give for a value of this arrangement."""

@@ -471,12 +471,22 @@ class MaskPlanner:
         view = self.viewer.view(value, factors=False)
         if view is None:
             raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
+        space = self.viewer.space
         for own, wanted in zip(view.dims, dims, strict=True):
             if not wanted:
-                self.viewer.space.drop(own)
-            elif own and not self.viewer.space.unify(own, wanted):
+                space.drop(own)
+        pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
+        if all(space.unify(own, wanted) for own, wanted in pairs):
+            return view
+        # Element by element with the scores a dimension is theirs or 1, whatever is known of its size. Where theirs is
+        # several axes merged, the builder spreads the term over it before taking it apart.
+        own_dims: list[Axes] = []
+        for own, wanted in zip(self.viewer.base_dims(value), dims, strict=True):
+            merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
+            if own and wanted and not merged and not space.unify(own, wanted):
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
-        return view
+            own_dims.append(wanted if own else ())
+        return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
 
 
 def _nan_rows(guard: RowGuard) -> str:

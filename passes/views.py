@@ -61,12 +61,15 @@ class Viewer:
     """What scores.py has found out: why a value does not come from a product, None when it does."""
     depth: int = 0
 
+    def base_dims(self, value: ir.Value) -> Arrangement:
+        """New axes for the dimensions of a value, none when its rank is unknown."""
+        return tuple(self.space.new(size) for size in self.info.shape(value) or ())
+
     def base_view(self, value: ir.Value) -> View | None:
         """The value as its own base; None when its rank is unknown."""
-        shape = self.info.shape(value)
-        if shape is None:
+        if self.info.shape(value) is None:
             return None
-        dims = tuple(self.space.new(size) for size in shape)
+        dims = self.base_dims(value)
         return View(value, dims, dims, stops=((value, dims),))
 
     def view(self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False) -> View | None:
