@@ -74,7 +74,7 @@ def place_weights(model: onnx.ModelProto, path: Path, times: int = 1) -> int:
         dims = [dim * times if dim == width else dim for dim in tensor.dims]
         tensor.ClearField("dims")
         tensor.dims.extend(dims)
-        length = math.prod(dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        length = math.prod(dims) * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
         tensor.ClearField("external_data")
         for key, value in (("location", path.name), ("offset", str(end)), ("length", str(length))):
             tensor.external_data.add(key=key, value=value)

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler import checking
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.passes.nodes import all_graphs, all_nodes
 from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -132,8 +131,7 @@ def _loaded(proto: onnx.ModelProto, name: str, path: Path | None, folder: Folder
 def _loaded_ir(model: ir.Model) -> Loaded:
     """An IR model by way of its proto; each external tensor brings its own folder."""
     clone = model.clone()
-    tensors = [value.const_value for value in _initializers(clone)]
-    tensors += [attribute.value for _, attribute in _tensor_attributes(clone)]
+    tensors = map(_tensor_of, _holders(clone))
     folders = {Path(tensor.base_dir).absolute() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
     if len(folders) > 1:
         raise InputError("model: its external data have several base folders; save it to one place first")
@@ -192,24 +190,41 @@ def _detach(model: ir.Model, files: dict[str, Path]) -> None:
             )
         return tensor
 
-    for value in _initializers(model):
-        if value.const_value is not None:
-            value.const_value = own(value.const_value)
-    for node, attribute in _tensor_attributes(model):
-        tensor = own(attribute.value)
-        node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor, doc_string=attribute.doc_string)
+    for holder in _holders(model):
+        if isinstance(holder, ir.Value):
+            holder.const_value = own(_tensor_of(holder))
+        else:
+            node, attribute = holder
+            tensor = own(_tensor_of(holder))
+            node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor, doc_string=attribute.doc_string)
 
 
-def _initializers(model: ir.Model) -> Iterator[ir.Value]:
-    for graph in all_graphs(model):
-        yield from graph.initializers.values()
+_Holder = ir.Value | tuple[ir.Node, ir.Attr]
+"""An initializer, or a node and an attribute of it: what holds one tensor."""
 
 
-def _tensor_attributes(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Attr]]:
-    """The attributes that hold one tensor, with their nodes; the nodes may be changed meanwhile."""
-    owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
-    for owner in owners:
-        for node in all_nodes(owner):
-            for attribute in list(node.attributes.values()) if node.attributes else ():
-                if attribute.type == ir.AttributeType.TENSOR and attribute.value is not None:
+def _tensor_of(holder: _Holder) -> ir.TensorProtocol:
+    tensor = holder.const_value if isinstance(holder, ir.Value) else holder[1].as_tensor()
+    assert tensor is not None
+    return tensor
+
+
+def _holders(model: ir.Model) -> Iterator[_Holder]:
+    """All holders of a tensor; each may be changed when it is given."""
+    waiting: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    while waiting:
+        body = waiting.pop()
+        if isinstance(body, ir.Graph):
+            yield from (value for value in body.initializers.values() if value.const_value is not None)
+        for node in body:
+            if not node.attributes:
+                continue
+            for attribute in list(node.attributes.values()):
+                if attribute.is_ref() or attribute.value is None:
+                    continue
+                if attribute.type == ir.AttributeType.TENSOR:
                     yield node, attribute
+                elif attribute.type == ir.AttributeType.GRAPH:
+                    waiting.append(attribute.as_graph())
+                elif attribute.type == ir.AttributeType.GRAPHS:
+                    waiting.extend(attribute.as_graphs())

@@ -14,6 +14,8 @@ from fa_compiler.passes.shapes import analyse
 def registry_nodes(model: ir.Model) -> list[ir.Node]:
     """The nodes of the registry's domain and operators, in subgraphs and functions too."""
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    if not any(op_registry.DOMAIN in owner.opset_imports for owner in owners):
+        return []
     known = set(op_registry.names())
     return [
         node

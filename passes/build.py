@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, Reshape, Transpose, Units
-from fa_compiler.passes.nodes import all_graphs, graph_opset, int_attr
+from fa_compiler.passes.nodes import graph_opset, int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -27,10 +27,10 @@ class Names:
     taken: set[str]
 
     @staticmethod
-    def of(model: ir.Model) -> Names:
-        """All names in use anywhere in the model."""
+    def of(graphs: Iterable[ir.Graph]) -> Names:
+        """All names in use anywhere in the graphs of a model."""
         taken: set[str] = set()
-        for graph in all_graphs(model):
+        for graph in graphs:
             taken.update(name for value in graph.inputs if (name := value.name))
             taken.update(graph.initializers)
             for node in graph:

@@ -18,7 +18,7 @@ from fa_compiler.passes.emit import OP, Emitter, Fused
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import all_graphs, remember_versions
+from fa_compiler.passes.nodes import remember_versions
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
@@ -38,18 +38,18 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     started = time.perf_counter()
     options = options or Options()
     inline_functions(model)
-    remember_versions(model)
+    graphs = remember_versions(model)
     info = analyse(model)
     run = _Run(
         info,
         Matcher(info, ValueSets(info), Bounds(info), options),
         options,
-        Names.of(model),
+        Names.of(graphs),
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [],
     )
-    blocks = [block for graph in all_graphs(model) for block in run.fuse_graph(graph)]
+    blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
         model.graph.opset_imports[DOMAIN] = VERSION
     return Report(

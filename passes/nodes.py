@@ -69,14 +69,19 @@ def graph_opset(graph: ir.Graph) -> int:
     return int(graph.meta.get(OPSET, 1))
 
 
-def remember_versions(model: ir.Model) -> None:
-    """Note in every graph what only the model knows: its opset and whether its initializers are constants."""
+def remember_versions(model: ir.Model) -> list[ir.Graph]:
+    """Note in every graph what only the model knows: its opset and whether its initializers are constants.
+
+    Returns the graphs: the main one and the subgraphs in it.
+    """
     imports = model.opset_imports
     version = imports.get("", imports.get("ai.onnx", 1))
     legacy = model.ir_version is not None and model.ir_version < IR_WITH_CONSTANTS
-    for graph in all_graphs(model):
+    graphs = all_graphs(model)
+    for graph in graphs:
         graph.meta[OPSET] = version
         graph.meta[LEGACY_INITIALIZERS] = legacy
+    return graphs
 
 
 def int_attr(node: ir.Node, name: str, default: int) -> int:

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes.build import Names
+from fa_compiler.passes.nodes import all_graphs
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from tests.passes.running import parse
 
@@ -99,6 +100,6 @@ def test_a_cycle_is_found() -> None:
 def test_names_of_the_whole_model() -> None:
     body = "a = Neg(q) y = If (c) <then_branch = g1 () => (float[B,4,S,8] inner) { inner = Relu(a) }, "
     body += "else_branch = g2 () => (float[B,4,S,8] u) { w = Constant<value=float {1.0}>() u = Mul(q, w) }>"
-    made = Names.of(ir.from_proto(parse(body, "bool c")))
+    made = Names.of(all_graphs(ir.from_proto(parse(body, "bool c"))))
     assert {"q", "a", "y", "inner", "u", "w"} <= made.taken
     assert [made.new("inner"), made.new("inner"), made.new("free")] == ["inner_2", "inner_3", "free"]
