@@ -128,10 +128,9 @@ class _Run:
 
     def _convert(self, node: ir.Node, emitter: Emitter) -> Block:
         """Put a FlashAttentionScore in the place of an attention operator."""
-        name, matcher = label(node) or "", self.matcher
+        name = label(node) or ""
         try:
-            call = Call.of(node, self.info, matcher.sets, matcher.bounds, self.options, emitter.builder)
-            converted = convert(call)
+            converted = convert(Call.of(node, self.matcher, emitter.builder))
             fused = emitter.emit(converted.match)
         except Decline as decline:
             return _declined(name, decline)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder
@@ -26,8 +27,10 @@ from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.match import AttentionMatch, Roles, shared_heads
 from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
+from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.probabilities import FLOATS
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -72,10 +75,14 @@ class Call:
     builder: Builder
     viewer: Viewer
 
+    positions: dict[Shape, Positions]
+
     @staticmethod
-    def of(node: ir.Node, info: ShapeInfo, sets: ValueSets, bounds: Bounds, options: Options, builder: Builder) -> Call:
-        """A call with an axis space of its own."""
-        return Call(node, info, sets, bounds, options, builder, Viewer(info, AxisSpace()))
+    def of(node: ir.Node, matcher: Matcher, builder: Builder) -> Call:
+        """A call with an axis space of its own and what the matcher knows of the model."""
+        info = matcher.info
+        viewer = Viewer(info, AxisSpace())
+        return Call(node, info, matcher.sets, matcher.bounds, matcher.options, builder, viewer, matcher.positions)
 
     # -- what the node says -----------------------------------------------------------------------------
 
@@ -166,7 +173,10 @@ class Call:
 
     def aligned(self, value: ir.Value, scores: Arrangement) -> View:
         """The furthest view of a value that broadcasts to the scores, its dimensions running along theirs."""
-        dims = self.viewer.alignment(value, scores, self.node)
+        return self.along(value, self.viewer.alignment(value, scores, self.node))
+
+    def along(self, value: ir.Value, dims: Arrangement) -> View:
+        """The furthest view of a value whose dimensions run along these axes of the scores."""
         for shallow in (False, True):
             view = self.viewer.view(value, factors=False, shallow=shallow)
             pairs = [] if view is None else list(zip(view.dims, dims, strict=True))

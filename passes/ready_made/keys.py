@@ -18,17 +18,19 @@ A float mask that excludes a row's every key gives 0 there, in ai.onnx Attention
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
-from fa_compiler.passes.band import Band, sparse_mode
+from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.terms import Add, Masked, Shift
+from fa_compiler.passes.structure import Structure, structure
+from fa_compiler.passes.terms import Add, Masked, SelectTerm, Shift
 
 INT64 = ir.DataType.INT64
 RANGE_SINCE = 11
@@ -81,15 +83,19 @@ class Keys:
         return parts[0] if len(parts) == 1 else self._op("Or", *parts)
 
     def plan(
-        self, scores: Arrangement, masked: list[Masked], shifts: tuple[Shift, ...], window: Window | None
+        self,
+        scores: Arrangement,
+        masked: list[Masked],
+        shifts: tuple[Shift, ...],
+        window: Window | None,
+        mode: SparseMode | None = None,
     ) -> MaskPlan:
-        """The plan of these parts; a row that they leave without a key gives 0.
+        """The plan of these parts; a row that they leave without a key gives 0. There is no window beside a mode.
 
         The window becomes a sparse_mode where one says the same in every run and nothing else depends on the row.
         """
         space = self.call.viewer.space
         rows, columns = space.size(scores[2]), space.size(scores[3])
-        mode = None
         if window is not None:
             own = {axis for part in masked for dim in part.view.base_dims for axis in space.resolve(dim)}
             plain = not own.intersection(space.resolve(scores[2])) and (self.call.options.target == "ort" or not masked)
@@ -98,9 +104,28 @@ class Keys:
                 self._check_computable(window)
                 excluded = self.outside(window.low, window.high)
                 masked = [*masked, Masked(self.call.aligned(excluded, scores))]
-        never = not masked and (window is None or window.band.never_empty(rows, columns))
+        never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
         return MaskPlan(masked=tuple(masked), shifts=shifts, mode=mode, empty_rows=empty)
+
+    def excluded(
+        self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
+    ) -> tuple[list[Masked], SparseMode | None]:
+        """A mask that excludes where its truth value is `when`: by its structure (structure.py) where it has one.
+
+        With `band` that may be a sparse_mode.
+        """
+        call = self.call
+        dims = call.viewer.alignment(mask, scores, call.node)
+        term = SelectTerm(call.node, mask, not when, -math.inf, dims)
+        found = structure([term], scores[2], scores[3], call.viewer, call.positions)
+        if found is None or (found.mode is not None and not (band and self._has_room(found))):
+            return [Masked(call.along(mask, dims), when)], None
+        return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
+
+    def _has_room(self, found: Structure) -> bool:
+        """Only the CPU kernel takes a mask beside a band."""
+        return self.call.options.target == "ort" or not found.padding
 
     def _check_computable(self, window: Window) -> None:
         bounds = ((window.band.lower, window.low), (window.band.upper, window.high))
@@ -116,7 +141,7 @@ class Keys:
         view = call.aligned(full, scores)
         values, bounds = call.sets.of(mask), call.bounds.of(mask)
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
-        if values is not None and values <= excluding | {0.0}:
+        if self.only_excludes(mask, lowest):
             return ([Masked(view)] if excluding or full is not mask else []), ()
         bias: tuple[Shift, ...] = (Add(view, 1.0),)
         harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
@@ -125,6 +150,11 @@ class Keys:
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
         excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
         return [Masked(call.aligned(excluded, scores))], bias
+
+    def only_excludes(self, mask: ir.Value, lowest: float) -> bool:
+        """Is a float mask proven to hold nothing but 0 and excluding numbers?"""
+        values = self.call.sets.of(mask)
+        return values is not None and all(x == 0.0 or x <= lowest for x in values)
 
     def length(self, measure: Measure) -> ir.Value:
         """The length as a vector of one element."""

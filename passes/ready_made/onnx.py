@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
-from fa_compiler.passes.band import Band
+from fa_compiler.passes.band import Band, SparseMode
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.probabilities import FLOATS
@@ -113,14 +113,10 @@ class _Attention:
 
     def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
         call = self.call
-        masked: list[Masked] = []
-        shifts: tuple[Shift, ...] = ()
-        mask = call.input(3)
-        if mask is not None:
-            masked, shifts = self._given(mask, keys, scores)
         lengths, window = call.input(6), self._window()
+        masked, shifts, mode = self._given(keys, scores, band=window is None)
         if lengths is None:
-            return keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys))
+            return keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
         low, high = (None, None) if window is None else window
         if high is None or high > 0:
             masked.append(Masked(call.aligned(keys.beyond(lengths), scores)))
@@ -128,7 +124,7 @@ class _Attention:
             offset = keys.less(keys.by_batch(lengths), keys.length(keys.rows))
             bounds = [None if bound is None else keys.more(offset, bound) for bound in (low, high)]
             masked.append(Masked(call.aligned(keys.outside(*bounds), scores)))
-        return keys.plan(scores, masked, shifts, None)
+        return keys.plan(scores, masked, shifts, None, mode)
 
     def _window(self) -> tuple[int | None, int | None] | None:
         """How far from its position a query sees, before and after; None when everywhere."""
@@ -162,16 +158,24 @@ class _Attention:
         windows = {"left_window_size", "right_window_size"}.intersection(self.call.node.attributes)
         return not windows and self.call.info.dtype(self.call.needed(0)) in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
-    def _given(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> tuple[list[Masked], tuple[Shift, ...]]:
-        """attn_mask as exclusions and bias."""
-        call, dtype = self.call, self.call.info.dtype(mask)
+    def _given(
+        self, keys: Keys, scores: Arrangement, band: bool
+    ) -> tuple[list[Masked], tuple[Shift, ...], SparseMode | None]:
+        """attn_mask as exclusions, bias and, with `band`, a sparse_mode."""
+        call, mask = self.call, self.call.input(3)
+        if mask is None:
+            return [], (), None
+        dtype = call.info.dtype(mask)
         full = self._filled_up(mask, keys, scores)
-        if dtype == ir.DataType.BOOL:
-            return [Masked(call.aligned(full, scores), when=False)], ()
-        if dtype not in FLOATS:
+        if dtype not in (ir.DataType.BOOL, *FLOATS):
             raise call.decline(Code.DTYPE, "attn_mask is neither boolean nor float32, float16 or bfloat16")
-        lowest = float(dtype.min) if self._in_runtime() else -math.inf
-        return keys.added(mask, full, scores, lowest)
+        assert dtype is not None
+        boolean = dtype == ir.DataType.BOOL
+        lowest = float(dtype.min) if self._in_runtime() and not boolean else -math.inf
+        if boolean or (full is mask and keys.only_excludes(mask, lowest)):
+            masked, mode = keys.excluded(full, not boolean, scores, band)
+            return masked, (), mode
+        return *keys.added(mask, full, scores, lowest), None
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
         """A mask that is known to be shorter than the keys, filled up with "excluded"."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
 from tests.passes.operators import Operator, check_same, declined
-from tests.passes.running import Array, assert_same, fused, run
+from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
 LOWEST = float(np.finfo(np.float32).min)
 CAUSAL = {"is_causal": 1}
@@ -243,6 +243,36 @@ def test_ascend(name: str) -> None:
     operator = attention(**{"opset": 24, "fixed": True, **features, "dtype": "float16"})
     report = fused(operator.model(operator.feeds()), "ascend")[1]
     assert report.blocks[0].status == "fused", report.blocks[0].reason
+
+
+SIZES = "sh = Shape(q) s = Gather<axis=0>(sh, two) kh = Shape(k) t = Gather<axis=0>(kh, two) "
+POSITIONS = "i0 = Range(zero, s, one) i = Unsqueeze(i0, last) j = Range(zero, t, one) "
+STRUCTURES = {
+    "causal": ("m = LessOrEqual(j, i) ", "causal"),
+    "to the end": ("off = Sub(t, s) e = Add(i, off) m = LessOrEqual(j, e) ", "causal"),
+    "as floats": ("b = LessOrEqual(j, i) m = Where(b, nought, low) ", "causal"),
+    "with padding": ("b = LessOrEqual(j, i) p = Unsqueeze(pad, inner) m = And(b, p) ", "causal+atten_mask"),
+    "padding": ("p = Unsqueeze(pad, inner) f = ConstantOfShape<value = bool[1] {1}>(st) m = And(f, p) ", "atten_mask"),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structural_masks(name: str) -> None:
+    """A mask that is computed from positions becomes a sparse_mode; one of keys alone does not grow with the rows."""
+    body, mask = STRUCTURES[name]
+    model = parse(
+        SIZES + POSITIONS + "s1 = Unsqueeze(s, zero1) t1 = Unsqueeze(t, zero1) "
+        "st = Concat<axis=0>(s1, t1) " + body + "y = Attention(q, k, v, m)",
+        "bool[B,T] pad",
+        opset=23,
+        ir_version=10,
+        initializers="<int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64[1] last = {1}, int64[1] zero1 = {0}, "
+        "int64[2] inner = {1, 2}, float nought = {0}, float low = {-3.4028234663852886e38}>",
+    )
+    feeds = random_feeds(model, pad=np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]], np.bool_))
+    result, report = fused(model)
+    assert report.blocks[0].mask == mask
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
 SEQUENCES = st.integers(1, 6)
