@@ -43,16 +43,39 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def print_report(report: Report, explain: bool) -> None:
-    """The table of blocks, with `explain` the sentences too, then the summary."""
+    """The table of blocks, what to change for those declined, with `explain` the sentences too, then the summary."""
     out = console()
     if report.blocks:
         out.print(_table(("block", "status", "anchor", "what"), (_row(block) for block in report.blocks)))
     if explain:
         for block in report.blocks:
             _explain(out, block)
+    else:
+        for hint, blocks in _hints(report).items():
+            out.print(Text(printable(f"{'blocks' if len(blocks) > 1 else 'block'} {_ranges(blocks)}, try: {hint}")))
     for note in report.notes:
         out.print(Text(printable(note)))
     out.print(Text(summary(report)))
+
+
+def _hints(report: Report) -> dict[str, list[int]]:
+    """Every hint, and the blocks it is for."""
+    found: dict[str, list[int]] = {}
+    for block in report.blocks:
+        if block.status == "declined" and block.hint:
+            found.setdefault(block.hint, []).append(block.id)
+    return found
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in a few words: 0-3, 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def summary(report: Report) -> str:

@@ -70,6 +70,13 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
     return None
 
 
+def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
+    """The operand of unknown rank that keeps a product from being told as one."""
+    if not (is_op(node, "MatMul", "Gemm", "Einsum") or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
+        return None
+    return next((value.name for value in node.inputs if value is not None and info.shape(value) is None), None)
+
+
 def _flags(node: ir.Node) -> tuple[bool, bool]:
     return bool(int_attr(node, "transA", 0)), bool(int_attr(node, "transB", 0))
 

@@ -17,11 +17,14 @@ def label(node: ir.Node | None) -> str | None:
 
 
 class Decline(Exception):
-    """Raised by any helper that cannot go on; caught once per anchor. Not an error: an expected answer."""
+    """Raised by any helper that cannot go on; caught once per anchor. Not an error: an expected answer.
+
+    The hint says what to change; without one it is what the code advises.
+    """
 
     def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.culprit = culprit
-        self.hint = hint
+        self.hint = hint or code.advice

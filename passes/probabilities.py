@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.contraction import Contraction, contraction
+from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import constant, int_attr, is_op, reduced_axes
@@ -106,6 +106,8 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
             _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
             side = 0 if product.operands[0] is current else 1
             return ProbabilityPath(product, side, tuple(nodes), guard)
+        if (unknown := unknown_rank(node, viewer.info)) is not None:
+            raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if not _passes_on(node, current, viewer) and operand(node, current) is None:
             raise Decline(
                 Code.PROBABILITY_TERM,

@@ -14,52 +14,125 @@ SCHEMA = 1
 
 
 class Code(StrEnum):
-    """Why a block was not fused. The value is what the JSON report holds; the docstring is its meaning."""
+    """Why a block was not fused. The value is what the JSON report holds.
+
+    `meaning` is a sentence about all blocks with the code. `advice` is what the user can change, where there is
+    something: a decline that knows no better hint gives it.
+    """
 
     meaning: str
+    advice: str | None
 
-    def __new__(cls, value: str, meaning: str) -> Code:
+    def __new__(cls, value: str, meaning: str, advice: str | None = None) -> Code:
         member = str.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
+        member.advice = advice
         return member
 
     # What the operator cannot express.
     SOFTCAP = "softcap", "the scores go through c*tanh(x/c), which FlashAttentionScore cannot express"
-    SCORES_ARE_OUTPUT = "scores_are_output", "the score matrix is an output of the model or is read elsewhere"
+    SCORES_ARE_OUTPUT = (
+        "scores_are_output",
+        "the score matrix is an output of the model or is read elsewhere",
+        "leave out what reads the scores: export again without them among the outputs",
+    )
     PROBABILITIES_ARE_OUTPUT = (
         "probabilities_are_output",
         "the attention probabilities are an output of the model or are read elsewhere",
+        "leave out what reads the probabilities: export again with output_attentions=False (torch.nn: "
+        "need_weights=False)",
     )
     HEAD_SIZE_OVER_768 = "head_size_over_768", "the head size exceeds the operator's limit of 768"
     # What could not be proven or recognised.
     NO_SCORES_MATMUL = "no_scores_matmul", "no matrix product query x key feeds the softmax"
     NO_VALUE_MATMUL = "no_value_matmul", "no matrix product with the values follows the softmax"
-    AXIS = "softmax_axis", "the softmax does not run over the key axis"
+    AXIS = (
+        "softmax_axis",
+        "the softmax does not run over the key axis",
+        "where the model means the key axis: export again with opset 13 or newer (an older Softmax flattens every axis "
+        "behind its own), and with known ranks",
+    )
     OVERFLOW = (
         "softmax_overflows",
         "a softmax spelt without subtracting the maximum overflows where the operator does not",
+        "write it as a Softmax, or subtract the maximum of each row before the exponential",
     )
-    RANK = "rank", "the scores or operands have an unknown or unsupported rank"
-    SHAPE = "shape", "the shapes of the operands could not be proven to fit together"
-    DTYPE = "dtype", "a data type is unknown or one the operator does not take"
-    CAST = "cast", "a cast between the operands changes the result"
-    SCALE = "scale", "the scale is not one finite number known before the model runs"
-    SCORE_TERM = "score_term", "an operation on the scores has no counterpart in the operator"
+    RANK = (
+        "rank",
+        "the scores or operands have an unknown or unsupported rank",
+        "declare the shapes of the model's inputs, or run ONNX's shape inference on it",
+    )
+    SHAPE = (
+        "shape",
+        "the shapes of the operands could not be proven to fit together",
+        "export again with fixed head counts and head sizes, and one name for each size that is the same in every run",
+    )
+    DTYPE = (
+        "dtype",
+        "a data type is unknown or one the operator does not take",
+        "convert the model to float32, float16 or bfloat16",
+    )
+    CAST = (
+        "cast",
+        "a cast between the operands changes the result",
+        "export again without autocast, so that scores and probabilities keep one type or a wider one",
+    )
+    SCALE = (
+        "scale",
+        "the scale is not one finite number known before the model runs",
+        "make the scale a constant of the model, or scale the query by it",
+    )
+    SCORE_TERM = (
+        "score_term",
+        "an operation on the scores has no counterpart in the operator",
+        "write what it does as a tensor that is added to the scores, or as Where with one number",
+    )
     PROBABILITY_TERM = (
         "probability_term",
         "an operation on the probabilities has no counterpart in the operator",
+        "leave out what is done to the probabilities: export for inference (model.eval()), without head_mask",
     )
     MASK_VALUE = "mask_value", "a mask constant is too small to outweigh every score"
     EMPTY_ROWS = "empty_rows", "what a fully masked row gives could not be kept"
-    FUNCTION = "function", "the softmax lies in a model-local function that could not be inlined"
-    SCOPE = "scope", "the attention is spread over a graph and its subgraphs (If, Loop)"
-    TRAINING = "training", "the probabilities are read by a backward part that could not be fused with them"
-    BIAS_GRADIENT = "bias_gradient", "the bias needs a gradient, which FlashAttentionScoreGrad does not give"
-    READY_MADE = "ready_made", "the model already holds a fused attention operator here; it is left as it is"
-    ILLEGAL = "illegal_for_target", "the fused node would break a constraint of the target"
+    FUNCTION = (
+        "function",
+        "the softmax lies in a model-local function that could not be inlined",
+        "export again with one opset for the model and its functions",
+    )
+    SCOPE = (
+        "scope",
+        "the attention is spread over a graph and its subgraphs (If, Loop)",
+        "export the branches as models of their own, such as a decoder with and one without a cache",
+    )
+    TRAINING = (
+        "training",
+        "the probabilities are read by a backward part that could not be fused with them",
+        "where no gradient is needed: export again for inference (model.eval())",
+    )
+    BIAS_GRADIENT = (
+        "bias_gradient",
+        "the bias needs a gradient, which FlashAttentionScoreGrad does not give",
+        "freeze the bias, where its gradient is not needed",
+    )
+    READY_MADE = (
+        "ready_made",
+        "the model already holds a fused attention operator here; it is left as it is",
+        'export again with attention in plain operators: attn_implementation="eager", or an opset below 23',
+    )
+    ILLEGAL = (
+        "illegal_for_target",
+        "the fused node would break a constraint of the target",
+        "--target ort has fewer limits than a product; another --soc-version or --cann may have, too",
+    )
     # Not attention at all.
     NOT_ATTENTION = "not_attention", "a softmax that is not followed by a product with values"
+
+
+INEXPRESSIBLE = frozenset(
+    (Code.SOFTCAP, Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT, Code.HEAD_SIZE_OVER_768)
+)
+"""What the operator cannot express, as far as the model has to keep its outputs."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.contraction import Contraction, contraction
+from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import input_of, is_op
@@ -116,6 +116,8 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         found = contraction(node, viewer.info)
         if found is not None:
             return ScorePath(found, tuple(reversed(steps)))
+        if (unknown := unknown_rank(node, viewer.info)) is not None:
+            raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         behind = not inner and all(isinstance(step, Rearrange) for step in steps)
         step, current = (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
         steps.append(step)
