@@ -4,7 +4,7 @@
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
              | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA/B = 0, alpha
              | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
-                                                  operand, no ellipsis
+                                                  operand; an ellipsis stands for batch dimensions, as in MatMul
 
 A label that is in both operands and in the output is a batch dimension, one that is in both operands
 and not in the output is summed over. Everything else is refused: the caller then has no product here.
@@ -107,22 +107,31 @@ def _matmul(
 
 
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
-    equation = node.attributes["equation"].as_string().replace(" ", "")
-    if "." in equation:
-        return None
-    sides = equation.split("->")
+    first, second = info.shape(left), info.shape(right)
+    sides = node.attributes["equation"].as_string().replace(" ", "").split("->")
     terms = sides[0].split(",")
-    if len(terms) != 2 or any(len(set(term)) != len(term) for term in terms):
+    if first is None or second is None or len(terms) != 2:
         return None
-    if len(sides) == 2:
-        out = sides[1]
-    else:
-        out = "".join(sorted(label for label in set(terms[0] + terms[1]) if (terms[0] + terms[1]).count(label) == 1))
-    for term, value in zip(terms, (left, right), strict=True):
-        shape = info.shape(value)
-        if shape is None or len(shape) != len(term):
-            return None
-    dropped = (set(terms[0]) ^ set(terms[1])) - set(out)
-    if dropped:
+    if len(sides) == 1:
+        letters = "".join(terms).replace(".", "")
+        once = sorted(label for label in set(letters) if letters.count(label) == 1)
+        sides.append(("..." if "..." in sides[0] else "") + "".join(once))
+    hidden = [len(shape) - len(term.replace(".", "")) for term, shape in zip(terms, (first, second), strict=True)]
+    if any(count < 0 or (count > 0 and "..." not in term) for term, count in zip(terms, hidden, strict=True)):
         return None
-    return Contraction(node, (left, right), (tuple(terms[0]), tuple(terms[1])), tuple(out))
+    if len({count for term, count in zip(terms, hidden, strict=True) if "..." in term}) > 1:
+        return None  # ONNX Runtime refuses it
+    if ("..." in sides[0]) != ("..." in sides[1]):
+        return None
+    batch = tuple(f"b{index}" for index in range(max(hidden)))
+    labels = tuple(_labels(term, batch[len(batch) - count :]) for term, count in zip(terms, hidden, strict=True))
+    out = _labels(sides[1], batch)
+    if any(len(set(each)) != len(each) for each in (*labels, out)) or (set(labels[0]) ^ set(labels[1])) - set(out):
+        return None
+    return Contraction(node, (left, right), (labels[0], labels[1]), out)
+
+
+def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
+    """The labels of one term, with `batch` in place of its ellipsis: aligned from the right, as they are broadcast."""
+    before, dots, after = term.partition("...")
+    return (*before, *(batch if dots else ()), *after)
