@@ -191,12 +191,12 @@ def _detach(model: ir.Model, files: dict[str, Path]) -> None:
         return tensor
 
     for holder in _holders(model):
-        if isinstance(holder, ir.Value):
-            holder.const_value = own(_tensor_of(holder))
-        else:
+        tensor = own(_tensor_of(holder))
+        if isinstance(holder, tuple):
             node, attribute = holder
-            tensor = own(_tensor_of(holder))
             node.attributes[attribute.name] = ir.AttrTensor(attribute.name, tensor, doc_string=attribute.doc_string)
+        else:
+            holder.const_value = tensor
 
 
 _Holder = ir.Value | tuple[ir.Node, ir.Attr]
@@ -204,7 +204,8 @@ _Holder = ir.Value | tuple[ir.Node, ir.Attr]
 
 
 def _tensor_of(holder: _Holder) -> ir.TensorProtocol:
-    tensor = holder.const_value if isinstance(holder, ir.Value) else holder[1].as_tensor()
+    # `as_tensor` would compare the tensor with a whole protocol, which takes longer than all else here.
+    tensor = holder[1].value if isinstance(holder, tuple) else holder.const_value
     assert tensor is not None
     return tensor
 
