@@ -98,21 +98,24 @@ class _Run:
             match = self.matcher.match(anchor)
             fused = emitter.emit(match)
         except Decline as decline:
-            return self._fuse_pair(anchor, emitter) or [_declined(name, decline)]
+            return self._fuse_pair(anchor, emitter, decline) or [_declined(name, decline)]
         return [self._fused(name, match, fused)]
 
-    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter) -> list[Block]:
-        """The blocks of an attention and its gradient; none when the gradient is not there."""
+    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, alone: Decline) -> list[Block]:
+        """The blocks of an attention and its gradient; none when the gradient is not there.
+
+        `alone` is why the attention was not fused by itself.
+        """
         name = label(anchor.node) or ""
         try:
             pair = fuse_pair(anchor, self.matcher, emitter)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
-            alone = Decline(decline.code, reason, decline.culprit, decline.hint)
+            forward = _declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
             backward = _declined(label(decline.gradient) or name, decline)
-            return [replace(_declined(name, alone), pair=1), replace(backward, kind="backward", pair=-1)]
+            return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         except Decline as decline:
-            return [_declined(name, decline)]
+            return [_declined(name, decline)] if alone.code == Code.TRAINING else []
         if pair is None:
             return []
         forward = self._fused(name, pair.match.forward, pair.fused)

@@ -122,11 +122,14 @@ class Backward:
         self.nodes.append(gradient)
 
         def land() -> None:
+            landed: set[ir.Value] = set()
             for place, result in pairs:
                 maker = place.value.producer()
                 assert maker is not None
                 self.emitter.replaced.append(maker)
-                replace_value(place.value, result)
+                # The same gradient may be asked for twice: each place has its own name.
+                replace_value(place.value, self.emitter.builder.alias(result) if result in landed else result)
+                landed.add(result)
             self.emitter.replaced.extend(self.record.dead)
 
         return land

@@ -108,12 +108,16 @@ class PairDecline(Decline):
 def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
     """The attention around an anchor together with its gradient; None when there is nothing like a gradient.
 
-    Raises Decline when there is one that cannot be fused.
+    Raises PairDecline when there is one that cannot be fused, or the Decline of the forward part.
     """
+    failure: Decline | None = None
     for path in paths(anchor, matcher):
         try:
             match, findings = match_forward(anchor, matcher, path)
-        except Decline:
+        except Decline as decline:
+            # The other ways end in products that sum over something else than the keys.
+            if decline.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
+                failure = failure or decline
             continue
         finder = _Finder(match, findings, matcher)
         try:
@@ -121,6 +125,8 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         except PairDecline as decline:
             decline.gradient = finder.gradients[0].node
             raise
+    if failure is not None:
+        raise failure
     return None
 
 
@@ -322,6 +328,9 @@ class _Finder:
         who = "it is a model output" if reader is None else f"{label(reader)} reads it"
         tensor = self.region.tensors.get(value)
         culprit = value.producer() if reader is None else reader
+        if is_op(reader, "Where"):
+            reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
+            return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient is not None:
             if any(isinstance(term, AddTerm) for term in self.findings.terms):
                 reason = (

@@ -1,0 +1,238 @@
+"""Look-alikes of attention's gradient: each is declined and left alone, or still gives what the model gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+from fa_compiler.passes import Code
+from tests.passes.gradients import assert_close, evaluate, fused_pair, named
+from tests.passes.running import parse, random_feeds, run
+
+BODY = {
+    "kt": "kt = Transpose<perm=[0,1,3,2]>(k)",
+    "s": "s = MatMul(q, kt)",
+    "x": "x = Mul(s, c)",
+    "m": "m = Identity(x)",
+    "p": "p = Softmax<axis=-1>(m)",
+    "y": "y = MatMul(p, v)",
+    "pt": "pt = Transpose<perm=[0,1,3,2]>(p)",
+    "dv": "dv = MatMul(pt, g)",
+    "vt": "vt = Transpose<perm=[0,1,3,2]>(v)",
+    "dp": "dp = MatMul(g, vt)",
+    "t": "t = Mul(dp, p)",
+    "r": "r = ReduceSum<keepdims=1>(t, last)",
+    "u": "u = Mul(p, r)",
+    "ds": "ds = Sub(t, u)",
+    "dm": "dm = Identity(ds)",
+    "dx": "dx = Mul(dm, c)",
+    "dq": "dq = MatMul(dx, k)",
+    "dxt": "dxt = Transpose<perm=[0,1,3,2]>(dx)",
+    "dk": "dk = MatMul(dxt, q)",
+}
+NUMBERS = (
+    "<float c = {0.4}, float c2 = {0.7}, int64[1] last = {-1}, int64[1] rows = {2}, float zero = {0.0}, "
+    "float low = {-3.4028234663852886e38}, float two = {2.0}, float one = {1.0}>"
+)
+INPUTS = "float[B,4,6,8] q, float[B,4,6,8] k, float[B,4,6,8] v, float[B,4,6,8] g"
+OUTPUTS = ["y", "dq", "dk", "dv"]
+SELECTED = {"m": "m = Where(keep, x, low)", "dm": "dm = Where(keep, ds, zero)"}
+KEEP = "bool[B,1,1,6] keep"
+
+
+def model(changes: Mapping[str, str], more: str = "", outputs: tuple[str, ...] = ()) -> onnx.ModelProto:
+    """The plain graph with some lines written otherwise; rows and keys are as many, so that shapes tell nothing."""
+    body = " ".join({**BODY, **changes}.values())
+    results = [f"float[B,4,6,8] {name}" for name in OUTPUTS] + list(outputs)
+    return parse(body, more, inputs=INPUTS, outputs=", ".join(results), initializers=NUMBERS)
+
+
+DECLINED = {
+    "no row sum": ({"ds": "ds = Identity(t)"}, Code.TRAINING),
+    "row sum over the rows": ({"r": "r = ReduceSum<keepdims=1>(t, rows)"}, Code.TRAINING),
+    "row sum of the gradient alone": ({"r": "r = ReduceSum<keepdims=1>(dp, last)"}, Code.TRAINING),
+    "twice the row sum": ({"u": "uu = Mul(p, r) u = Mul(uu, two)"}, Code.TRAINING),
+    "the row sum added": ({"ds": "ds = Add(t, u)"}, Code.TRAINING),
+    "probabilities squared": ({"u": "pp = Mul(p, p) u = Mul(pp, r)"}, Code.TRAINING),
+    "values of another tensor": ({"vt": "vt = Transpose<perm=[0,1,3,2]>(q)"}, Code.TRAINING),
+    "values in another order": ({"vt": "w = Transpose<perm=[0,1,3,2]>(v) vt = Relu(w)"}, Code.TRAINING),
+    "gradient of the output changed for dv": ({"dv": "g2 = Relu(g) dv = MatMul(pt, g2)"}, Code.TRAINING),
+    "dv without transposition": ({"dv": "dv = MatMul(p, g)"}, Code.TRAINING),
+    "dq without the key": ({"dq": "k2 = Relu(k) dq = MatMul(dx, k2)"}, Code.TRAINING),
+    "dq from the transposed gradient": ({"dq": "dz = Transpose<perm=[0,1,3,2]>(dx) dq = MatMul(dz, k)"}, Code.TRAINING),
+    "dk from the gradient as it is": ({"dk": "dk = MatMul(dx, q)"}, Code.TRAINING),
+    "dq and dk confused": ({"dq": "dq = MatMul(dx, q)"}, Code.TRAINING),
+    "a probability squared in dv": ({"pt": "pp = Mul(p, p) pt = Transpose<perm=[0,1,3,2]>(pp)"}, Code.TRAINING),
+    "dv from the scores' gradient": (
+        {"dk": "dk = MatMul(dxt, q) e = Add(dk, dv)", "dv": "dv = MatMul(pt, q)"},
+        Code.TRAINING,
+    ),
+    "a term in the gradient": ({"dm": "dm = Add(ds, c2)"}, Code.TRAINING),
+    "another nonlinearity": ({"dm": "dm = Tanh(ds)"}, Code.TRAINING),
+    "another softmax": ({"t": "p2 = Softmax<axis=-1>(s) t = Mul(dp, p2)"}, Code.SCORES_ARE_OUTPUT),
+    "rounded to integers": ({"dm": "i = Cast<to=7>(ds) dm = Cast<to=1>(i)"}, Code.TRAINING),
+    "softmax gradient over the rows": (
+        {"ds": "ds = com.microsoft.SoftmaxGrad_13<axis=2>(dp, p)"},
+        Code.TRAINING,
+    ),
+}
+
+
+def declined(original: onnx.ModelProto, code: Code) -> None:
+    changed, report = fused_pair(original)
+    assert not any(block.status == "fused" for block in report.blocks)
+    assert report.blocks[0].code == code, report.blocks[0]
+    assert report.blocks[0].culprit and report.blocks[0].reason
+    assert changed == ir.to_proto(ir.from_proto(original)), "a declined model was changed"
+
+
+@pytest.mark.parametrize(("changes", "code"), DECLINED.values(), ids=DECLINED)
+def test_a_look_alike_is_declined(changes: Mapping[str, str], code: Code) -> None:
+    declined(model(changes), code)
+
+
+MASKS = {
+    "another mask": {"dm": "dm = Where(other, ds, zero)"},
+    "the mask turned round": {"dm": "dm = Where(keep, zero, ds)"},
+    "the mask negated": {"dm": "drop = Not(keep) dm = Where(drop, ds, zero)"},
+    "ones instead of zeros": {"dm": "dm = Where(keep, ds, one)"},
+    "the mask along the rows": {"dm": "turned = Transpose<perm=[0,1,3,2]>(keep) dm = Where(turned, ds, zero)"},
+    "a selection beside an addend": {
+        "m": "b = Where(keep, zero, low) m = Add(x, b)",
+        "dm": "dm = Where(keep, ds, zero)",
+    },
+}
+
+
+@pytest.mark.parametrize("changes", MASKS.values(), ids=MASKS)
+def test_a_mask_that_is_not_the_forward_parts_is_declined(changes: Mapping[str, str]) -> None:
+    """An addend's mask counts as foreign, too: it says nothing about the gradient of a row that it masks whole."""
+    declined(model({**SELECTED, **changes}, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
+
+
+READ_ELSEWHERE = [
+    ("p", Code.PROBABILITIES_ARE_OUTPUT),
+    ("ds", Code.TRAINING),
+    ("dx", Code.TRAINING),
+    ("dp", Code.TRAINING),
+    ("t", Code.TRAINING),
+    ("s", Code.SCORES_ARE_OUTPUT),
+    ("pt", Code.TRAINING),
+]
+
+
+@pytest.mark.parametrize(("value", "code"), READ_ELSEWHERE)
+@pytest.mark.parametrize("how", ["output", "reader"])
+def test_inner_values_that_are_needed_elsewhere(value: str, code: Code, how: str) -> None:
+    shape = "[B,4,6,6]"
+    if how == "output":
+        declined(model({}, outputs=(f"float{shape} {value}",)), code)
+        return
+    if value == "p":
+        code = Code.TRAINING
+    declined(model({"dk": f"{BODY['dk']} z = Relu({value})"}, outputs=(f"float{shape} z",)), code)
+
+
+def test_a_bias_that_needs_a_gradient() -> None:
+    changes = {"m": "m = Add(x, b)", "dk": f"{BODY['dk']} db = ReduceSum<keepdims=1>(ds, first)"}
+    original = model(
+        {**changes, "kt": f"first = Constant<value_ints=[0]>() {BODY['kt']}"},
+        "float[1,4,6,6] b",
+        ("float[1,4,6,6] db",),
+    )
+    _, report = fused_pair(original)
+    assert [block.code for block in report.blocks] == [Code.BIAS_GRADIENT] * 2
+    assert "db" in (report.blocks[0].reason or "") and report.blocks[0].hint
+    declined(original, Code.BIAS_GRADIENT)
+
+
+STILL_RIGHT = {
+    "plain": {},
+    "another factor on one branch": {"dx": "dx = Mul(dm, c) dx2 = Mul(dm, c2)", "dq": "dq = MatMul(dx2, k)"},
+    "no factor at all": {"dx": "dx = Identity(dm)"},
+    "a factor behind": {"dx": "dx = Identity(dm)", "dq": "d1 = MatMul(dx, k) dq = Mul(d1, c)"},
+    "a negative gradient": {"ds": "ds = Sub(u, t)"},
+    "the gradient of the output scaled": {"dp": "g2 = Mul(g, two) dp = MatMul(g2, vt)"},
+    "the value scaled": {"vt": "v2 = Div(v, two) vt = Transpose<perm=[0,1,3,2]>(v2)"},
+    "nobody reads a gradient of the mask": {
+        "dk": f"{BODY['dk']} dead = ReduceSum<keepdims=1>(ds, last) dead2 = Relu(dead)"
+    },
+    "a shape is asked for": {"dk": f"{BODY['dk']} shape = Shape(ds) n = ReduceMax<keepdims=0>(shape)"},
+    "in double precision": {
+        "ds": "t2 = Cast<to=11>(t) u2 = Cast<to=11>(u) d2 = Sub(t2, u2) ds = Cast<to=1>(d2)",
+    },
+    "as onnxruntime-training has it": {"ds": "ds = com.microsoft.SoftmaxGrad_13<axis=-1>(dp, p)"},
+    "as one sum of three": {"ds": "minus = Neg(u) ds = Sum(t, minus)"},
+    "the key through another transposition": {"dq": "kk = Transpose<perm=[0,1,3,2]>(kt) dq = MatMul(dx, kk)"},
+    "the gradients transposed": {
+        "dq": "kz = Transpose<perm=[0,1,3,2]>(k) dz = MatMul(kz, dxt2) dq = Transpose<perm=[0,1,3,2]>(dz)",
+        "dx": "dx = Mul(dm, c) dxt2 = Transpose<perm=[0,1,3,2]>(dx)",
+    },
+    "the same product twice": {"dk": f"{BODY['dk']} again = MatMul(dx, k)", "dq": "dq = MatMul(dx, k)"},
+    "by einsum with another order of axes": {"dk": 'dk = Einsum<equation="bnst,bnsd->bntd">(dx, q)'},
+}
+
+
+@pytest.mark.parametrize("changes", STILL_RIGHT.values(), ids=STILL_RIGHT)
+def test_what_can_be_expressed_is_fused(changes: Mapping[str, str]) -> None:
+    """Any factor is kept: what the graph computes need not be the gradient."""
+    outputs = {"a shape is asked for": ("int64 n",), "the same product twice": ("float[B,4,6,8] again",)}
+    name = next(key for key, value in STILL_RIGHT.items() if value is changes)
+    original = model(changes, outputs=outputs.get(name, ()))
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    assert not {node.op_type for node in changed.graph.node} & {"Softmax", "MatMul", "Einsum", "SoftmaxGrad_13"}
+    for seed in range(3):
+        feeds = random_feeds(original, seed)
+        wanted = evaluate(original, feeds) if "onnxruntime-training" in name else named(original, run(original, feeds))
+        for output, value in wanted.items():
+            assert_close(evaluate(changed, feeds)[output], value, 1e-5)
+
+
+SAME_MASK = {
+    "the forward part's": "dm = Where(keep, ds, zero)",
+    "negated twice": "drop = Not(keep) dm = Where(drop, zero, ds)",
+    "cast to and fro": "flag = Cast<to=9>(keep) dm = Where(flag, ds, zero)",
+    "with a tensor of zeros": "zeros = Constant<value = float[1,1,1,6] {0,0,0,0,0,0}>() dm = Where(keep, ds, zeros)",
+}
+
+
+@pytest.mark.parametrize("line", SAME_MASK.values(), ids=SAME_MASK)
+def test_the_forward_parts_mask_in_other_words(line: str) -> None:
+    original = model({**SELECTED, "dm": line}, KEEP)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    for seed in range(4):
+        feeds = random_feeds(original, seed)
+        feeds["keep"][0] = False
+        wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+        for name, value in wanted.items():
+            assert_close(got[name], value, 1e-5)
+
+
+def test_an_attention_of_its_own_scores() -> None:
+    """Query, key and value are one tensor: each product is told by what it sums over."""
+    own = {
+        name: line.replace("(q, ", "(k, ").replace("(p, v)", "(p, k)").replace("(v)", "(k)").replace(", q)", ", k)")
+        for name, line in BODY.items()
+    }
+    original = model(own)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    feeds = random_feeds(original)
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
+def test_probabilities_read_by_something_else_than_a_gradient() -> None:
+    """No gradient at all: the reason is the ordinary one."""
+    body = (
+        "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, v) "
+        "z = ReduceMax<axes=[-1]>(p)"
+    )
+    _, report = fused_pair(parse(body, outputs="float[B,4,S,8] y, float[B,4,S,1] z"))
+    assert [(block.kind, block.code) for block in report.blocks] == [("forward", Code.PROBABILITIES_ARE_OUTPUT)]
