@@ -21,14 +21,15 @@ NAN_ROWS = ("", "zero", "infinite")
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry. `ops` are the operators it belongs to. An extension that is an attribute has `attr` and the
-    `values` it may take."""
+    """One entry. `ops` are the operators it belongs to. An extension that is an attribute has `attr`, and the `values`
+    it may take or, when it is a number, `kind` "Float": then any finite number."""
 
     id: str
     ops: tuple[str, ...]
     sentence: str
     attr: str | None = None
     values: tuple[str, ...] = ()
+    kind: str = "String"
 
 
 _FORWARD = ("FlashAttentionScore",)
@@ -84,6 +85,13 @@ EXTENSIONS = (
         "where(isnan(p), 0, p) does",
         attr="cpu_nan_rows",
         values=NAN_ROWS,
+    ),
+    Extension(
+        "EXT-MASK-VALUE",
+        _FORWARD,
+        "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax",
+        attr="cpu_mask_value",
+        kind="Float",
     ),
     Extension(
         "EXT-SINK-FLOAT",

@@ -8,6 +8,7 @@ is left out when there is one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -125,7 +126,10 @@ def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
     counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
     return {
         **{name: AttrSpec(name, "Int", False, 1) for name in counts},
-        **{name: AttrSpec(name, "String", False, "") for name in extensions.attributes(spec.name)},
+        **{
+            name: AttrSpec(name, entry.kind, False, "" if entry.kind == "String" else -math.inf)
+            for name, entry in extensions.attributes(spec.name).items()
+        },
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -139,9 +140,9 @@ def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def _extension_attr(entry: extensions.Extension, value: Any) -> Iterator[Fault]:
     name = str(entry.attr)
-    if value not in entry.values:
-        allowed = ", ".join(map(repr, entry.values))
-        yield Fault(name, f"{name} is {value!r}, expected one of {allowed}", "aclnn")
+    if value not in entry.values if entry.kind == "String" else not math.isfinite(value):
+        allowed = "one of " + ", ".join(map(repr, entry.values)) if entry.values else "a finite number"
+        yield Fault(name, f"{name} is {value!r}, expected {allowed}", "aclnn")
     else:
         yield Fault(name, f"{name} is an attribute of the CPU kernel only", "aclnn", INVALID, entry.id)
 

@@ -21,7 +21,12 @@ class Softmax(NamedTuple):
 
 
 def softmax(
-    scores: Floats, allowed: Bools, sink: float | None = None, empty_rows: str = "", nan_rows: str = ""
+    scores: Floats,
+    allowed: Bools,
+    sink: float | None = None,
+    empty_rows: str = "",
+    nan_rows: str = "",
+    mask_value: float = -np.inf,
 ) -> Softmax:
     """Softmax of [S1,S2] scores over the allowed keys; a sink takes part in max and sum, but has no value.
 
@@ -35,7 +40,12 @@ def softmax(
 
     Every other row is a plain IEEE softmax, NaN where that is undefined. `nan_rows`, the attribute cpu_nan_rows, makes
     such rows 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
+
+    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score and are read:
+    no row is empty.
     """
+    if np.isfinite(mask_value):
+        scores, allowed = np.where(allowed, scores, mask_value), np.ones_like(allowed)
     probabilities, row_max, row_sum = _plain(scores, allowed, sink)
     read = allowed
     undefined = np.isnan(row_sum)

@@ -366,6 +366,9 @@ EXTENDED = [
     ("EXT-SHIFT-FLOAT", "FA.9", forward({"real_shift": tensor((B, N1, S1, S2), "DT_FLOAT")}, {"pse_type": 0})),
     ("EXT-EMPTY-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
+    ("EXT-MASK-VALUE", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
+    ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 2})),
+    ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(1, N1, 1, 1)}, {"sparse_mode": 4})),
     ("EXT-VALUE-WIDER", "FA.4", forward({"value": tensor((B, N2, S2, D + 8))})),
     ("EXT-SINK-FLOAT", "FA.16", forward({"sink": tensor((N1,), "DT_FLOAT")}, dtype="DT_FLOAT")),
     (

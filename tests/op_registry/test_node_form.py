@@ -164,7 +164,7 @@ def test_the_extensions_have_ids_operators_and_sentences() -> None:
         assert entry.id.startswith("EXT-")
         assert set(entry.ops) <= set(names())
         assert entry.sentence
-        assert (entry.attr is None) == (not entry.values)
+        assert (entry.attr is None) == (not entry.values and entry.kind == "String")
         assert entry.attr is None or entry.attr.startswith("cpu_")
 
 

@@ -181,3 +181,13 @@ def test_mask_like_bias_is_added_in_float32(low):
     np.testing.assert_allclose(forward(inputs, dtype=None, pse_type=0)["attention_out"], want, **SINGLE)
     exact = naive_softmax(q.astype(np.float64) @ k.swapaxes(-1, -2) + low) @ v
     np.testing.assert_allclose(out(inputs, pse_type=0), exact, **EXACT)
+
+
+@pytest.mark.parametrize("fill", [-1e4, -2.0, 3.0])
+def test_a_masked_key_with_a_score(fill):
+    """cpu_mask_value: the softmax of the scores with that number in the masked places, rows without a key included."""
+    q, k, v = (random(x, 1, 2, s, 4) for x, s in ((0, 3), (1, 5), (2, 5)))
+    mask = np.array([[0, 1, 0, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], np.uint8)
+    want = naive_softmax(np.where(mask != 0, fill, q @ k.swapaxes(-1, -2))) @ v
+    got = out({"query": q, "key": k, "value": v, "atten_mask": mask}, cpu_mask_value=fill)
+    np.testing.assert_allclose(got, want, **EXACT)

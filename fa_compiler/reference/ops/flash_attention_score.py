@@ -23,13 +23,14 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
     empty_rows, nan_rows = _empty_rows(call, attention), _nan_rows(call)
+    mask_value = _mask_value(call)
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]
     row_sum = [np.zeros((side.heads, length)) for length in side.lengths]
     out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
     for batch, head, kv_head in attention.heads():
         sink = None if attention.sink is None else float(attention.sink[head])
         scores, allowed = attention.scores(batch, head, kv_head), attention.allowed(batch, head)
-        rows = softmax(scores, allowed, sink, empty_rows, nan_rows)
+        rows = softmax(scores, allowed, sink, empty_rows, nan_rows, mask_value)
         row_max[batch][head] = rows.max
         row_sum[batch][head] = rows.sum
         kept = attention.dropout.factors(batch, head)
@@ -58,4 +59,11 @@ def _nan_rows(call: Call) -> str:
     value = str(call.attrs.get("cpu_nan_rows", ""))
     if value not in NAN_ROWS:
         raise call.error("cpu_nan_rows", f"must be one of {', '.join(NAN_ROWS[1:])}, got {value!r}")
+    return value
+
+
+def _mask_value(call: Call) -> float:
+    value = float(call.attrs.get("cpu_mask_value", -np.inf))
+    if np.isnan(value) or value == np.inf:
+        raise call.error("cpu_mask_value", f"must be a finite number, got {value}")
     return value
