@@ -5,6 +5,7 @@ from __future__ import annotations
 from fa_compiler.passes.shape_rules import (  # noqa: F401  imported for the rules they register
     attention,
     contrib,
+    contrib_attention,
     elementwise,
     gather,
     generate,

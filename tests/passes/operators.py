@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
+from fa_compiler.passes import analyse
 from tests.passes.running import Array, Feeds, assert_same, fused, run
 
 SIZES = {"B": 2, "S": 4, "L": 4, "T": 6, "P": 3}
@@ -124,3 +126,18 @@ def declined(operator: Operator, target: str = "ort") -> tuple[str, str]:
     assert [node.op_type for node in result.graph.node] == [operator.op_type]
     assert block.code is not None and block.reason
     return block.code.value, block.reason
+
+
+def check_shapes(operator: Operator) -> None:
+    """What is inferred of the outputs' shapes, with the sizes put in, is what ONNX Runtime gives."""
+    feeds = operator.feeds()
+    model = operator.model(feeds)
+    graph = ir.from_proto(model)
+    info = analyse(graph)
+    given = {name: value for name, value in feeds.items() if name not in operator.constants}
+    outputs = [value for value in graph.graph.outputs if value.name]
+    for value, result in zip(outputs, run(model, given), strict=True):
+        shape = info.shape(value)
+        assert shape is not None, value.name
+        assert tuple(size.evaluate({**SIZES, **operator.sizes}) for size in shape) == result.shape
+        assert info.dtype(value) == ir.DataType.from_numpy(result.dtype)

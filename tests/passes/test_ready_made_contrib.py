@@ -7,10 +7,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 
-from tests.passes.operators import Operator, check_same, declined
+from fa_compiler.passes import analyse
+from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array, assert_same, fused, run
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -313,3 +315,24 @@ def test_random(data: st.DataObject) -> None:
         features["addend"] = (f"{batch} {heads} S T", numbers)
     # ONNX Runtime mixes numbers of 1e4 with scores, which rounds these.
     check_same(multi_head(fixed=True, **features), seed=draw(st.integers(0, 9)), tolerance=4e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["wider values", "presents", "past", "cached keys", "cached keys, presents", "16 bits"]
+)
+def test_shapes(name: str) -> None:
+    check_shapes(multi_head(**TAKEN[name][0]))
+
+
+@pytest.mark.parametrize("name", ["plain", "wider values", "present", "past"])
+def test_projected_shapes(name: str) -> None:
+    check_shapes(attention(**PACKED[name][0]))
+
+
+def test_packed_shapes() -> None:
+    """The packed forms, which ONNX Runtime does not run."""
+    for operator in (multi_head(q="B S 2 3 8", k=None, v=None), multi_head(k="B T 2 2 8", v=None)):
+        graph = ir.from_proto(operator.model(operator.feeds()))
+        shape = analyse(graph).shape(graph.graph.outputs[0])
+        assert shape is not None
+        assert [str(size) for size in shape] == ["B", "S", "16"]

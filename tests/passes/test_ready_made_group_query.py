@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.passes.operators import Operator, check_same, declined
+from tests.passes.operators import Operator, check_same, check_shapes, declined
 from tests.passes.running import Array
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -157,3 +157,8 @@ def test_random(data: st.DataObject) -> None:
         features["addend"] = (f"{shape[0]} {shape[1]} S S", numbers)
     fixed = "addend" in features or draw(st.booleans())
     check_same(prompt(fixed=fixed, **features), seed=draw(st.integers(0, 9)), tolerance=1e-4)
+
+
+@pytest.mark.parametrize("name", ["plain", "presents", "side by side", "16 bits"])
+def test_shapes(name: str) -> None:
+    check_shapes(prompt(**TAKEN[name][0]))
