@@ -42,7 +42,7 @@ from fa_compiler.passes.probabilities import (
     reads_type,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import Addend, Floor, Multiplier, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.scores import Addend, Floor, Gate, Multiplier, Rearrange, Scale, ScorePath, Select, find_scores
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
@@ -233,7 +233,7 @@ class Matcher:
         """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned."""
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
-        matched = {id(node) for node in (*nodes, *(after.guard.tests if after.guard is not None else ()))}
+        matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
         harmless: list[tuple[ir.Node, ir.Value]] = []
         for node in nodes:
             if node.graph is not anchor.node.graph:
@@ -286,12 +286,18 @@ class Matcher:
                     scale *= factor
                     if terms:
                         terms.append(ScaleTerm(node, factor))
+                case Gate(node, value):
+                    if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
+                        raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
                 case Multiplier(node, value, divides):
                     if terms:
                         reason = "a mask or bias is multiplied by something that is not one known number"
                         raise Decline(Code.SCALE, reason, node)
                     factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
-                case Addend(node, value, sign):
+                case Addend(node, value, sign, negated):
+                    if negated:
+                        scale = -scale
+                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
                     terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
                     terms.append(SelectTerm(node, condition, keep, fill, viewer.alignment(condition, dims, node)))

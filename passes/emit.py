@@ -34,7 +34,7 @@ from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
 OP = "FlashAttentionScore"
-COPIES = ("Transpose", "Expand", "Tile")
+COPIES = ("Transpose", "Expand", "Tile", "Concat", "Gather")
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that is verified for when the user names none."""
 

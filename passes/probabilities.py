@@ -9,6 +9,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
                    | Where(any(scores != -inf), probabilities, 0)        the score guard, as score_guard.py spells it
+                   | Where(never true, x, probabilities)      see infinity_tests.py
                    | Mul(probabilities, t) | Div(probabilities, t)    see factors.py
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
@@ -34,7 +35,8 @@ import onnx_ir as ir
 from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.factors import operand
-from fa_compiler.passes.nodes import constant, int_attr, is_op, reduced_axes
+from fa_compiler.passes.infinity_tests import InfinityTests
+from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_guard import score_tests
 from fa_compiler.passes.scores import LAYOUT_OPS
@@ -61,12 +63,14 @@ class Guard:
 
 @dataclass(frozen=True)
 class ProbabilityPath:
-    """The nodes between the softmax and the product, in order; `side` is the operand they feed."""
+    """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
+    ask for what no probability is."""
 
     product: Contraction
     side: int
     nodes: tuple[ir.Node, ...]
     guard: Guard | None
+    tests: tuple[ir.Node, ...] = ()
 
     @property
     def value(self) -> ir.Value:
@@ -80,15 +84,20 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
     current = softmax_output
     nodes: list[ir.Node] = []
     guard: Guard | None = None
+    infinity = InfinityTests(viewer)
     while True:
-        consumers = [node for node in data_readers(current) if among is None or node in among]
+        infinity.ask(current)
+        readers = [node for node in data_readers(current) if among is None or node in among]
+        consumers = [node for node in readers if node not in infinity.nodes]
         if current.is_graph_output():
             raise Decline(
                 Code.PROBABILITIES_ARE_OUTPUT,
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
-        found = _nan_guard(current, consumers, viewer, among) or _zeroing(softmax_output, current, consumers, viewer)
+        found = _nan_guard(current, consumers, viewer, among)
+        if found is None and not (len(consumers) == 1 and infinity.selects(consumers[0], current)):
+            found = _zeroing(softmax_output, current, consumers, viewer)
         if found is not None:
             if guard is not None:
                 raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
@@ -105,10 +114,13 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
                 raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
             _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
             side = 0 if product.operands[0] is current else 1
-            return ProbabilityPath(product, side, tuple(nodes), guard)
+            if (stray := infinity.stray(nodes)) is not None:
+                raise Decline(Code.PROBABILITIES_ARE_OUTPUT, "the probabilities are compared for somebody else", stray)
+            return ProbabilityPath(product, side, tuple(nodes), guard, tuple(infinity.nodes))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        if not _passes_on(node, current, viewer) and operand(node, current) is None:
+        known = _passes_on(node, current, viewer) or operand(node, current) is not None
+        if not known and not infinity.selects(node, current):
             raise Decline(
                 Code.PROBABILITY_TERM,
                 f"{node.op_type} on the probabilities has no counterpart in the operator",
@@ -176,7 +188,7 @@ def _nan_guard(
     flag = test.outputs[0]
     readers = [node for node in data_readers(flag) if among is None or node in among]
     private = len(readers) == 1 and not flag.is_graph_output()
-    return Guard(where) if private and _is_number(where.inputs[1], 0.0, viewer) else None
+    return Guard(where) if private and _is_zero(where.inputs[1], value, viewer) else None
 
 
 def _zeroing(softmax: ir.Value, value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
@@ -186,10 +198,10 @@ def _zeroing(softmax: ir.Value, value: ir.Value, consumers: list[ir.Node], viewe
         return None
     keep = where.inputs[1] is value
     tests = score_tests(where.inputs[0], keep, softmax, viewer.info)
-    if tests and _is_zero(where.inputs[2 if keep else 1]):
-        return Guard(where, tests=tests)
-    if not _is_number(where.inputs[2 if keep else 1], 0.0, viewer):
+    if not _is_zero(where.inputs[2 if keep else 1], value, viewer):
         return None
+    if tests:
+        return Guard(where, tests=tests)
     bias = None if keep else _tested_bias(where)
     test = where.inputs[0].producer() if where.inputs[0] is not None else None
     if bias is not None and test is not None and any(_is_number(x, -math.inf, viewer) for x in test.inputs):
@@ -211,14 +223,12 @@ def _tested_bias(where: ir.Node) -> ir.Value | None:
     return None
 
 
-def _is_zero(value: ir.Value | None) -> bool:
-    """Does a constant of any size hold nothing but zeros?"""
-    array = constant(value)
-    return array is not None and not array.any()
-
-
 def _is_number(value: ir.Value | None, number: float, viewer: Viewer) -> bool:
     return value is not None and viewer.info.scalar(value) == number
+
+
+def _is_zero(value: ir.Value | None, beside: ir.Value, viewer: Viewer) -> bool:
+    return value is not None and viewer.filler(value, beside) == 0.0
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
@@ -246,7 +256,8 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             seen.add(id(node))
             if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum"):
                 return True
-            same = is_op(node, "Where", "Mul", "Div") and viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
+            alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
+            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv")
             if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand"):
                 pending.extend(node.outputs)
     return False

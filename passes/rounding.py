@@ -3,9 +3,9 @@
     one addend t of moderate size; any number of others that are 0 or huge
 
 With t alone both are score + t. With a huge number h beside it both are h, whichever comes first, for score + t and t
-are lost in it: |t| is proven to be less than half of h's last bit. Several huge numbers need one sign, lest they cancel.
-Huge are the numbers of a mask (at most -1e30), and a whole number other than 0 times such a number: (1 - mask) * -3.4e38
-of a mask of integers that nobody knows.
+are lost in it: |t| is proven to be less than half of h's last bit. Several huge numbers need one sign, lest they
+cancel. Huge are the numbers of a mask (at most -1e30), and a whole number other than 0 times such a number:
+(1 - mask) * -3.4e38 of a mask of integers that nobody knows.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
             | layout(scores)                               what views.py looks through, casts included
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
             | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
-            | Add(scores, t) | Sub(scores, t)              t any tensor that does not enlarge the scores: a term
-            | Where(b, scores, f) | Where(b, f, scores)    f one number: a selection
+            | Add(scores, t) | Sub(scores, t) | Sub(t, scores)    t any tensor that does not enlarge the scores: a term
+            | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
+            | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection
             | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
@@ -63,11 +64,12 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Addend:
-    """`sign * value` added to everything so far."""
+    """`sign * value` added to everything so far, or to its negative."""
 
     node: ir.Node
     value: ir.Value
     sign: float
+    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,15 @@ class Floor:
     floor: float
 
 
-Step = Rearrange | Scale | Multiplier | Addend | Select | Floor | AddSink
+@dataclass(frozen=True)
+class Gate:
+    """Everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
+
+    node: ir.Node
+    value: ir.Value
+
+
+Step = Rearrange | Gate | Scale | Multiplier | Addend | Select | Floor | AddSink
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,8 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         behind = not inner and all(isinstance(step, Rearrange) for step in steps)
-        step, current = (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
+        gated = _peel_gate(node, steps[-1]) if steps else None
+        step, current = gated or (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
         steps.append(step)
 
 
@@ -156,7 +167,7 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if (factor := viewer.factor(node)) is not None:
         return Scale(node, factor[1]), factor[0]
     if is_op(node, "Add", "Sub"):
-        return _peel_add(node, viewer)
+        return _peel_blend(node, viewer) or _peel_add(node, viewer)
     if is_op(node, "Where"):
         return _peel_where(node, viewer)
     if (floored := _floor(node, viewer)) is not None:
@@ -187,6 +198,42 @@ def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     return None
 
 
+def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """`scores * b + f * (1 - b)` or `scores * b - f * (1 - b)`, up to the product with b, which `_peel_gate` takes."""
+    left, right = node.inputs[0], node.inputs[1]
+    for gated, other in ((left, right), (right, left)) if node.op_type == "Add" else ((left, right),):
+        found = None if other is None else _share_of_rest(other, viewer)
+        product = None if gated is None else gated.producer()
+        if found is None or gated is None or product is None or not is_op(product, "Mul"):
+            continue
+        keep, fill = found
+        scores = next((each for each in product.inputs if each is not None and each is not keep), None)
+        if keep in product.inputs and scores is not None and _leads_to_product(scores, viewer):
+            return Select(node, keep, True, fill if node.op_type == "Add" else -fill), gated
+    return None
+
+
+def _share_of_rest(value: ir.Value, viewer: Viewer) -> tuple[ir.Value, float] | None:
+    """The b and f of `f * (1 - b)`."""
+    node = value.producer()
+    found = None if node is None else viewer.factor(node)
+    rest = None if found is None else found[0].producer()
+    if found is None or not is_op(rest, "Sub") or rest is None or None in rest.inputs:
+        return None
+    one, keep = rest.inputs
+    return (keep, found[1]) if one is not None and keep is not None and viewer.info.scalar(one) == 1.0 else None
+
+
+def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
+    """The product with b of such a selection."""
+    if not isinstance(behind, Select) or not is_op(node, "Mul") or node.outputs[0] not in behind.node.inputs:
+        return None
+    if not is_op(behind.node, "Add", "Sub"):
+        return None
+    scores = next((each for each in node.inputs if each is not None and each is not behind.condition), None)
+    return None if scores is None else (Gate(node, behind.condition), scores)
+
+
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
@@ -215,6 +262,8 @@ def _peel_cast(node: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[Step, 
     pair = info.dtype(source), info.dtype(node.outputs[0])
     if None in pair:
         raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
+    if pair[0] is not None and not pair[0].is_floating_point():
+        raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {pair[0]}, not from a product", node)
     if pair[0] != pair[1] and pair not in WIDENING:
         raise Decline(Code.CAST, f"the scores are cast from {pair[0]} to {pair[1]}, which rounds them", node)
     return Rearrange(node), source
@@ -224,14 +273,12 @@ def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None and right is not None
     subtract = node.op_type == "Sub"
-    options = [(left, right, -1.0 if subtract else 1.0)]
-    if not subtract:
-        options.append((right, left, 1.0))
+    options = [(left, right, -1.0 if subtract else 1.0, False), (right, left, 1.0, subtract)]
     fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
     fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
-    for scores, term, sign in fitting:
+    for scores, term, sign, negated in fitting:
         if _leads_to_product(scores, viewer):
-            return Addend(node, term, sign), scores
+            return Addend(node, term, sign, negated), scores
     raise _no_path(node, [option[0] for option in options], viewer)
 
 
@@ -260,7 +307,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
     assert condition is not None and chosen is not None and other is not None
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
-        fill = viewer.info.scalar(filler)
+        fill = viewer.filler(filler, scores)
         if fill is not None and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
             return Select(node, condition, keep, fill), scores
     fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]

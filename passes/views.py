@@ -2,7 +2,8 @@
 
 Grammar of what `Viewer.view` looks through, from a value towards its source:
 
-    layout   := Transpose | Reshape | Flatten | Squeeze | Unsqueeze | Identity | Expand | Tile (of a dimension of 1)
+    layout   := Transpose | Reshape | Flatten | Squeeze | Unsqueeze | Identity | Expand | Tile | Concat(x, ..., x)
+              | Gather(x, i), i known and 0 0 1 1 ... or 0 1 ... 0 1 ...: the heads of grouped attention, repeated
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
     same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
@@ -32,7 +34,7 @@ WIDENING = {
     (ir.DataType.BFLOAT16, ir.DataType.FLOAT),
     (ir.DataType.FLOAT, ir.DataType.DOUBLE),
 }
-RESIZING = ("Reshape", "Flatten", "Expand", "Tile")
+RESIZING = ("Reshape", "Flatten", "Expand", "Tile", "Concat", "Gather")
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,10 @@ class Viewer:
             return None
         if is_op(node, "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Tile"):
             return node.inputs[0]
+        if is_op(node, "Concat") and len(node.inputs) > 1:
+            return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None
+        if is_op(node, "Gather") and _repeats(node) is not None:
+            return node.inputs[0]
         if is_op(node, "Dropout") and is_inference_dropout(node):
             return node.inputs[0] if value is node.outputs[0] else None
         if is_op(node, "Cast", "CastLike"):
@@ -130,6 +136,31 @@ class Viewer:
         if factors and (peeled := self.factor(node)) is not None:
             return peeled[0]
         return None
+
+    def filler(self, value: ir.Value, beside: ir.Value) -> float | None:
+        """The one number a tensor holds, when it has no other sizes than 1 and those of the tensor beside it."""
+        number = self.info.scalar(value)
+        if number is not None:
+            return number
+        own, wide = self.info.shape(value), self.info.shape(beside)
+        if own is None or wide is None or len(own) > len(wide):
+            return None
+        fits = all(a == 1 or a == b for a, b in zip(own, wide[len(wide) - len(own) :], strict=True))
+        return self._only_number(value) if fits else None
+
+    def _only_number(self, value: ir.Value) -> float | None:
+        while is_op(node := value.producer(), "Expand", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Tile"):
+            source = None if node is None else node.inputs[0]
+            if source is None:
+                return None
+            value = source
+        if is_op(node, "ConstantOfShape") and node is not None:
+            attr = node.attributes.get("value")
+            return 0.0 if attr is None else float(attr.as_tensor().numpy().reshape(-1)[0])
+        array = constant(value)
+        if array is None or array.size == 0 or (array != array.reshape(-1)[0]).any():
+            return None
+        return float(array.reshape(-1)[0])
 
     def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
         """For x*c, c*x, x/c and -x: the tensor x and the factor."""
@@ -180,6 +211,10 @@ class Viewer:
                 return self._reshaped(node, dims)
             case "Expand" | "Tile":
                 return self._broadcast(node, dims)
+            case "Concat":
+                return self._repeated(dims, int_attr(node, "axis", 0), len(node.inputs), in_turns=True)
+            case "Gather":
+                return self._gathered(node, dims)
         return None
 
     def _reshaped(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
@@ -226,6 +261,18 @@ class Viewer:
             axes = [int(axis) for axis in array.reshape(-1)]
         return {axis % rank for axis in axes}
 
+    def _repeated(self, dims: Arrangement, axis: int, times: int, in_turns: bool) -> Arrangement:
+        """A dimension that is walked several times: as a whole, or element by element."""
+        place = axis % len(dims)
+        own, again = dims[place], self.space.new(Dim(times))
+        return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
+
+    def _gathered(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
+        axis, found = int_attr(node, "axis", 0), _repeats(node)
+        if found is None or self.space.size(dims[axis % len(dims)]) != found[0]:
+            return None
+        return self._repeated(dims, axis, found[1], found[2])
+
     def _broadcast(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
         target = self.info.shape(node.outputs[0])
         source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
@@ -239,9 +286,27 @@ class Viewer:
                 result.append(dim)
             elif size is None or size.const == 1:
                 result.append(self.space.new(wanted))
+            elif node.op_type == "Tile" and (times := wanted.exact_div(size)) is not None:
+                result.append(self.space.new(times) + dim)
             else:
                 return None
         return tuple(result)
+
+
+def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
+    """Of a Gather that repeats a dimension: its size, how often, and whether as a whole."""
+    indices = constant(input_of(node, 1), limit=1 << 12)
+    if indices is None or indices.ndim != 1 or indices.size == 0 or indices.min() != 0:
+        return None
+    size = int(indices.max()) + 1
+    times, rest = divmod(indices.size, size)
+    if rest or times < 2:
+        return None
+    for in_turns in (False, True):
+        wanted = np.tile(np.arange(size), times) if in_turns else np.repeat(np.arange(size), times)
+        if np.array_equal(indices, wanted):
+            return size, times, in_turns
+    return None
 
 
 def is_inference_dropout(node: ir.Node) -> bool:

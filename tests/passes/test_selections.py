@@ -1,0 +1,164 @@
+"""Selections spelt in other ways: of 0 and 1 by arithmetic, with a number repeated, and those that change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
+
+LEAST = "-3.4028234663852886e38"
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+NUMBERS = (
+    "one = Constant<value=float {1.0}>() zero = Constant<value=float {0.0}>() low = Constant<value=float {-inf}>() "
+)
+MORE = "bool[B,1,1,T] m, float[B,1,1,T] w, bool[B,1,1,T] n"
+
+
+def on_scores(body: str, fill: str = LEAST) -> onnx.ModelProto:
+    f = f"f = Constant<value=float {{{fill}}}>() h = Constant<value=float {{{fill.removeprefix('-')}}}>() "
+    return parse(PRODUCT_QK + NUMBERS + f + body + SOFTMAX.format("x") + PRODUCT_PV, MORE)
+
+
+def on_probabilities(body: str, more: str = "", outputs: str = "float[B,4,S,8] y") -> onnx.ModelProto:
+    scores = PRODUCT_QK + NUMBERS + "x0 = Where(m, s, low) p0 = Softmax<axis=-1>(x0) "
+    return parse(scores + body + PRODUCT_PV, MORE + more, outputs=outputs)
+
+
+def same(proto: onnx.ModelProto, assume: tuple[str, ...] = (), **given: Array) -> Block:
+    feeds = random_feeds(proto, m=PADDING, **given)
+    result, report = fused(proto, assume=assume)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    return report.blocks[0]
+
+
+BLENDS = {
+    "added": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, f) x = Add(g, t) ",
+    "added_in_front": "b = Cast<to=1>(m) g = Mul(b, s) r = Sub(one, b) t = Mul(f, r) x = Add(t, g) ",
+    "subtracted": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, h) x = Sub(g, t) ",
+}
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_a_selection_by_arithmetic(name: str) -> None:
+    """GPT-1: w * b - 1e4 * (1 - b)."""
+    assert same(on_scores(BLENDS[name])).mask == "atten_mask"
+    assert same(on_scores(BLENDS[name], "-1e4")).code == "mask_value"
+    assert same(on_scores(BLENDS[name], "-1e4"), ("masks-dominate",)).mask == "atten_mask"
+
+
+NO_BLENDS = {
+    "of_floats": "g = Mul(s, w) r = Sub(one, w) t = Mul(r, f) x = Add(g, t) ",
+    "of_another_mask": "b = Cast<to=1>(m) c = Cast<to=1>(n) g = Mul(s, b) r = Sub(one, c) t = Mul(r, f) x = Add(g, t) ",
+    "of_twice_the_rest": "b = Cast<to=1>(m) g = Mul(s, b) two = Add(one, one) r = Sub(two, b) t = Mul(r, f) "
+    "x = Add(g, t) ",
+    "subtracted_the_other_way": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(one, b) t = Mul(r, f) x = Sub(t, g) ",
+    "subtracted_from_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
+}
+
+
+@pytest.mark.parametrize("name", NO_BLENDS)
+def test_what_is_no_selection(name: str) -> None:
+    assert same(on_scores(NO_BLENDS[name])).code == "scale"
+
+
+FILLERS = {
+    "like_the_scores": "sh = Shape(s) e = ConstantOfShape<value=float[1] {-1e38}>(sh) x = Where(m, s, e) ",
+    "expanded": "sh = Shape(s) e = Expand(f, sh) x = Where(m, s, e) ",
+    "reshaped": "k4 = Constant<value=int64[3] {1,1,1}>() e = Reshape(f, k4) x = Where(m, s, e) ",
+}
+
+
+@pytest.mark.parametrize("name", FILLERS)
+def test_a_number_repeated(name: str) -> None:
+    assert same(on_scores(FILLERS[name])).mask == "atten_mask"
+
+
+def test_a_number_repeated_more_often_than_the_scores() -> None:
+    """The selection enlarges the batch."""
+    inputs = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+    body = PRODUCT_QK + "e = Constant<value=float[3,1,1,1] {-1e38,-1e38,-1e38}>() x = Where(m, s, e) "
+    proto = parse(body + SOFTMAX.format("x") + PRODUCT_PV, "bool[1,1,1,T] m", inputs=inputs)
+    assert fused(proto)[1].blocks[0].status == "declined"
+
+
+GUARD = "i = IsNaN(p0) p1 = Where(i, zero, p0) "
+TEST = "i{0} = IsInf({1}) g{0} = {2}({1}, zero) a{0} = And(i{0}, g{0}) "
+NAN_TO_NUM = {
+    "torchscript": GUARD
+    + TEST.format(2, "p1", "Greater")
+    + "p2 = Where(a2, one, p1) "
+    + TEST.format(3, "p2", "Less")
+    + "p = Where(a3, low, p2) ",
+    "decomposed": "i = IsNaN(p0) p1 = Where(i, zero, p0) high = Neg(low) e1 = Equal(p0, low) e2 = Equal(p0, high) "
+    "p2 = Where(e1, one, p1) p = Where(e2, one, p2) ",
+    "in_float64": GUARD + "d = Cast<to=11>(p1) i2 = IsInf(d) c2 = Cast<to=9>(i2) p = Where(c2, one, p1) ",
+}
+
+
+@pytest.mark.parametrize("name", NAN_TO_NUM)
+def test_nan_to_num(name: str) -> None:
+    assert same(on_probabilities(NAN_TO_NUM[name])).status == "fused"
+
+
+OTHER_TESTS = {
+    "of_something_else": ("i = IsInf(w) p = Where(i, one, p0) ", "float[B,4,S,8] y"),
+    "the_other_way": ("i = IsInf(p0) p = Where(i, p0, one) ", "float[B,4,S,8] y"),
+    "of_another_number": ("e = Equal(p0, one) p = Where(e, zero, p0) ", "float[B,4,S,8] y"),
+    "either": ("i = IsInf(p0) g = Greater(p0, zero) a = Or(i, g) p = Where(a, one, p0) ", "float[B,4,S,8] y"),
+    "read_elsewhere": (
+        "i = IsInf(p0) p = Where(i, one, p0) z = Not(i) ",
+        "float[B,4,S,8] y, bool[B,4,S,T] z",
+    ),
+    "compared_elsewhere": (
+        "i = IsInf(p0) g = Greater(p0, zero) a = And(i, g) p = Where(a, one, p0) z = Not(g) ",
+        "float[B,4,S,8] y, bool[B,4,S,T] z",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TESTS)
+def test_questions_that_matter(name: str) -> None:
+    body, outputs = OTHER_TESTS[name]
+    block = same(on_probabilities(body, outputs=outputs))
+    assert block.code in ("probability_term", "probabilities_are_output"), block
+
+
+HEADS = "float[B,4,S,8] q, float[B,2,T,8] k0, float[B,2,T,8] v0"
+REPEATED = "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) " + SOFTMAX.format("s") + PRODUCT_PV
+GATHER = "i = Constant<value=int64[4] {{{0}}}>() k = Gather<axis=1>(k0, i) v = Gather<axis=1>(v0, i) "
+
+
+@pytest.mark.parametrize(
+    ("body", "heads"),
+    [
+        (GATHER.format("0,0,1,1"), (4, 2)),
+        (GATHER.format("0,1,0,1"), (4, 4)),
+        (GATHER.format("0,1,1,0"), (4, 4)),
+        (GATHER.format("1,1,0,0"), (4, 4)),
+        (GATHER.format("0,0,0,0"), (4, 4)),
+        ("k = Concat<axis=1>(k0, k0) v = Concat<axis=1>(v0, v0) ", (4, 4)),
+        ("k1 = Neg(k0) k = Concat<axis=1>(k0, k1) v = Concat<axis=1>(v0, v0) ", (4, 4)),
+    ],
+)
+def test_repeated_heads(body: str, heads: tuple[int, int]) -> None:
+    """Only heads that are repeated one by one are the operator's own groups."""
+    proto = parse(body + REPEATED, inputs=HEADS)
+    feeds = random_feeds(proto)
+    result, report = fused(proto)
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    assert report.blocks[0].heads == heads
+
+
+@pytest.mark.parametrize("body", ["x = Sub(w, s) ", "x0 = Where(m, s, low) x1 = Neg(x0) x = Sub(w, x1) "])
+def test_scores_subtracted(body: str) -> None:
+    """A term less the scores is their negative and the term."""
+    assert same(on_scores(body)).status == "fused"
+
+
+def test_scores_subtracted_behind_a_mask() -> None:
+    """The mask's number turns into the largest one."""
+    assert same(on_scores("x0 = Where(m, s, low) x = Sub(w, x0) ")).code == "mask_value"
