@@ -3,8 +3,8 @@
     keep := any(Not(Equal(scores, -inf)))         scores the very input of the softmax, or what it was before its own
                                                   maximum was subtracted
           | Not(drop) | Cast(keep)
-    drop := Not(keep)
-    any(x) := Cast(ReduceMax(Cast(x, integer or float), last axis, keepdims=1), bool)
+    drop := Not(keep) | all(Equal(scores, -inf)) | Cast(drop)
+    any(x) := Cast(ReduceMax(Cast(x, integer or float), last axis, keepdims=1), bool), all(x) with ReduceMin
 
 Exact: the rows it makes 0 are those whose scores are -inf throughout.
 """
@@ -36,11 +36,12 @@ def score_tests(condition: ir.Value | None, keep: bool, softmax: ir.Value, info:
         nodes.append(node)
         if is_op(node, "Not"):
             wanted = not wanted
-        elif is_op(node, "ReduceMax"):
+        elif is_op(node, "ReduceMax", "ReduceMin"):
             shape = info.shape(node.inputs[0]) if node.inputs[0] is not None else None
             last = shape is not None and reduced_axes(node) in ([-1], [len(shape) - 1])
-            # "Any" is of what is kept, so it comes while the truth of the condition means keeping.
-            if reduced or not wanted or not last or int_attr(node, "keepdims", 1) != 1:
+            # "Any" is of what is kept, so it comes while the truth of the condition means keeping; "all" of the rest.
+            fits = wanted == (node.op_type == "ReduceMax")
+            if reduced or not fits or not last or int_attr(node, "keepdims", 1) != 1:
                 return ()
             reduced = True
         elif is_op(node, "Equal"):

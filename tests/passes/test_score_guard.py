@@ -1,0 +1,69 @@
+"""The guard that asks whether a row has any score but -inf, in the ways torch's decompositions write it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, assert_same, fused, parse, random_feeds, run
+
+NUMBERS = "<float zero = {0.0}, float low = {-inf}, int64[1] last = {-1}, int64[1] rows = {2}>"
+MASKED = PRODUCT_QK + "x = Where(keep, s, low) p0 = Softmax<axis=-1>(x) "
+ANY = (
+    "e = Equal(x, low) n = Not(e) i = Cast<to=7>(n) m = ReduceMax<axes=[-1]>(i) a = Cast<to=9>(m) d = Not(a) "
+    "p = Where(d, zero, p0) "
+)
+ALL = "e = Equal(x, low) i = Cast<to=1>(e) m = ReduceMin<axes=[-1]>(i) a = Cast<to=9>(m) p = Where(a, zero, p0) "
+KEPT = ANY.replace("d = Not(a) p = Where(d, zero, p0)", "p = Where(a, p0, zero)")
+
+
+def feeds_of(model: object, seed: int) -> dict[str, np.ndarray]:
+    feeds = random_feeds(model, seed)  # type: ignore[arg-type]
+    feeds["keep"][0] = False
+    return feeds
+
+
+@pytest.mark.parametrize("guard", [ANY, ALL, KEPT], ids=["any", "all", "kept"])
+@pytest.mark.parametrize("masked", [MASKED, MASKED.replace("Where(keep, s, low)", "Add(s, b)")], ids=["select", "add"])
+def test_rows_of_nothing_but_minus_infinity_are_zero(guard: str, masked: str) -> None:
+    bias = "b = Where(keep, zero, low) " if "Add(s, b)" in masked else ""
+    model = parse(bias + masked + guard + PRODUCT_PV, "bool[B,1,1,T] keep", initializers=NUMBERS)
+    changed, report = fused(model)
+    (block,) = report.blocks
+    assert block.status == "fused", block
+    for seed in range(3):
+        feeds = feeds_of(model, seed)
+        assert not run(model, feeds)[0][0].any()
+        assert_same(run(changed, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+def test_scores_that_overflow_to_minus_infinity() -> None:
+    """Without any mask the guard still has its work."""
+    model = parse(PRODUCT_QK + "x = Identity(s) p0 = Softmax<axis=-1>(x) " + ALL + PRODUCT_PV, initializers=NUMBERS)
+    changed, report = fused(model)
+    assert report.blocks[0].status == "fused"
+    feeds = random_feeds(model)
+    feeds["q"][0, 0, 0] = 3e38
+    feeds["k"][0, 0] = -3e38
+    wanted = run(model, feeds)[0]
+    assert not wanted[0, 0, 0].any()
+    assert_same(run(changed, feeds)[0], wanted, 1e-5)
+
+
+LOOK_ALIKES = {
+    "any of those that are -inf": ANY.replace("n = Not(e) i = Cast<to=7>(n)", "i = Cast<to=7>(e)"),
+    "all of the others": ALL.replace("i = Cast<to=1>(e)", "n = Not(e) i = Cast<to=1>(n)"),
+    "kept where it drops": ANY.replace("Where(d, zero, p0)", "Where(d, p0, zero)"),
+    "over the rows": ANY.replace("axes=[-1]", "axes=[2]"),
+    "of the scores before the mask": ANY.replace("Equal(x, low)", "Equal(s, low)"),
+    "another number": ANY.replace("Equal(x, low)", "Equal(x, zero)"),
+    "ones": ANY.replace("Where(d, zero, p0)", "Where(d, one, p0)"),
+    "no any": "e = Equal(x, low) p = Where(e, zero, p0) ",
+}
+
+
+@pytest.mark.parametrize("guard", LOOK_ALIKES.values(), ids=LOOK_ALIKES)
+def test_a_look_alike_is_declined(guard: str) -> None:
+    numbers = NUMBERS.replace("<", "<float one = {1.0}, ")
+    _, report = fused(parse(MASKED + guard + PRODUCT_PV, "bool[B,1,1,T] keep", initializers=numbers))
+    assert report.blocks[0].status == "declined"
