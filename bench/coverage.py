@@ -1,13 +1,16 @@
 """Optimise every model of a corpus, compare it with the original, and print what was fused.
 
     python bench/coverage.py --corpus DIR [--kinds issue2] [--filter REGEX] [--jobs 2] [--json OUT]
-                             [--ort-python OTHER/bin/python]...
+                             [--ort-python OTHER/bin/python]... [--peers OTHER/bin/python]
 
 DIR holds `manifest.json` (one entry a model: id, cls, expected, exporter, arch, file, inputs, ...) and the
 models. A model's own outputs in ONNX Runtime with optimisations off are the truth; its optimised form runs
 with them off and on. What ONNX Runtime cannot run is compared on the reference evaluators and counted
 apart. Each step runs in a helper process, so a crash or a hang is a finding and ends nothing.
-The exit code is 1 when any output, check or interface differs, else 0.
+With --peers an interpreter's onnxruntime.transformers, onnxscript and OpenVINO are asked what they fuse of the same
+models, as far as they are installed there (peers.py says how it is counted).
+Blocks declined for what FlashAttentionScore cannot express are compared with inexpressible.json, which was checked by
+hand. The exit code is 1 when any output, check or interface differs, or that list, else 0.
 """
 
 from __future__ import annotations
@@ -17,21 +20,31 @@ import json
 import re
 import sys
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from compare_inputs import VARIANTS
+from coverage_tables import (
+    print_declined,
+    print_defects,
+    print_fused,
+    print_missing,
+    print_models,
+    print_runs,
+    print_shares,
+    print_totals,
+)
 from line_server import HelperError, LineServer
+from outcome import Outcome
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 HERE = Path(__file__).parent
 
@@ -52,35 +65,12 @@ ISSUE2 = {
 """The architectures whose plain attention must all be fused: group and a pattern of `arch`."""
 
 
-@dataclass
-class Outcome:
-    """What became of one model."""
-
-    id: str
-    group: str
-    expected: int
-    ready_made: bool
-    fused: int = 0
-    fused_as: dict[str, int] = field(default_factory=dict)
-    """layout, mask and extensions of the fused blocks, and how many are so."""
-    declined: list[dict[str, Any]] = field(default_factory=list)
-    not_attention: int = 0
-    compared: str = "no"
-    """"ort", "reference", "no" when neither runs the original, or "refused" when it is no valid model."""
-    runs: dict[str, str] = field(default_factory=dict)
-    """onnxruntime version -> "same", "wrong" or "original does not run"."""
-    varied: int = 0
-    """On how many other inputs the two were compared as well, in the first onnxruntime."""
-    error: float = 0.0
-    seconds: float = 0.0
-    problems: list[str] = field(default_factory=list)
-    """Wrong outputs, crashes, checker complaints: each one a defect."""
-
-
 class Bench:
     """One worker's helper processes."""
 
-    def __init__(self, stack: ExitStack, pythons: Sequence[str], timeout: float, folder: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, pythons: Sequence[str], peers: str | None, timeout: float, folder: Path
+    ) -> None:
         def server(python: str, script: str) -> LineServer:
             return stack.enter_context(LineServer([python, str(HERE / script)], timeout))
 
@@ -88,6 +78,7 @@ class Bench:
         self.optimiser = server(sys.executable, "compare_optimise.py")
         self.checker = server(sys.executable, "compare_check.py")
         self.runners = [server(python, "compare_run.py") for python in pythons]
+        self.peers = None if peers is None else server(peers, "peers.py")
         self.library = self.optimiser.start()["library"]
         self.versions = [str(runner.start()["onnxruntime"]) for runner in self.runners]
 
@@ -102,7 +93,22 @@ class Bench:
             self._examine(outcome, entry, corpus, paths)
         except HelperError as failure:
             outcome.problems.append(str(failure))
+        if self.peers is not None:
+            self._ask_peers(
+                outcome,
+                self.peers,
+                {"original": paths["original"], "arch": entry.get("arch") or "", "heads": outcome.heads},
+            )
         return outcome
+
+    @staticmethod
+    def _ask_peers(outcome: Outcome, peers: LineServer, job: dict[str, Any]) -> None:
+        """What other tools make of the original; one that crashes takes the others' answers with it."""
+        tools = peers.greeting["tools"] if peers.greeting else peers.start()["tools"]
+        try:
+            outcome.peers = peers.ask(job)
+        except HelperError as failure:
+            outcome.peers = {tool: {"error": str(failure)} for tool in tools}
 
     def _examine(
         self,
@@ -182,6 +188,7 @@ class Bench:
                 continue
             if block["status"] == "fused":
                 outcome.fused += 1
+                outcome.heads = outcome.heads or (block["heads"] or [0])[0]
                 words = " ".join(map(str, (block["layout"], block["mask"], *block["extensions"])))
                 outcome.fused_as[words] = outcome.fused_as.get(words, 0) + 1
             elif block["status"] == "declined":
@@ -243,6 +250,7 @@ def examine_all(
     entries: Sequence[dict[str, Any]],
     corpus: Path,
     pythons: Sequence[str],
+    peers: str | None,
     jobs: int,
     timeout: float,
     keep: Path,
@@ -251,7 +259,7 @@ def examine_all(
     with ExitStack() as stack:
         idle: SimpleQueue[Bench] = SimpleQueue()
         for _ in range(min(jobs, len(entries))):
-            idle.put(Bench(stack, pythons, timeout, keep))
+            idle.put(Bench(stack, pythons, peers, timeout, keep))
 
         def work(entry: dict[str, Any]) -> Outcome:
             bench = idle.get()
@@ -264,94 +272,6 @@ def examine_all(
         progress = Console(stderr=True)
         results = pool.map(work, entries)
         return list(track(results, "models", total=len(entries), console=progress, transient=True))
-
-
-def print_totals(console: Console, title: str, groups: dict[str, list[Outcome]]) -> None:
-    """One row a group, and the sum."""
-    table = Table(title=title, title_justify="left", show_footer=len(groups) > 1)
-    columns: dict[str, Callable[[list[Outcome]], int]] = {
-        "models": lambda rows: len(rows),
-        "blocks": lambda rows: sum(row.expected for row in rows),
-        "fused": lambda rows: sum(row.fused for row in rows),
-        "declined": lambda rows: sum(len(row.declined) for row in rows),
-        "complete": lambda rows: sum(row.fused == row.expected for row in rows),
-        "same (ORT)": lambda rows: sum(row.compared == "ort" and not row.problems for row in rows),
-        "same (ref.)": lambda rows: sum(row.compared == "reference" and not row.problems for row in rows),
-        "not run": lambda rows: sum(row.compared in ("no", "refused") for row in rows),
-        "defects": lambda rows: sum(bool(row.problems) for row in rows),
-    }
-    everything = [row for rows in groups.values() for row in rows]
-    table.add_column("group", footer="all")
-    for name, count in columns.items():
-        table.add_column(name, justify="right", footer=str(count(everything)))
-    for group, rows in groups.items():
-        table.add_row(group, *(str(count(rows)) for count in columns.values()))
-    console.print(table)
-
-
-def print_runs(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """One line for each onnxruntime."""
-    runs: dict[str, Counter[str]] = defaultdict(Counter)
-    for outcome in outcomes:
-        for version, word in outcome.runs.items():
-            runs[version][word] += 1
-    for version, words in runs.items():
-        console.print(f"onnxruntime {version}: " + ", ".join(f"{n} {word}" for word, n in words.most_common()))
-    console.print(f"compared on {sum(outcome.varied for outcome in outcomes)} other sets of inputs, too")
-
-
-def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
-    """The declined blocks by code, with the models that have them."""
-    table = Table(title="Declined blocks", title_justify="left")
-    for column in ("code", "blocks", "models"):
-        table.add_column(column, justify="right" if column == "blocks" else "left", overflow="fold")
-    models: dict[str, list[str]] = defaultdict(list)
-    for outcome in outcomes:
-        for block in outcome.declined:
-            models[block["code"]].append(outcome.id)
-    for code, ids in sorted(models.items(), key=lambda item: -len(item[1])):
-        distinct = list(dict.fromkeys(ids))
-        more = f" and {len(distinct) - 6} more" if len(distinct) > 6 else ""
-        table.add_row(code, str(len(ids)), ", ".join(distinct[:6]) + more)
-    console.print(table)
-
-
-def print_fused(console: Console, outcomes: Iterable[Outcome]) -> None:
-    """The fused blocks by layout, mask and extensions."""
-    table = Table(title="Fused blocks", title_justify="left")
-    table.add_column("layout, mask, extensions")
-    table.add_column("blocks", justify="right")
-    words: Counter[str] = Counter()
-    for outcome in outcomes:
-        words.update(outcome.fused_as)
-    for name, count in words.most_common():
-        table.add_row(name, str(count))
-    console.print(table)
-
-
-def print_defects(console: Console, outcomes: Iterable[Outcome]) -> int:
-    """Every defect with its model; returns how many models have one."""
-    broken = [outcome for outcome in outcomes if outcome.problems]
-    console.print(f"\n[bold]Defects: {len(broken)} models[/bold]" if broken else "\n[bold green]No defects.[/]")
-    for outcome in broken:
-        for problem in outcome.problems:
-            console.print(f"  {outcome.id}: {problem}", markup=False, highlight=False)
-    return len(broken)
-
-
-def print_missing(console: Console, groups: dict[str, list[Outcome]]) -> None:
-    """The models of the groups with blocks that are not fused, and why."""
-    for group, rows in groups.items():
-        for row in rows:
-            if row.fused != row.expected:
-                console.print(
-                    f"  {group}: {row.id} {row.fused}/{row.expected}",
-                    markup=False,
-                    highlight=False,
-                )
-                for block in row.declined:
-                    text = f"      {block['code']}: {block['reason']} ({block['culprit'] or block['anchor']})"
-                    console.print(text, markup=False, highlight=False)
 
 
 def main() -> int:
@@ -374,6 +294,7 @@ def main() -> int:
         metavar="PYTHON",
         help="an interpreter with another onnxruntime, to run the models there too",
     )
+    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter with other fusers, to count what they take")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the optimised models here")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
@@ -390,12 +311,15 @@ def main() -> int:
         keep = arguments.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
         pythons = [sys.executable, *arguments.ort_python]
-        outcomes = examine_all(entries, arguments.corpus, pythons, arguments.jobs, arguments.timeout, keep)
+        outcomes = examine_all(
+            entries, arguments.corpus, pythons, arguments.peers, arguments.jobs, arguments.timeout, keep
+        )
 
     console = Console(width=None if sys.stdout.isatty() else 150)
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for entry, outcome in zip(entries, outcomes, strict=True):
         groups[(kind_of(entry) or "") if arguments.kinds == "issue2" else outcome.group].append(outcome)
+    print_models(console, outcomes)
     print_totals(
         console,
         "Attention blocks by " + ("architecture" if arguments.kinds == "issue2" else "generator"),
@@ -408,7 +332,9 @@ def main() -> int:
         print_missing(console, groups)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
-    return 1 if print_defects(console, outcomes) else 0
+    # The list is of a whole corpus: of some of its models only what is missing on it can be told.
+    differing = print_shares(console, outcomes)
+    return 1 if print_defects(console, outcomes) or differing else 0
 
 
 if __name__ == "__main__":

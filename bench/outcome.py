@@ -1,0 +1,88 @@
+"""What became of one model of a corpus, and the shares over all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fa_compiler.passes.report import INEXPRESSIBLE
+
+LISTED = Path(__file__).parent / "inexpressible.json"
+"""Blocks of the corpus that FlashAttentionScore cannot express, looked at by hand: model, anchor, code."""
+
+
+@dataclass
+class Outcome:
+    """What became of one model."""
+
+    id: str
+    group: str
+    expected: int
+    ready_made: bool
+    fused: int = 0
+    heads: int = 0
+    """Query heads of the first fused block."""
+    fused_as: dict[str, int] = field(default_factory=dict)
+    """layout, mask and extensions of the fused blocks, and how many are so."""
+    declined: list[dict[str, Any]] = field(default_factory=list)
+    not_attention: int = 0
+    compared: str = "no"
+    """"ort", "reference", "no" when neither runs the original, or "refused" when it is no valid model."""
+    runs: dict[str, str] = field(default_factory=dict)
+    """onnxruntime version -> "same", "wrong" or "original does not run"."""
+    varied: int = 0
+    """On how many other inputs the two were compared as well, in the first onnxruntime."""
+    error: float = 0.0
+    seconds: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    """Wrong outputs, crashes, checker complaints: each one a defect."""
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Other tools by name: {"fused": blocks} or {"error": text}."""
+
+    @property
+    def inexpressible(self) -> int:
+        """How many of the expected blocks are declined because the operator cannot express them."""
+        return min(sum(block["code"] in INEXPRESSIBLE for block in self.declined), self.expected)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Fused blocks of those expected."""
+
+    fused: int
+    expected: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.fused} of {self.expected} ({100 * self.fused / max(self.expected, 1):.2f} %)"
+
+
+def shares(outcomes: Sequence[Outcome]) -> tuple[Share, Share]:
+    """Over all expected blocks, and over those that the operator can express."""
+    fused = sum(min(outcome.fused, outcome.expected) for outcome in outcomes)
+    expected = sum(outcome.expected for outcome in outcomes)
+    return Share(fused, expected), Share(fused, expected - sum(outcome.inexpressible for outcome in outcomes))
+
+
+def unlisted(outcomes: Iterable[Outcome]) -> list[str]:
+    """Blocks with a code for what cannot be expressed that are not on the list, which is checked by hand, and those on
+    it that have another code now."""
+    listed: Mapping[str, Mapping[str, str]] = json.loads(LISTED.read_text())["blocks"]
+    found = []
+    for outcome in outcomes:
+        wanted = listed.get(outcome.id, {})
+        given = {block["anchor"]: block["code"] for block in outcome.declined if block["code"] in INEXPRESSIBLE}
+        found += [
+            f"{outcome.id}: {anchor} is {code}, not on the list"
+            for anchor, code in given.items()
+            if wanted.get(anchor) != code
+        ]
+        found += [
+            f"{outcome.id}: {anchor} is on the list as {code}, but not declined so"
+            for anchor, code in wanted.items()
+            if anchor not in given
+        ]
+    return found
