@@ -10,6 +10,7 @@ from fa_compiler.passes.shape_rules import (  # noqa: F401  imported for the rul
     gather,
     generate,
     linear,
+    quantized,
     reduce,
     reshape,
     slicing,

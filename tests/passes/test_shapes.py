@@ -420,6 +420,27 @@ def test_integer_arithmetic_that_wraps_around_is_not_followed() -> None:
         (20, "float[B,S] x, float[S] s", "a = com.microsoft.FusedMatMul<transA = 1>(x, x) y = Add(a, s)", "", (S, S)),
         (
             20,
+            "float[B,S,8] x, int8[8,4] w, float[S] s",
+            "q, c, z = DynamicQuantizeLinear(x) i = MatMulInteger(q, w, z) f = Cast<to = 1>(i) y = Mul(f, c)",
+            "",
+            (B, S, 4),
+        ),
+        (
+            20,
+            "float[B,S] x",
+            "q = QuantizeLinear(x, c, z) y = DequantizeLinear(q, c, z)",
+            "<float c = {0.5}, uint8 z = {3}>",
+            (B, S),
+        ),
+        (
+            20,
+            "float[B,S,32] x, uint8[6,1,16] w, float[6] c",
+            "y = com.microsoft.MatMulNBits<K = 32, N = 6, bits = 4, block_size = 32>(x, w, c)",
+            "",
+            (B, S, 6),
+        ),
+        (
+            20,
             "float[B,S,8] x, float[B,S,8] r, float[8] g",
             "y, m, v, z = com.microsoft.SkipLayerNormalization(x, r, g)",
             "",
