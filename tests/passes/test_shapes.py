@@ -101,8 +101,8 @@ def same(dim: Dim, real: int, bindings: dict[str, int], name: str) -> None:
 def sample(item: ort.NodeArg, sizes: Mapping[str, int]) -> np.ndarray:
     shape = [sizes[dim] if isinstance(dim, str) else 2 if dim is None else dim for dim in item.shape]
     rng = np.random.default_rng(0)
-    dtype = {"float": np.float32, "float16": np.float16, "int64": np.int64, "bool": np.bool_}[item.type[7:-1]]
-    return (rng.standard_normal(shape) * 2).astype(dtype) if dtype != np.int64 else rng.integers(0, 2, shape)
+    dtype = np.dtype({"float": "float32"}.get(item.type[7:-1], item.type[7:-1]))
+    return rng.integers(0, 2, shape, dtype) if dtype.kind in "iu" else (rng.standard_normal(shape) * 2).astype(dtype)
 
 
 # -- attention as exporters write it ---------------------------------------------------------------
