@@ -44,7 +44,8 @@ def repeat(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
     deep = onnx.ModelProto()
     deep.CopyFrom(model)
     del deep.graph.node[:]
-    del deep.graph.value_info[:]
+    made = {name for node in body for name in node.output}
+    described = [info for info in graph.value_info if info.name in made]
     deep.graph.node.extend(node for index, node in enumerate(graph.node) if index <= max(inside))
     last = end
     for layer in range(2, layers):
@@ -56,6 +57,9 @@ def repeat(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
             copy.CopyFrom(tensor)
             copy.name = new[tensor.name]
         deep.graph.node.extend(_renamed(node, new, f".{layer}") for node in body)
+        for info in described:
+            deep.graph.value_info.add().CopyFrom(info)
+            deep.graph.value_info[-1].name = new[info.name]
         last = new[end]
     rest = (node for index, node in enumerate(graph.node) if index > max(inside))
     deep.graph.node.extend(_renamed(node, {end: last}, "") for node in rest)
@@ -69,6 +73,10 @@ def place_weights(model: onnx.ModelProto, path: Path, times: int = 1) -> int:
     """
     external = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     width = _feed_forward_width(external)
+    for info in model.graph.value_info:
+        for size in info.type.tensor_type.shape.dim:
+            if size.dim_value == width:
+                size.dim_value *= times
     end = 0
     for tensor in external:
         dims = [dim * times if dim == width else dim for dim in tensor.dims]
