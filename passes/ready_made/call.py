@@ -27,10 +27,8 @@ from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.match import AttentionMatch, Roles, shared_heads
 from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
-from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.probabilities import FLOATS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -68,21 +66,34 @@ class Call:
     """The operator and what its conversion needs."""
 
     node: ir.Node
-    info: ShapeInfo
-    sets: ValueSets
-    bounds: Bounds
-    options: Options
+    matcher: Matcher
     builder: Builder
     viewer: Viewer
 
-    positions: dict[Shape, Positions]
-
     @staticmethod
     def of(node: ir.Node, matcher: Matcher, builder: Builder) -> Call:
-        """A call with an axis space of its own and what the matcher knows of the model."""
-        info = matcher.info
-        viewer = Viewer(info, AxisSpace())
-        return Call(node, info, matcher.sets, matcher.bounds, matcher.options, builder, viewer, matcher.positions)
+        """A call with an axis space of its own."""
+        return Call(node, matcher, builder, Viewer(matcher.info, AxisSpace()))
+
+    @property
+    def info(self) -> ShapeInfo:
+        """What is known of all values."""
+        return self.matcher.info
+
+    @property
+    def sets(self) -> ValueSets:
+        """Which numbers values hold."""
+        return self.matcher.sets
+
+    @property
+    def bounds(self) -> Bounds:
+        """How large numbers are."""
+        return self.matcher.bounds
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.matcher.options
 
     # -- what the node says -----------------------------------------------------------------------------
 

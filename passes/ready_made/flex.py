@@ -1,34 +1,127 @@
-"""ai.onnx.preview FlexAttention without modifiers: plain attention over [B, N, S, D], key heads shared by groups.
+"""ai.onnx.preview FlexAttention: the attention that its definition spells, matched like any other.
 
-Refused: score_mod and prob_mod, whose graphs stand where the operator has no room; softmax_precision that rounds the
-scores. A score_mod that caps the scores has the code of a softcap.
+    scores = scale * query key'       [B, N, S, D]; key heads repeated for their groups
+    scores = score_mod(scores)        in softmax_precision, float32 unless given
+    probabilities = prob_mod(softmax(scores)), then the product with the values
+
+The definition is written out beside the operator; scores.py, mask.py and probabilities.py say what of the two graphs is
+taken, and nothing of it is left when it is refused. Refused before: graphs that make random numbers, hold further
+graphs or nodes of several outputs, and groups of heads beside a graph.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.build import AttrValue
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.mask import MaskPlan
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.nodes import STANDARD, int_attr
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.softmax import SoftmaxAnchor
+
+RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+    "Dropout",
+)
+TERMS = {
+    Code.NO_SCORES_MATMUL: Code.SCORE_TERM,
+    Code.NO_VALUE_MATMUL: Code.PROBABILITY_TERM,
+    Code.NOT_ATTENTION: Code.PROBABILITY_TERM,
+}
+"""What it means here that a product was not reached: there is one, behind something in a modifier's graph."""
+PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
 
 
 def convert(call: Call) -> Converted:
     """The record of a FlexAttention node."""
     node = call.node
-    modifier = node.attributes.get("score_mod")
-    if modifier is not None:
-        if any(inner.op_type == "Tanh" for inner in modifier.as_graph()):
-            raise call.decline(Code.SOFTCAP, "score_mod caps the scores by a Tanh")
-        raise call.decline(Code.SCORE_TERM, "score_mod computes the scores anew by a graph of its own")
-    if "prob_mod" in node.attributes:
-        raise call.decline(Code.PROBABILITY_TERM, "prob_mod computes the probabilities anew by a graph of its own")
     wide = call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
     if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
         raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+    if {"score_mod", "prob_mod"}.intersection(node.attributes):
+        return _written_out(call)
     query, key, value = (call.operand(call.needed(index), "BNSD") for index in range(3))
     scores = call.scores(query, key, value)
-    attr = node.attributes.get("scale")
-    scale = None if attr is None else attr.as_float()
-    return Converted(call.record(query, key, value, scores, MaskPlan(), scale, "BNSD"))
+    return Converted(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
+
+
+def _scale(call: Call) -> float | None:
+    attr = call.node.attributes.get("scale")
+    return None if attr is None else attr.as_float()
+
+
+def _written_out(call: Call) -> Converted:
+    """The match of the definition, its result taken for the operator's."""
+    anchor = _definition(call)
+    try:
+        match = call.matcher.match(anchor)
+    except Decline as decline:
+        raise call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint) from decline
+    named = replace(anchor, nodes=(call.node,))
+    return Converted(replace(match, anchor=named, output=call.node.outputs[0]))
+
+
+def _definition(call: Call) -> SoftmaxAnchor:
+    node, builder, info = call.node, call.builder, call.info
+    query, key, value = (call.needed(index) for index in range(3))
+    dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
+    if heads is None or heads != call.size(key, 1):
+        raise call.decline(Code.SCORE_TERM, "groups of heads beside a graph on the scores")
+    scale = _scale(call)
+    if scale is None and size is None:
+        raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
+    precision = ir.DataType(int_attr(node, "softmax_precision", int(ir.DataType.FLOAT)))
+    turned = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
+    scores = builder.cast(builder.op("MatMul", [query, turned], dtype), precision)
+    factor = 1.0 / math.sqrt(size or 1) if scale is None else scale
+    number = builder.constant(np.array(factor, dtype=precision.numpy()), "number")
+    scores = builder.op("Mul", [scores, number], precision)
+    scores = _inlined(call, "score_mod", scores)
+    softmax = builder.op("Softmax", [scores], precision, {"axis": -1})
+    weights = builder.cast(_inlined(call, "prob_mod", softmax), dtype or precision)
+    builder.op("MatMul", [weights, value], dtype)
+    maker = softmax.producer()
+    assert maker is not None
+    return SoftmaxAnchor(scores, softmax, 3, (maker,))
+
+
+def _inlined(call: Call, name: str, value: ir.Value) -> ir.Value:
+    """The result of a modifier's graph on a value."""
+    attr = call.node.attributes.get(name)
+    if attr is None:
+        return value
+    graph, builder = attr.as_graph(), call.builder
+    known: dict[ir.Value, ir.Value] = {graph.inputs[0]: value}
+    for each in graph.initializers.values():
+        if each.const_value is not None:
+            known[each] = builder.constant(each.const_value.numpy(), "const")
+    for node in graph:
+        attrs = node.attributes.values()
+        odd = node.domain not in STANDARD or node.op_type in RANDOM or len(node.outputs) != 1
+        if odd or (node.op_type != "Constant" and any(each.type not in PLAIN for each in attrs)):
+            raise call.decline(Code.SCORE_TERM, f"{node.op_type} in {name} is not taken out of its graph")
+        if node.op_type == "Constant":
+            known[node.outputs[0]] = builder.constant(_content(call, node), "const")
+            continue
+        values: dict[str, AttrValue] = {each.name: each.value for each in attrs}
+        inputs = [None if each is None else known.get(each, each) for each in node.inputs]
+        known[node.outputs[0]] = builder.op(node.op_type, inputs, node.outputs[0].dtype, values)
+    return known.get(graph.outputs[0], graph.outputs[0])
+
+
+def _content(call: Call, node: ir.Node) -> np.ndarray:
+    attr = node.attributes.get("value")
+    if attr is None:
+        raise call.decline(Code.SCORE_TERM, "a Constant that is no tensor")
+    return attr.as_tensor().numpy()

@@ -118,7 +118,7 @@ class Keys:
         call = self.call
         dims = call.viewer.alignment(mask, scores, call.node)
         term = SelectTerm(call.node, mask, not when, -math.inf, dims)
-        found = structure([term], scores[2], scores[3], call.viewer, call.positions)
+        found = structure([term], scores[2], scores[3], call.viewer, call.matcher.positions)
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
             return [Masked(call.along(mask, dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
