@@ -159,9 +159,11 @@ class _Finder:
         strangers = self._follow()
         if not self.gradients:
             return None
-        assert self.findings.after is not None
-        if any(is_op(node, "Slice", "Split") for node in self.findings.after.nodes):
+        if self.match.sink is not None:
             raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
+        for factor in (*self.match.query_factors, *self.match.output_factors):
+            reason = "the gradient of an attention with a factor that is no number known before the run is not fused"
+            raise PairDecline(Code.TRAINING, reason, factor.node)
         if strangers:
             raise self._foreign(*strangers[0])
         dy = self.region.dy

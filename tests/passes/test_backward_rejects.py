@@ -113,6 +113,36 @@ def test_a_mask_that_is_not_the_forward_parts_is_declined(changes: Mapping[str, 
     declined(model({**SELECTED, **changes}, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
 
 
+FACTORS = {
+    "of each head on the probabilities": {
+        "y": "ph = Mul(p, h) y = MatMul(ph, v)",
+        "pt": "pt = Transpose<perm=[0,1,3,2]>(ph)",
+        "dp": "dh = MatMul(g, vt) dp = Mul(dh, h)",
+    },
+    "of each head on the probabilities of the forward part only": {"y": "ph = Mul(p, h) y = MatMul(ph, v)"},
+    "of each head on the scores": {"x": "x = Mul(s, h)", "dx": "dx = Mul(dm, h)"},
+    "of each head on the query": {
+        "s": "qh = Mul(q, h) s = MatMul(qh, kt)",
+        "dq": "dqh = MatMul(dx, k) dq = Mul(dqh, h)",
+        "dk": "dk = MatMul(dxt, qh)",
+    },
+}
+
+
+@pytest.mark.parametrize("changes", FACTORS.values(), ids=FACTORS)
+def test_a_factor_that_is_no_number(changes: Mapping[str, str]) -> None:
+    """On the query before the product it is the query's own affair."""
+    original = model({"kt": f"h = Sigmoid(h0) {BODY['kt']}", **changes}, "float[4,1,1] h0")
+    changed, report = fused_pair(original)
+    if report.blocks[0].status != "fused":
+        assert changed == ir.to_proto(ir.from_proto(original)), "a declined model was changed"
+        return
+    feeds = random_feeds(original)
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
 READ_ELSEWHERE = [
     ("p", Code.PROBABILITIES_ARE_OUTPUT),
     ("ds", Code.TRAINING),
