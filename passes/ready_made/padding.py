@@ -95,7 +95,7 @@ class Additions:
         if addend is None:
             return MaskPlan()
         rows, columns = self.scores[2:]
-        planner = MaskPlanner(call.viewer, call.sets, call.bounds, call.options, rows, columns)
+        planner = MaskPlanner(call.viewer, call.sets, call.bounds, call.options, rows, columns, call.matcher.positions)
         term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, self.scores, call.node))
         return planner.plan((term,), RowGuard.NONE)
 
