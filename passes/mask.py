@@ -52,6 +52,7 @@ from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_R
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rounding import rounds_alike
+from fa_compiler.passes.score_like import is_score_like
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.structure import Padding, Structure, structure
 from fa_compiler.passes.terms import (
@@ -422,14 +423,17 @@ class MaskPlanner:
     def _harmless(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
         """Is an addend proven to stay far above the fill of a later selection, whatever factors follow?
 
-        Nothing competes with -inf: a row of nothing else has no softmax, selected or not.
+        Nothing competes with -inf: a row of nothing else has no softmax, selected or not. A dominating number outweighs
+        scores, and so addends that are scores themselves.
         """
         if fill == -math.inf:
             return True
         term = terms[index]
         interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
-        if interval is None or not isinstance(term, AddTerm):
+        if not isinstance(term, AddTerm):
             return False
+        if interval is None:
+            return fill <= DOMINATING and is_score_like(term.value, self.viewer, self.sets, self.bounds)
         lowest = min(interval[0] * term.sign, interval[1] * term.sign)
         for later in terms[index + 1 :]:
             if isinstance(later, ScaleTerm):

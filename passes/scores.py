@@ -7,7 +7,8 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
             | layout(scores)                               what views.py looks through, casts included
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
             | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
-            | Add(scores, t) | Sub(scores, t) | Sub(t, scores)    t any tensor that does not enlarge the scores: a term
+            | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
+            | Sub(scores, t) | Sub(t, scores)
             | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
             | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection
             | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
@@ -166,7 +167,7 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         return _peel_cast(node, first, viewer.info)
     if (factor := viewer.factor(node)) is not None:
         return Scale(node, factor[1]), factor[0]
-    if is_op(node, "Add", "Sub"):
+    if is_op(node, "Add", "Sub") or (is_op(node, "Sum") and len(node.inputs) == 2):
         return _peel_blend(node, viewer) or _peel_add(node, viewer)
     if is_op(node, "Where"):
         return _peel_where(node, viewer)
@@ -201,7 +202,7 @@ def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """`scores * b + f * (1 - b)` or `scores * b - f * (1 - b)`, up to the product with b, which `_peel_gate` takes."""
     left, right = node.inputs[0], node.inputs[1]
-    for gated, other in ((left, right), (right, left)) if node.op_type == "Add" else ((left, right),):
+    for gated, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
         found = None if other is None else _share_of_rest(other, viewer)
         product = None if gated is None else gated.producer()
         if found is None or gated is None or product is None or not is_op(product, "Mul"):
@@ -209,7 +210,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         keep, fill = found
         scores = next((each for each in product.inputs if each is not None and each is not keep), None)
         if keep in product.inputs and scores is not None and _leads_to_product(scores, viewer):
-            return Select(node, keep, True, fill if node.op_type == "Add" else -fill), gated
+            return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), gated
     return None
 
 

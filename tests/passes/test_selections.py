@@ -153,7 +153,9 @@ def test_repeated_heads(body: str, heads: tuple[int, int]) -> None:
     assert report.blocks[0].heads == heads
 
 
-@pytest.mark.parametrize("body", ["x = Sub(w, s) ", "x0 = Where(m, s, low) x1 = Neg(x0) x = Sub(w, x1) "])
+@pytest.mark.parametrize(
+    "body", ["x = Sub(w, s) ", "x = Sum(w, s) ", "x0 = Where(m, s, low) x1 = Neg(x0) x = Sub(w, x1) "]
+)
 def test_scores_subtracted(body: str) -> None:
     """A term less the scores is their negative and the term."""
     assert same(on_scores(body)).status == "fused"
