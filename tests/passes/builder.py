@@ -17,11 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from tests.passes.feeds import Maker, bias, kept, random_keep, small_bound, triangle
+from tests.passes.feeds import Maker, bias, kept, normal, random_keep, small_bound, triangle
 from tests.passes.formula import Formula, Scores
 from tests.passes.operands import Operand, Operands
 from tests.passes.patterns import PATTERNS, WRITTEN, filled_triangle
 from tests.passes.repeats import EXPLICIT, IN_TURNS, REPEATS
+from tests.passes.softmaxes import SOFTMAXES
 from tests.passes.spelling import CONSTANT, FLOAT16_MIN, FLOAT32_MIN, Mask, Spelling, wider
 from tests.passes.writer import Array, Writer
 
@@ -217,13 +218,18 @@ class _Composer:
         fill = max(mask.fill, FLOAT16_MIN) if kind == "float16" and math.isfinite(mask.fill) else mask.fill
         low = writer.const(fill, kind)
         flag = writer.op("Cast", keep, to=TensorProto.BOOL) if mask.source == "int" else keep
-        if mask.form.startswith("select"):
+        if mask.selects:
             self.steps.append(
                 lambda formula, feeds: formula.select(kept(mask, name, feeds, sizes), float(np.dtype(kind).type(fill)))
             )
+        if mask.form.startswith("select"):
             self.keep = mask.form == "select"
             self.condition = self._turned(flag if self.keep else writer.op("Not", flag), mask)
             return writer.op("Where", self.condition, *((scores, low) if self.keep else (low, scores)))
+        if mask.form == "mul_add":
+            number = self._turned(writer.op("Cast", keep, to=NAMES[kind]), mask)
+            rest = writer.op("Mul", writer.op("Sub", writer.const(1, kind), number), low)
+            return writer.op("Add", writer.op("Mul", scores, number), rest)
         value = float(np.dtype(kind).type(fill))
         # 0 * -inf is NaN, for the formula as for the model.
         zero = math.nan if mask.form == "add_mul" and math.isinf(value) else 0.0
@@ -319,21 +325,16 @@ class _Composer:
             rank = 3
         if spelling.identity:
             scores = writer.op("Identity", scores)
-        if spelling.softmax == "decomposed":
-            shifted = writer.op("Sub", scores, writer.reduce("ReduceMax", scores, axis, rank))
-            exponential = writer.op("Exp", shifted)
-            result = writer.op("Div", exponential, writer.reduce("ReduceSum", exponential, axis, rank))
-        else:
-            if spelling.softmax == "shifted":
-                scores = writer.op("Sub", scores, writer.reduce("ReduceMax", scores, axis, rank))
-            axis += rank if spelling.softmax == "op_positive" else 0
-            result = writer.op("Softmax", scores, axis=axis)
+        sunk = self._sunk(scores, axis) if spelling.sink else scores
+        result = SOFTMAXES[spelling.softmax](writer, sunk, axis, rank)
+        if spelling.sink:
+            result = writer.last_dropped(result, axis + rank)
         if spelling.upcast:
             result = writer.op("Cast", result, to=NAMES[spelling.dtype])
         if spelling.guard != "none":
             zero = writer.const(0, spelling.dtype)
             condition, where = (
-                (self.condition, self.keep) if spelling.guard == "selection" else (self._guard(result), False)
+                (self.condition, self.keep) if spelling.guard == "selection" else (self._guard(result, scores), False)
             )
             result = writer.op("Where", condition, *((result, zero) if where else (zero, result)))
         if spelling.dropout:
@@ -343,13 +344,31 @@ class _Composer:
                 result = writer.op("Dropout", result, ratio=0.25)
         return result
 
-    def _guard(self, probabilities: str) -> str:
+    def _sunk(self, scores: str, axis: int) -> str:
+        """The scores with one number for each head beside them."""
+        writer = self.writer
+        writer.input("sink", NAMES[self.score_type], "N", normal([self.sizes["N"]], self.score_type))
+        apart = ["K", "G"] if self.rank == 5 else ["N"]
+        tail = ["1", "1"]
+        ones = writer.reshape("sink", ["1"] * (self.rank - len(apart) - 2) + apart + tail, ["N"])
+        rows = ["S", "1"] if axis == -1 else ["1", "S"]
+        full = writer.shape(["B"] * (self.rank > 2) + (apart if self.rank > 3 else []) + rows)
+        if self.rank < 4:
+            ones = writer.reshape("sink", ["1"] * self.rank, ["N"])
+        return writer.op("Concat", scores, writer.op("Expand", ones, full), axis=axis + self.rank)
+
+    def _guard(self, probabilities: str, scores: str) -> str:
         """The condition of a guard."""
         writer = self.writer
         if self.spelling.guard == "selection":
             return self.condition
         if self.spelling.guard == "nan":
             return writer.op("IsNaN", probabilities)
+        if self.spelling.guard == "scores":
+            infinite = writer.op("Equal", scores, writer.const(-math.inf, self.score_type))
+            kept = writer.op("Cast", writer.op("Not", infinite), to=TensorProto.INT32)
+            any_kept = writer.op("Cast", writer.reduce("ReduceMax", kept, -1, 4), to=TensorProto.BOOL)
+            return writer.op("Not", any_kept)
         peak = writer.reduce("ReduceMax", self.addend, -1, 4)
         return writer.op("Equal", peak, writer.const(-math.inf, self.score_type))
 
@@ -406,12 +425,17 @@ class _Composer:
         )
         for step in self.steps:
             step(formula, feeds)
-        probabilities = formula.probabilities()
+        sink = None
+        if spelling.sink:
+            sink = feeds["sink"].astype(np.float64)[:, None, None]
+        probabilities = formula.probabilities(sink)
         match spelling.guard:
             case "nan":
                 probabilities = np.where(np.isnan(probabilities), 0, probabilities)
             case "selection":
                 probabilities = np.where(formula.kept, probabilities, 0)
+            case "scores":
+                probabilities = np.where((formula.scores == -math.inf).all(axis=-1, keepdims=True), 0, probabilities)
             case "bias":
                 empty = (formula.addend == -math.inf).all(axis=-1, keepdims=True)
                 probabilities = np.where(empty, 0, probabilities)

@@ -52,11 +52,13 @@ class Formula:
         self.scores = np.where(keep, self.scores, fill)
         self.kept = keep
 
-    def probabilities(self) -> Scores:
-        """The softmax of what the steps made."""
+    def probabilities(self, sink: Scores | None = None) -> Scores:
+        """The softmax of what the steps made, beside a sink where there is one."""
         with np.errstate(invalid="ignore"):
-            exponential = np.exp(self.scores - self._peak())
-            return exponential / exponential.sum(axis=-1, keepdims=True)
+            peak = self._peak() if sink is None else np.maximum(self._peak(), sink)
+            exponential = np.exp(self.scores - peak)
+            total = exponential.sum(axis=-1, keepdims=True)
+            return exponential / (total if sink is None else total + np.exp(sink - peak))
 
     def tolerance(self, dtype: str) -> Scores:
         """Of each row, relative to the largest result.

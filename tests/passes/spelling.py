@@ -27,6 +27,7 @@ class Mask:
 
     form     select       Where(keep, s, fill)             select_drop   Where(drop, fill, s)
              add_where    s + Where(keep, 0, fill)         add_mul       s + (1 - float(keep)) * fill
+             mul_add      s * float(keep) + (1 - float(keep)) * fill
              chain        x = 1 - float(keep); s + Where(bool(x), fill, x)
              add_triangle s + Trilu(fill everywhere)       bias          s + a float input
     source   "input" bool, "int" an int64 input of 0 and 1, "const" a triangle kept in the model, "const_empty" one with
@@ -46,6 +47,11 @@ class Mask:
     bound: bool = False
     """Is the last key of a computed mask moved by an input, so that nothing is known of it?"""
     padding: str = ""
+
+    @property
+    def selects(self) -> bool:
+        """Is the number put in place of the scores, and not added?"""
+        return self.form in ("select", "select_drop", "mul_add")
 
     @property
     def computed(self) -> bool:
@@ -86,10 +92,12 @@ class Spelling:
     factor: float = 0.5
     masks: tuple[Mask, ...] = ()
     guard: str = "none"
-    """none, nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a single addend), selection
-    (Where(keep, p, 0), of the one selection on the scores)."""
+    """none, scores (0 in a row of -inf), nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a
+    single addend), selection (Where(keep, p, 0), of the one selection on the scores)."""
     softmax: str = "op"
-    """op, op_positive (axis written as a positive number), decomposed, shifted (by each row's own maximum)."""
+    """As softmaxes.py says."""
+    sink: bool = False
+    """One more score in each row, an input with a number for each head, whose probability is dropped."""
     upcast: bool = False
     """Softmax and masks in the next wider type."""
     floor: bool = False
@@ -168,8 +176,9 @@ def _versions(spelling: Spelling) -> Spelling:
     if spelling.transposed and opset < 13:
         # A Softmax of these opsets flattens: only the last axis means one axis.
         opset = 13
-    softmax = "op_positive" if opset < 11 and spelling.softmax == "op" else spelling.softmax
-    return replace(spelling, opset=opset, softmax=softmax)
+    # The scores of folded heads have no axis of heads for the sink; old Concats and Slices know no computed shape.
+    sink = spelling.sink and spelling.product != "folded" and spelling.layout != "BSD"
+    return replace(spelling, opset=opset, sink=sink)
 
 
 def _scales(spelling: Spelling) -> Spelling:
@@ -189,6 +198,12 @@ def _masks(spelling: Spelling) -> Spelling:
     floor = spelling.floor and (spelling.dtype == "float32") != spelling.upcast
     masks = []
     for mask in spelling.masks:
+        if mask.form == "mul_add" and (math.isinf(mask.fill) or masks or spelling.dtype == "bfloat16"):
+            # 0 * -inf is NaN, for the number, which may be -inf in bfloat16, as for scores that are masked already.
+            mask = replace(mask, form="select")
+        if mask.form == "mul_add" and mask.source == "int":
+            # Integers are not known to be 0 and 1.
+            mask = replace(mask, source="input")
         if mask.form == "add_mul" and math.isinf(mask.fill):
             # Such a mask holds NaN, which no floor changes.
             floor = False
@@ -220,7 +235,7 @@ def _written(mask: Mask, spelling: Spelling) -> Mask:
     pattern = PATTERNS[mask.pattern]
     if mask.padding == "gather" and spelling.opset < SINCE["range"]:
         mask = replace(mask, padding="and")
-    if mask.bound and (mask.source not in BOUNDED or pattern.upper is None):
+    if mask.bound and (mask.source not in BOUNDED or pattern.upper is None or mask.form == "add_triangle"):
         mask = replace(mask, bound=False)
     backward = pattern.at_end and spelling.sizes["T"] < spelling.sizes["S"]
     if mask.source.startswith("slice") and backward:
@@ -245,14 +260,23 @@ def _written(mask: Mask, spelling: Spelling) -> Mask:
 def _guards(spelling: Spelling) -> Spelling:
     guard = spelling.guard
     if guard == "selection":
-        selections = [mask for mask in spelling.masks if mask.form.startswith("select")]
-        guard = "selection" if len(selections) == 1 and spelling.product != "folded" else "none"
+        selections = [mask for mask in spelling.masks if mask.selects]
+        single = len(selections) == 1 and selections[0].form != "mul_add"
+        guard = "selection" if single and spelling.product != "folded" else "none"
     if guard == "bias":
-        added = len(spelling.masks) == 1 and not spelling.masks[0].form.startswith("select")
+        added = len(spelling.masks) == 1 and not spelling.masks[0].selects
         # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
         single = added and not spelling.transposed and spelling.scale != "after_mask" and spelling.product != "folded"
         undefined = added and spelling.masks[0].form == "add_mul" and math.isinf(spelling.masks[0].fill)
         guard = "bias" if single and not undefined and spelling.opset >= 11 else "none"
+    if guard == "scores" and (
+        spelling.transposed or spelling.opset < 11 or spelling.softmax in ("logarithm", "reciprocal")
+    ):
+        # Floats are compared since then, the guard runs along the last axis, and nobody writes it beside these.
+        guard = "none"
+    if spelling.sink and guard != "selection":
+        # Beside a sink no row is undefined.
+        guard = "none"
     return replace(spelling, guard=guard)
 
 
@@ -265,15 +289,15 @@ def wider(spelling: Spelling) -> str:
 
 def may_decline(spelling: Spelling) -> set[str]:
     """The codes a decline of this spelling for ONNX Runtime may have; empty when it has to be fused."""
-    selects = [index for index, mask in enumerate(spelling.masks) if mask.form.startswith("select")]
+    selects = [index for index, mask in enumerate(spelling.masks) if mask.selects]
     codes = set()
-    if wider(spelling) == "float64" and spelling.masks:
+    if wider(spelling) == "float64" and (spelling.masks or spelling.sink):
         codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
     if spelling.guard == "selection" and len(spelling.masks) > 1:
         codes.add("probability_term")
-    if any(not mask.form.startswith("select") and -1e30 < mask.fill <= -1e3 for mask in spelling.masks) and (
+    if any(not mask.selects and -1e30 < mask.fill <= -1e3 for mask in spelling.masks) and (
         len(spelling.masks) > 1 or spelling.floor or spelling.scale == "after_mask"
     ):
         # What rounds the scores is not mixed with other terms.

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.passes.patterns import PATTERNS, WRITTEN
 from tests.passes.repeats import EXPLICIT, REPEATS
+from tests.passes.softmaxes import SOFTMAXES
 from tests.passes.spelling import FLOAT32_MIN, Mask, Spelling, consistent
 
 Choices = Mapping[str, Sequence[Any]]
@@ -33,7 +34,7 @@ SIZES: Choices = {
 SCALES = ["none", "query", "query_div", "key", "both", "computed_both", "transposed_key", "mul", "div", "root"]
 SCALES += ["computed", "after_mask", "alpha"]
 MASK: Choices = {
-    "form": ["select", "select_drop", "add_where", "add_mul", "chain", "add_triangle", "bias", "bias"],
+    "form": ["select", "select_drop", "add_where", "add_mul", "mul_add", "chain", "add_triangle", "bias", "bias"],
     "dims": ["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"],
     "fill": [-math.inf, -math.inf, FLOAT32_MIN, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4],
     "source": ["input", "int", "const", "const_empty", *WRITTEN],
@@ -58,8 +59,9 @@ FIELDS: Choices = {
     "gqa_values": [*[""] * 5, *EXPLICIT],
     "scale": SCALES,
     "factor": [0.5, 1 / math.sqrt(8), 2.5],
-    "guard": ["none", "none", "nan", "bias", "selection"],
-    "softmax": ["op", "op_positive", "decomposed", "shifted"],
+    "guard": ["none", "none", "nan", "bias", "scores", "selection"],
+    "softmax": ["op", *SOFTMAXES],
+    "sink": [*[False] * 7, True],
     "upcast": [False, False, False, False, False, True],
     "floor": [False, False, True],
     "dropout": [False, True],

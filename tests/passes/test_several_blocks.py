@@ -55,6 +55,7 @@ def families(draw: st.DrawFn) -> tuple[list[Spelling], bool]:
             layout=first.layout,
             packed="none",
             cache=first.cache,
+            sink=first.sink,
             gqa=first.gqa,
             masks=first.masks,
             output=first.output,

@@ -127,6 +127,13 @@ class Writer:
         first = self.op("Split", value, *more, count=len(widths), axis=axis, **attrs)
         return [first, *(f"{first}_{index}" for index in range(1, len(widths)))]
 
+    def last_dropped(self, value: str, axis: int) -> str:
+        """All but the last element of an axis."""
+        first, last = ([0], [-1])
+        if self.opset < 10:
+            return self.op("Slice", value, axes=[axis], starts=first, ends=last)
+        return self.slice(value, [(axis, self.const(first, "int64"), self.const(last, "int64"))])
+
     def at_most(self, left: str, right: str) -> str:
         """Integers compared by <=, in the opsets without that by not >."""
         if self.opset >= 12 and len(self.nodes) % 2:
