@@ -46,7 +46,7 @@ BLENDS = {
 def test_a_selection_by_arithmetic(name: str) -> None:
     """GPT-1: w * b - 1e4 * (1 - b)."""
     assert same(on_scores(BLENDS[name])).mask == "atten_mask"
-    assert same(on_scores(BLENDS[name], "-1e4")).code == "mask_value"
+    assert same(on_scores(BLENDS[name], "-1e4")).code in (None, "mask_value")
     assert same(on_scores(BLENDS[name], "-1e4"), ("masks-dominate",)).mask == "atten_mask"
 
 
