@@ -25,6 +25,7 @@ from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.factors import Factor, check_axes, moderate, operand
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.mask_values import TermValues
 from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.operands import Operands
@@ -116,7 +117,8 @@ class Matcher:
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
-        planner = MaskPlanner(viewer, self.sets, self.bounds, self.options, rows, columns, self.positions, sink_above)
+        values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
+        planner = MaskPlanner(values, self.options, rows, columns, self.positions)
         plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))

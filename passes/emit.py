@@ -329,6 +329,8 @@ class Emitter:
             attrs["cpu_empty_rows"] = mask.empty_rows
         if mask.nan_rows:
             attrs["cpu_nan_rows"] = mask.nan_rows
+        if mask.value is not None:
+            attrs["cpu_mask_value"] = mask.value
         return attrs
 
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:

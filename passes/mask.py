@@ -12,8 +12,8 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
     addends, then selections with one v,       atten_mask and real_shift
       addends proven far above v, or v = -inf
     anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
-    a selection with a fill that may not       declined, unless the user vouches for it (masks-dominate)
-      outweigh the scores
+    selections with another fill v, addends    atten_mask, and v as the score of masked keys (cpu_mask_value); on
+      before them or none                        Ascend declined, unless the user vouches for it (masks-dominate)
 
 v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
 7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
@@ -40,19 +40,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.band import SparseMode
-from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.mask_values import DOMINATING, FLOAT32_MAX, ROUNDS_SCORES_AWAY, TermValues
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rounding import rounds_alike
-from fa_compiler.passes.score_like import is_score_like
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.structure import Padding, Structure, structure
 from fa_compiler.passes.terms import (
@@ -64,32 +62,19 @@ from fa_compiler.passes.terms import (
     Put,
     Raise,
     RowGuard,
-    ScaleTerm,
     SelectTerm,
     Shift,
     Term,
 )
-from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
-
-DOMINATING = -1e30
-MODERATE = -1e3
-"""With `--assume masks-dominate`, a constant of at most this is a mask."""
-ROUNDS_SCORES_AWAY = -1e5
-"""A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
-SHIFT = 1.0
-"""One number up to this, added to all scores, rounds them no more than they are rounded anyway."""
-FLOAT16_MAX = 65504.0
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-COARSE = -256.0
-"""From here on a float32 number leaves a score it is added to with less than 16 bits behind the point."""
 
 
 @dataclass(frozen=True)
 class MaskPlan:
     """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows.
 
-    `mode` is the band that is left of a structural mask; `masked` then excludes keys besides, the same for every row.
+    `value` is the score of masked keys, where they have one. `mode` is the band that is left of a structural mask;
+    `masked` then excludes keys besides, the same for every row.
     """
 
     masked: tuple[Masked, ...] = ()
@@ -97,6 +82,7 @@ class MaskPlan:
     mode: SparseMode | None = None
     empty_rows: str = ""
     nan_rows: str = ""
+    value: float | None = None
     assumed: tuple[str, ...] = ()
 
     @property
@@ -111,15 +97,16 @@ class MaskPlan:
 class MaskPlanner:
     """Turns terms into plans."""
 
-    viewer: Viewer
-    sets: ValueSets
-    bounds: Bounds
+    values: TermValues
     options: Options
     rows: Axes
     columns: Axes
     positions: dict[Shape, Positions] = field(default_factory=dict)
-    sink_above: float | None = None
-    """No sink is below this number; None when there is no sink."""
+
+    @property
+    def viewer(self) -> Viewer:
+        """What makes the views of this attention."""
+        return self.values.viewer
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention; `guard` is what follows the softmax."""
@@ -128,8 +115,8 @@ class MaskPlanner:
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
         """The plan without its guard, which Ascend does not have, where no bias can make a row all -inf."""
-        masks = [index for index, term in enumerate(terms) if not self._is_harmless(terms, index)]
-        infinite = [index for index in masks if len(masks) > 1 or self._may_be_infinite(terms, index)]
+        masks = [index for index, term in enumerate(terms) if not self.values.is_harmless(terms, index)]
+        infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
         risky = terms[infinite[-1]] if plan.shifts and infinite else None
         assumed = {*plan.assumed, FINITE_SCORES}
         if risky is not None:
@@ -143,34 +130,20 @@ class MaskPlanner:
             assumed.add(NO_EMPTY_ROWS)
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
-    def _is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
-        term = terms[index]
-        if isinstance(term, AddTerm):
-            return self._is_zero(term) or self._harmless(terms, index)
-        return not isinstance(term, SelectTerm)
-
-    def _may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
-        term = terms[index]
-        if not isinstance(term, AddTerm | SelectTerm):
-            return False
-        values = self._values(terms, index)
-        if values is not None:
-            return not all(map(math.isfinite, values))
-        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
-        return interval is None or not all(map(math.isfinite, interval))
-
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        live = tuple(term for term in terms if not self._is_zero(term))
+        live = tuple(term for term in terms if not self.values.is_zero(term))
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
-        for index in selects:
-            self._check_dominates(live, index)
         if not adds and not selects:
             return MaskPlan(nan_rows=guard.nan_rows)
-        for candidate in (live, self._apart(live)):
-            if (plan := self._boolean(candidate, guard)) is not None:
-                return plan
+        if all(self.values.outweighs(live, index) for index in selects):
+            for candidate in (live, self._apart(live)):
+                if (plan := self._boolean(candidate, guard)) is not None:
+                    return plan
+        if (plan := self._valued(live, adds, selects, guard)) is not None:
+            return plan
+        for index in selects:
+            self._check_outweighs(live, index)
         for index in selects:
             self._check_adds_up(live, index)
         if guard is RowGuard.SELECTION:
@@ -184,19 +157,40 @@ class MaskPlanner:
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if len(adds) == 1 and not selects:
-            value = self._mask_value(live, adds[0])
+            value = self.values.mask_value(live, adds[0])
             term = live[adds[0]]
             boolean = value is not None and self._may_be_boolean(live, value, guard)
             if boolean and value is not None and isinstance(term, AddTerm):
                 return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
-            fills = {value for index in selects for value in self._values(live, index) or ()}
-            harmless = len(fills) == 1 and all(self._harmless(live, index, min(fills)) for index in adds)
+            fills = {value for index in selects for value in self.values.of(live, index) or ()}
+            harmless = len(fills) == 1 and all(self.values.stays_above(live, index, min(fills)) for index in adds)
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
                 return self._masked(live, masked, self._shifts(kept), min(fills), guard)
         return None if selects else self._mask_among_biases(live, adds, guard)
+
+    def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
+        """The plan for selections of one number, whatever it is, behind all biases: it replaces the masked scores, so
+        it is their value exactly. Only the CPU kernel can give them one."""
+        values = [self.values.of(live, index) for index in selects]
+        fills = {value for each in values for value in each or (math.nan,)}
+        behind = bool(selects) and max(adds, default=-1) < selects[0]
+        if self.options.target != "ort" or not behind or len(fills) != 1:
+            return None
+        fill = fills.pop()
+        if not math.isfinite(fill) or guard not in (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES):
+            return None
+        found = self._structure(live)
+        if found is None:
+            masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
+        else:
+            masked = tuple(self._padding(each, live[-1].node) for each in found.padding)
+        kept = tuple(term for term in live if not isinstance(term, SelectTerm))
+        mode = None if found is None else found.mode
+        value = fill if masked or mode is not None else None
+        return MaskPlan(masked, self._shifts(kept), mode, nan_rows=_nan_rows(guard), value=value)
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
@@ -218,7 +212,7 @@ class MaskPlanner:
         dims = [self.viewer.alignment(operand, term.dims, term.node) for operand in operands]
         adds = [AddTerm(term.node, operand, 1.0, own) for operand, own in zip(operands, dims, strict=True)]
         if node.op_type == "Add":
-            masks = [add for add in adds if self._mask_value((add,), 0) is not None]
+            masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
             return tuple(adds) if len(masks) == 1 else None
         for bias, number, keep in ((1, 2, True), (2, 1, False)):
             fill = self.viewer.info.scalar(operands[number])
@@ -231,13 +225,13 @@ class MaskPlanner:
 
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """The plan for one addend of {0, v} beside biases that are proven to be far above v."""
-        values = {index: self._mask_value(live, index) for index in adds}
+        values = {index: self.values.mask_value(live, index) for index in adds}
         found = [(index, value) for index, value in values.items() if value is not None and value <= DOMINATING]
         if len(found) != 1:
             return None
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
-        harmless = all(self._harmless(live, other, fill) for other in adds if other != index)
+        harmless = all(self.values.stays_above(live, other, fill) for other in adds if other != index)
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
@@ -258,10 +252,14 @@ class MaskPlanner:
         if found is not None:
             mode = found.mode
             masked = tuple(self._padding(each, live[-1].node) for each in found.padding)
+            if mode is not None and self.options.target == "ascend":
+                # The triangle takes the place of the mask there: keys excluded besides get a bias.
+                shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
+                masked = ()
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
-        elif self.sink_above is not None:
+        elif self.values.sink_above is not None:
             empty = ""
         elif value == -math.inf:
             empty = "nan" if guard is RowGuard.NONE else "zero"
@@ -276,13 +274,16 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), tuple(assumed))
+        return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
-        """The structure of the boolean mask these terms make. Ascend has no place for keys excluded beside a band."""
+        """The structure of the boolean mask these terms make.
+
+        On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives.
+        """
         found = structure(self._masks(terms), self.rows, self.columns, self.viewer, self.positions)
         if found is not None and found.mode is not None and found.padding and self.options.target == "ascend":
-            return None
+            return found if NO_EMPTY_ROWS in self.options.assume else None
         return found
 
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
@@ -312,77 +313,30 @@ class MaskPlanner:
 
     def _mask_like(self, term: Term) -> bool:
         """Is this an addend that is not proven harmless?"""
-        return isinstance(term, AddTerm) and not self._harmless((term,), 0)
+        return isinstance(term, AddTerm) and not self.values.stays_above((term,), 0)
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
-        if self.sink_above is not None:
+        if self.values.sink_above is not None:
             # The sink is all that such a row has, if it is no mask number itself.
-            return self.sink_above > value / 10
+            return self.values.sink_above > value / 10
         if self.options.target == "ascend":
             # There a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
 
-    def _is_zero(self, term: Term) -> bool:
-        """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it."""
-        values = self.sets.of(term.value) if isinstance(term, AddTerm) else None
-        if values is None or len(values) != 1:
-            return False
-        return abs(next(iter(values))) <= (SHIFT if self.sink_above is None else 0.0)
-
-    def _values(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
-        """What an addend's elements or a fill have become before the softmax; None when not known."""
+    def _check_outweighs(self, terms: tuple[Term, ...], index: int) -> None:
         term = terms[index]
-        if isinstance(term, SelectTerm):
-            values: frozenset[float] | None = frozenset((term.fill,))
-        elif isinstance(term, AddTerm):
-            found = self.sets.of(term.value)
-            values = None if found is None else frozenset(x * term.sign for x in found)
-        else:
-            return None
-        dtype = self.viewer.info.dtype(term.node.outputs[0])
-        for later in terms[index + 1 :]:
-            if values is not None and isinstance(later, ScaleTerm):
-                values = _scaled(values, later.factor, dtype)
-            elif values is not None and isinstance(later, FloorTerm):
-                values = frozenset(max(value, later.floor) for value in values)
-        return values
-
-    def _mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
-        """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after scaling."""
-        values = self._values(terms, index)
-        negative = None if values is None else {x for x in values if x != 0.0}
-        if negative is None or len(negative) != 1:
-            return None
-        value = negative.pop()
-        raw = self._values(terms[: index + 1], index) or frozenset()
-        dtype = self.viewer.info.dtype(terms[index].node.outputs[0])
-        return value if self._dominates(value, dtype) and self._dominates(min(raw), dtype) else None
-
-    def _dominates(self, value: float, dtype: ir.DataType | None) -> bool:
-        if value == -math.inf:
-            return True
-        if MASKS_DOMINATE in self.options.assume and value <= MODERATE:
-            return True
-        return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and value <= DOMINATING
-
-    def _check_dominates(self, terms: tuple[Term, ...], index: int) -> None:
-        """A fill has to outweigh the scores where it is put in and before the softmax."""
-        term = terms[index]
-        assert isinstance(term, SelectTerm)
-        dtype = self.viewer.info.dtype(term.node.outputs[0])
-        values = self._values(terms, index)
-        if values is None or not all(self._dominates(value, dtype) for value in (term.fill, *values)):
+        if isinstance(term, SelectTerm) and not self.values.outweighs(terms, index):
             raise self._too_small(term)
 
     def _check_adds_up(self, terms: tuple[Term, ...], index: int) -> None:
         """score + fill has to round to fill: what the user vouches for is not enough to put a fill into a bias."""
         term = terms[index]
         assert isinstance(term, SelectTerm)
-        if any(value > DOMINATING for value in (term.fill, *(self._values(terms, index) or ()))):
+        if any(value > DOMINATING for value in (term.fill, *(self.values.of(terms, index) or ()))):
             raise self._too_small(term)
 
     def _check_rounding(self, terms: tuple[Term, ...]) -> None:
@@ -391,25 +345,17 @@ class MaskPlanner:
         scores are rounded as coarsely anyway."""
         if len(terms) < 2 or MASKS_DOMINATE in self.options.assume or NO_EMPTY_ROWS in self.options.assume:
             return
-        if rounds_alike(terms, self.sets, self.bounds):
+        if rounds_alike(terms, self.values.sets, self.values.bounds):
             return
         for term in terms:
             wide = self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
-            if isinstance(term, AddTerm) and wide and self._is_coarse(term.value):
+            if isinstance(term, AddTerm) and wide and self.values.is_coarse(term.value):
                 raise Decline(
                     Code.MASK_VALUE,
                     "a mask constant that rounds the scores is combined with other terms",
                     term.node,
                     f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
                 )
-
-    def _is_coarse(self, value: ir.Value) -> bool:
-        """Does a number of moderate size make up this mask: among its values, or as a factor of it?"""
-        values = self.sets.of(value)
-        if values is not None:
-            return any(DOMINATING < -abs(x) <= COARSE for x in values)
-        view = self.viewer.view(value)
-        return view is not None and DOMINATING < -abs(view.scale) <= COARSE
 
     @staticmethod
     def _too_small(term: SelectTerm) -> Decline:
@@ -419,28 +365,6 @@ class MaskPlanner:
             term.node,
             f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
         )
-
-    def _harmless(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
-        """Is an addend proven to stay far above the fill of a later selection, whatever factors follow?
-
-        Nothing competes with -inf: a row of nothing else has no softmax, selected or not. A dominating number outweighs
-        scores, and so addends that are scores themselves.
-        """
-        if fill == -math.inf:
-            return True
-        term = terms[index]
-        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
-        if not isinstance(term, AddTerm):
-            return False
-        if interval is None:
-            return fill <= DOMINATING and is_score_like(term.value, self.viewer, self.sets, self.bounds)
-        lowest = min(interval[0] * term.sign, interval[1] * term.sign)
-        for later in terms[index + 1 :]:
-            if isinstance(later, ScaleTerm):
-                largest = max(abs(interval[0]), abs(interval[1]))
-                lowest = min(lowest, -largest * abs(later.factor))
-                interval = (-largest * abs(later.factor), largest * abs(later.factor))
-        return lowest > fill / 10
 
     def _deselected(self, term: SelectTerm) -> Masked:
         return Masked(self._aligned(term.condition, term.dims, term.node), not term.keep)
@@ -506,14 +430,3 @@ def _selected(terms: tuple[Term, ...]) -> bool:
 def _composed(outer: View, inner: View) -> View:
     """A view of the inner base with the outer view's dimensions."""
     return View(inner.base, inner.base_dims, outer.dims)
-
-
-def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float] | None:
-    """The products, rounded as float32 rounds them; None where a 16-bit product overflows or not as it is computed."""
-    with np.errstate(all="ignore"):
-        products = frozenset(float(np.float32(x) * np.float32(factor)) + 0.0 for x in values)
-    if any(math.isnan(x) for x in products):
-        return None
-    if dtype != ir.DataType.FLOAT and any(math.isfinite(x) and abs(x) > FLOAT16_MAX for x in products):
-        return None
-    return products

@@ -6,6 +6,7 @@ the report tells how many bytes that adds.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,11 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.views import View
 
+LARGEST = {
+    ir.DataType.FLOAT: float(np.finfo(np.float32).max),
+    ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
+    ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
+}
 TRIANGLE_SIZE = 2048
 """The atten_mask of sparse_mode 2, 3 and 4 has this size, whatever the sizes of the scores."""
 
@@ -93,6 +99,9 @@ class MaskBuilder:
         return self.builder.op("Where", [condition, *(pair if when else reversed(pair))], dtype)
 
     def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
+        """A number in a type; a finite one stays finite."""
+        if math.isfinite(value):
+            value = min(max(value, -LARGEST[dtype]), LARGEST[dtype])
         return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
 
     def _shift_type(self, steps: tuple[Shift, ...]) -> ir.DataType:
@@ -100,6 +109,8 @@ class MaskBuilder:
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
+        if isinstance(only, Put) and self.options.target == "ascend":
+            return query
         if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:
             raise Decline(Code.ILLEGAL, "the product takes a bias of the query's type only", self._culprit)
         return query if plain else ir.DataType.FLOAT

@@ -36,6 +36,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.band import Band
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.mask_values import TermValues
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
@@ -95,7 +96,8 @@ class Additions:
         if addend is None:
             return MaskPlan()
         rows, columns = self.scores[2:]
-        planner = MaskPlanner(call.viewer, call.sets, call.bounds, call.options, rows, columns, call.matcher.positions)
+        values = TermValues(call.viewer, call.sets, call.bounds, call.options.assume)
+        planner = MaskPlanner(values, call.options, rows, columns, call.matcher.positions)
         term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, self.scores, call.node))
         return planner.plan((term,), RowGuard.NONE)
 

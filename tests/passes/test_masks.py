@@ -269,3 +269,55 @@ def test_a_bias_that_is_one_along_a_batch_that_is_folded() -> None:
     result, report = fused(proto)
     assert report.blocks[0].mask == "real_shift"
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+SELECTED = {
+    "selection": "x = Where(m, s, low)",
+    "scaled later": "a = Where(m, s, low) c = Constant<value=float {0.5}>() x = Mul(a, c)",
+    "two selections": "a = Where(m, s, low) x = Where(n, a, low)",
+    "behind a bias": "a = Add(s, s) x = Where(m, a, low)",
+    "negated": "not_m = Not(m) x = Where(not_m, low, s)",
+}
+
+
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("fill", ["-1e9", "-1e4", "-3.0", "2.5"])
+@pytest.mark.parametrize("terms", SELECTED.values(), ids=SELECTED)
+def test_a_masked_score_keeps_its_number(terms: str, fill: str, guard: bool) -> None:
+    """masked_fill with a number that scores may undercut: masked keys take part with that number, here for large
+    scores too, where they outweigh the others."""
+    proto = model(numbers(low=fill) + terms, guard=guard)
+    for size in (1.0, 100.0, 1e5):
+        rng = np.random.default_rng(3)
+        queries = (rng.standard_normal((2, 4, 5, 8)) * size).astype(np.float32)
+        block = same(proto, tolerance=1e-5 if size < 1e3 else 2e-2, q=queries)
+        if "Add(s, s)" not in terms:
+            assert (block.status, block.mask) == ("fused", "atten_mask")
+            assert "EXT-MASK-VALUE" in block.extensions
+
+
+def test_a_masked_score_of_16_bits_keeps_its_number() -> None:
+    low = "least = Constant<value=float {-65504.0}>() low = Cast<to=10>(least) "
+    body = PRODUCT_QK + low + "x = Where(m, s, low) " + SOFTMAX.format("x")
+    sizes = "float16[B,4,S,8] q, float16[B,4,T,8] k, float16[B,4,T,8] v"
+    proto = parse(body + PRODUCT_PV, MASKS, inputs=sizes, outputs="float16[B,4,S,8] y")
+    assert "EXT-MASK-VALUE" in same(proto, tolerance=2e-3).extensions
+
+
+@pytest.mark.parametrize("rows", [5, 70])
+def test_a_masked_score_behind_a_band(rows: int) -> None:
+    """Causal and padded with -1e9: a row that is padded everywhere gives the mean of all values, later ones included."""
+    body = (
+        PRODUCT_QK + numbers(low="-1e9") + "z = Constant<value=int64 {0}>() o = Constant<value=int64 {1}>() "
+        "n_ = Shape<start=2, end=3>(q) l = Squeeze(n_) r = Range(z, l, o) last = Constant<value=int64[1] {-1}>() "
+        "i = Unsqueeze(r, last) c = LessOrEqual(r, i) k_ = And(c, m) x = Where(k_, s, low) " + SOFTMAX.format("x")
+    )
+    inputs = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
+    proto = parse(body + PRODUCT_PV, "bool[B,1,1,S] m", inputs=inputs)
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "causal+atten_mask"
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {name: rng.standard_normal((2, 4, rows, 8)).astype(np.float32) for name in "qkv"}
+    feeds["m"] = rng.random((2, 1, 1, rows)) < 0.7
+    feeds["m"][0, ..., : rows // 2] = False
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)

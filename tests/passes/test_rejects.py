@@ -235,8 +235,8 @@ ROWS = [
         MASK + ", float f",
         initializers="<float f = {-1e30}>",
     ),
-    Row("filler_1e4", "mask_value", "x", after(number("f", "-1e4") + "x = Where(m, s, f)"), MASK),
-    Row("filler_positive", "mask_value", "x", after(number("f", "1e30") + "x = Where(m, s, f)"), MASK),
+    Row("filler_1e4", "mask_value", "x", after(number("f", "-1e4") + "x = Where(m, s, f)"), MASK, target="ascend"),
+    Row("filler_positive", "mask_value", "x", after(number("f", "1e30") + "x = Where(m, s, f)"), MASK, target="ascend"),
     Row("filler_nan", "mask_value", "x", after(number("f", "nan") + "x = Where(m, s, f)"), MASK),
     Row(
         "filler_turned_positive",
@@ -251,6 +251,7 @@ ROWS = [
         "a",
         after(number("f", MIN) + number("c", "1e-20") + "a = Where(m, s, f) x = Mul(a, c)"),
         MASK,
+        target="ascend",
     ),
     Row(
         "filler_minus_65504_in_float16",
@@ -260,6 +261,7 @@ ROWS = [
         MASK,
         inputs=HALF,
         outputs="float16[B,4,S,8] y",
+        target="ascend",
     ),
     Row(
         "filler_0_with_dominate",
@@ -268,6 +270,7 @@ ROWS = [
         after(number("f", "0.0") + "x = Where(m, s, f)"),
         MASK,
         assume=("masks-dominate",),
+        target="ascend",
     ),
     Row(
         "bias_adds_a_dimension",

@@ -89,6 +89,7 @@ struct Problem {
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;
+  float mask_value = -__builtin_inff();  // the score of a key that is not attended: the extension `cpu_mask_value`
   float* softmax_max = nullptr;  // null when nobody reads them
   float* softmax_sum = nullptr;
 };

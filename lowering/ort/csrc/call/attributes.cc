@@ -35,6 +35,10 @@ class Reader {
                                       {"unmasked", EmptyRows::unmasked}, {"nan", EmptyRows::nan}});
     a.nan_rows = one_of<NanRows>(Topic::mask, "cpu_nan_rows",
                                  {{"", NanRows::nan}, {"zero", NanRows::zero}, {"infinite", NanRows::infinite}});
+    a.mask_value = info_.number("cpu_mask_value", -__builtin_inff());
+    if (!(a.mask_value < __builtin_inff())) {
+      complaints_.invalid(Topic::mask, "cpu_mask_value is " + std::to_string(a.mask_value) + ", expected a finite number");
+    }
     if (has(Role::sink) && a.empty_rows != EmptyRows::zero) {
       complaints_.invalid(Topic::sink, "cpu_empty_rows is \"" + info_.string("cpu_empty_rows", "") +
                                            "\" beside a sink, which no mask excludes, expected \"\" or \"zero\"");

@@ -17,6 +17,7 @@ struct Attributes {
   int64_t pse_type = 1;
   bool statistics_like_input = false;  // "same_as_input"
   EmptyRows empty_rows = EmptyRows::zero;
+  float mask_value = -__builtin_inff();
   NanRows nan_rows = NanRows::nan;
 
   // The constant mask of the mode has 2048 columns and this many rows; 0: the mode takes a mask of the scores.

@@ -116,6 +116,7 @@ void Call::read_operands() {
   problem_.value = value_.strided(in(Role::value).data);
   problem_.scale = a_.scale;
   problem_.empty_rows = a_.empty_rows;
+  problem_.mask_value = a_.mask_value;
   problem_.nan_rows = a_.nan_rows;
 }
 
