@@ -1,0 +1,112 @@
+"""What README's table of accepted spellings says, and what tests each word of it.
+
+Every choice that the random composer has stands under the words that announce it to users; what it does not compose is
+tested by the file that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ANY = ("*",)
+"""All choices there are for a field."""
+Tested = Mapping[str, Mapping[str, tuple[Any, ...]] | str]
+"""Words of a row: fields of Spelling or Mask with the values they stand for, or a test file."""
+
+ACCEPTED: Mapping[str, Tested] = {
+    "products": {
+        "MatMul": {"product": ("matmul",), "values": ("matmul",)},
+        "Gemm": {"product": ("gemm",)},
+        "FusedMatMul": {"product": ("fused",)},
+        "Einsum": {"product": ("einsum",), "values": ("einsum",)},
+        "either operand order": {"transposed": (False, True), "values": ("flipped",)},
+        "heads folded into the batch": {"product": ("folded",), "layout": ("BSD",)},
+        "several batch dimensions": "test_shapes.py",
+    },
+    "layout": {
+        "Transpose, Reshape": {"key": ("0132", "0231", "rank3"), "layout": ("BSND", "SBH", "SD")},
+        "constant or computed shapes": {"target": ("computed", "inferred", "constant"), "symbolic": (True, False)},
+        "BSH, SBH, BSND and BNSD": {
+            "layout": ("BNSD", "BSH"),
+            "output": ("BNSD", "BSND", "BSH", "SBH"),
+            "identity": (True, False),
+        },
+        "Split, Slice or Gather": {"packed": ("none", "split", "slice", "gather", "gather_first")},
+        "Concat of cached": {"cache": (True, False)},
+    },
+    "scale": {
+        "query, key, both, or the scores": {
+            "scale": ("none", "query", "key", "both", "transposed_key"),
+            "factor": ANY,
+        },
+        "before or after the mask": {"scale": ("mul", "after_mask")},
+        "Div": {"scale": ("div", "query_div", "root")},
+        "alpha": {"scale": ("alpha",)},
+        "computed from shapes": {"scale": ("computed", "computed_both")},
+        "for each head, row or batch entry": "test_factors.py",
+    },
+    "softmax": {
+        "Softmax of every opset": {"softmax": ("op", "op_positive"), "opset": ANY},
+        "its maximum subtracted": {"softmax": ("shifted", "decomposed")},
+        "Reciprocal": {"softmax": ("reciprocal",)},
+        "LogSoftmax": {"softmax": ("logarithm",)},
+        "ReduceLogSumExp": "test_softmax.py",
+        "Dropout": {"dropout": (False, True)},
+    },
+    "masks": {
+        "Add, Sub and Where": {
+            "form": ("select", "select_drop", "add_where", "add_mul", "chain"),
+            "fill": ANY,
+        },
+        "in any number and order": "test_masks.py",
+        "by arithmetic": {"form": ("mul_add",)},
+        "a floor": {"floor": (False, True)},
+        "constant, computed or model input": {"source": ("input", "int", "const", "const_empty")},
+        "any shape that broadcasts": {"dims": ANY, "anonymous": (False, True)},
+    },
+    "structural masks": {
+        "Trilu": {"source": ("trilu", "trilu_filled", "triu_not"), "form": ("add_triangle",)},
+        "Range": {"source": ("range", "difference")},
+        "CumSum": {"source": ("cumsum",)},
+        "a constant cut to size": {"source": ("slice", "slice_lifted", "positions")},
+        "causal": {"pattern": ("causal", "strict", "ahead", "future")},
+        "cached keys": {"pattern": ("cached",)},
+        "sliding windows, bands": {"pattern": ("window", "cached_window", "band")},
+        "padding beside": {"padding": ("", "and", "times", "gather"), "bound": (False, True)},
+    },
+    "biases": {
+        "any tensor added": {"form": ("bias",), "infinite": (False, True)},
+        "relative positions, ALiBi": "test_spellings.py",
+    },
+    "sinks": {"one more score": {"sink": (False, True)}, "Pad": "test_sinks.py"},
+    "heads": {
+        "multi-query": {"gqa": ("none", "broadcast")},
+        "grouped-query": {"gqa": ("grouped",)},
+        "Expand": {"gqa": ("expand", "interleave")},
+        "Tile": {"gqa": ("tile", "tile_apart")},
+        "Concat": {"gqa": ("concat", "concat_apart")},
+        "Gather": {"gqa": ("gather", "gather_turns")},
+        "in any order": {"gqa_values": ANY},
+    },
+    "types": {
+        "float32, float16": {"dtype": ("float32", "float16")},
+        "bfloat16": "test_fusion_random.py",
+        "casts to float32": {"upcast": (False, True)},
+    },
+    "guards": {
+        "isnan(p)": {"guard": ("none", "nan")},
+        "max(bias) == -inf": {"guard": ("bias",)},
+        "any(scores != -inf)": {"guard": ("scores",)},
+        "the mask's own condition": {"guard": ("selection",)},
+    },
+    "ready-made": {
+        "ai.onnx Attention": "test_ready_made_onnx.py",
+        "MultiHeadAttention": "test_ready_made_contrib.py",
+        "GroupQueryAttention": "test_ready_made_group_query.py",
+        "FlexAttention": "test_ready_made_flex.py",
+        "NPUFlashAttention": "test_ready_made_npu.py",
+    },
+    "training": {"its gradient": "test_backward.py"},
+    "graphs": {"If and Loop": "test_scopes.py", "model-local functions": "test_scopes.py"},
+}
