@@ -301,6 +301,7 @@ def test_random(data: st.DataObject) -> None:
         **({"past_key": f"B {kv_heads} P 4", "past_value": f"B {kv_heads} P 6"} if past else {}),
         **({"lengths": ("B", np.array([draw(st.integers(0, new)), new]))} if lengths else {}),
         **({"scale": 0.7} if draw(st.booleans()) else {}),
+        **({"outputs": ("y", "present_key", "present_value")} if not lengths and draw(st.booleans()) else {}),
     }
     kind = draw(st.sampled_from(["none", "boolean", "float"]))
     if kind != "none":
