@@ -19,6 +19,7 @@ from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verif
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
 from fa_compiler.passes.mask_builder import MaskBuilder
@@ -158,6 +159,10 @@ class Emitter:
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
         inputs["sink"] = self._sink(match, mover)
+        if match.dropout is not None:
+            roles = match.roles
+            groups = roles.batch, roles.heads, roles.rows, roles.columns
+            inputs["drop_mask"] = drop_bits(match.dropout, groups, builder, mover)
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs, statistics=companion is not None)
         self.check(node, match)
@@ -269,6 +274,8 @@ class Emitter:
             attrs["pse_type"] = 0
         if match.mask.mode is not None:
             attrs.update(match.mask.mode.attrs)
+        if match.dropout is not None:
+            attrs["keep_prob"] = match.dropout.keep
         attrs.update(self._row_attrs(match))
         present = {name: value for name, value in inputs.items() if value is not None}
         name = self.builder.names.new(f"{PREFIX}_{OP}")

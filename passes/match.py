@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, Axis, AxisSpace
+from fa_compiler.passes.dropout import Dropout
 from fa_compiler.passes.factors import Factor
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.sinks import Sink
@@ -53,6 +54,7 @@ class AttentionMatch:
     output: ir.Value
     output_dims: Arrangement
     sink: Sink | None = None
+    dropout: Dropout | None = None
     query_factors: tuple[Factor, ...] = ()
     output_factors: tuple[Factor, ...] = ()
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()

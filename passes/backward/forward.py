@@ -7,14 +7,17 @@ is left to gradient.py, which declines unless all of them belong to the gradient
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.attention import Matcher, Simulated
-from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.contraction import contraction
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.dropout import Dropout, keep_mask
+from fa_compiler.passes.factors import Factor
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op
@@ -49,6 +52,7 @@ class Findings:
     seen: dict[ir.Value, Arrangement] = field(default_factory=dict)
     late: set[ir.Value] = field(default_factory=set)
     planner: MaskPlanner | None = None
+    dropout: Dropout | None = None
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,72 @@ class ForwardMatcher(Matcher):
         return super()._plan(planner, terms, guard)
 
 
+    def _simulate_after(
+        self,
+        start: ir.Value,
+        after: ProbabilityPath,
+        found: Simulated,
+        viewer: Viewer,
+        seen: dict[ir.Value, Arrangement],
+    ) -> tuple[Arrangement, tuple[Factor, ...]]:
+        """As the ordinary matcher, but for one dropout, which takes the numbers on the probabilities with it."""
+        drops = [node for node in after.nodes if _drop_mask(node, viewer) is not None]
+        if len(drops) != 1:
+            return super()._simulate_after(start, after, found, viewer, seen)
+        (drop,) = drops
+        index = after.nodes.index(drop)
+        before, behind = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
+        dims, factors = super()._simulate_after(start, before, found, viewer, seen)
+        other = _drop_mask(drop, viewer)
+        assert other is not None
+        mask, scale = self._mask(drop, other, dims, viewer)
+        seen[drop.outputs[0]] = dims
+        dims, more = super()._simulate_after(drop.outputs[0], behind, replace(found, dims=dims), viewer, seen)
+        for factor in (*factors, *more):
+            if factor.view is not None:
+                raise Decline(Code.PROBABILITY_TERM, "a factor beside dropout that is no number", factor.node)
+            scale = scale / factor.number if factor.divides else scale * factor.number
+        if not scale > 1.0 or not math.isfinite(scale):
+            reason = f"dropout that multiplies what it keeps by {scale:g} and not by more than 1"
+            raise Decline(Code.PROBABILITY_TERM, reason, drop)
+        self.findings.dropout = replace(mask, keep=1.0 / scale)
+        return dims, ()
+
+    def _mask(self, drop: ir.Node, other: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
+        """The mask along the axes of the scores, and the factor that comes with it."""
+        mask = keep_mask(other, viewer)
+        view = None if mask is None else viewer.base_view(mask)
+        if mask is None or view is None:
+            raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
+        chain, value, scale = [], other, 1.0
+        while value is not mask:
+            node = value.producer()
+            assert node is not None
+            factor = viewer.factor(node)
+            source = node.inputs[0] if factor is None else factor[0]
+            assert source is not None
+            scale *= 1.0 if factor is None else factor[1]
+            chain.extend([node] if factor is None else [])
+            value = source
+        own: Arrangement | None = view.dims
+        for node in reversed(chain):
+            own = None if own is None else viewer.rearranged(node, own)
+        wanted = viewer.alignment(other, dims, drop)
+        if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
+            raise Decline(Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop)
+        return Dropout(drop, mask, view.base_dims, 1.0), scale
+
+
+def _drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
+    """The operand of a Mul that is a drop mask."""
+    operands = node.inputs if is_op(node, "Mul") else ()
+    return next((each for each in operands if keep_mask(each, viewer) is not None), None)
+
+
 def paths(anchor: SoftmaxAnchor, matcher: Matcher) -> list[tuple[ir.Node, ...]]:
     """The ways from a softmax to products that read its probabilities, each as the nodes on it; none when there is
     nothing but one such way, which is the ordinary matcher's."""
+    viewer = Viewer(matcher.info, AxisSpace())
     parents: dict[ir.Node, list[ir.Node]] = {}
     products: list[ir.Node] = []
     pending, others = [anchor.output], False
@@ -111,7 +178,7 @@ def paths(anchor: SoftmaxAnchor, matcher: Matcher) -> list[tuple[ir.Node, ...]]:
                 continue
             if contraction(node, matcher.info) is not None:
                 products.append(node)
-            elif is_op(node, *PASSING):
+            elif is_op(node, *PASSING) or viewer.factor(node) is not None or _drop_mask(node, viewer) is not None:
                 pending.extend(node.outputs)
             else:
                 others = True
@@ -140,6 +207,4 @@ def match_forward(
         matcher.info, matcher.sets, matcher.bounds, matcher.options, path=path, positions=matcher.positions
     )
     match = training.match(anchor)
-    if match.sink is not None or match.query_factors or match.output_factors:
-        raise Decline(Code.TRAINING, "the gradient of a sink or of a factor is not matched", anchor.node)
-    return match, training.findings
+    return replace(match, dropout=training.findings.dropout), training.findings

@@ -35,7 +35,7 @@ from fa_compiler.passes.layout import COPY_COST
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
-from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -136,6 +136,9 @@ class _BiasPlanner(MaskPlanner):
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         return False
 
+    def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
+        return None
+
 
 @dataclass
 class _Finder:
@@ -153,7 +156,7 @@ class _Finder:
         self.types: list[tuple[ir.Node, ir.DataType]] = []
         before, after = self.findings.before, self.findings.after
         assert before is not None and after is not None
-        self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, after.product.node}
+        self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
 
     def pair(self) -> Pair | None:
         strangers = self._follow()
@@ -234,7 +237,7 @@ class _Finder:
         return None
 
     def _of_scores(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
-        factor = tensor.quantity.score_gradient
+        factor = tensor.quantity.score_gradient(self.region.dropout)
         if factor is None:
             return None
         options: tuple[tuple[Role, View], ...] = (("query", self.match.key), ("key", self.match.query))
@@ -250,7 +253,7 @@ class _Finder:
         return None
 
     def _of_value(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
-        factor = tensor.quantity.probabilities
+        factor = tensor.quantity.probabilities(self.region.dropout)
         if factor is None or not self._sums(product, side, tensor.dims, "value"):
             return None
         output = self.region.output_gradient(product, 1 - side, tensor.dims)
@@ -333,7 +336,7 @@ class _Finder:
         if is_op(reader, "Where"):
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
             return PairDecline(Code.TRAINING, reason, culprit)
-        if tensor is not None and tensor.quantity.score_gradient is not None:
+        if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
             if any(isinstance(term, AddTerm) for term in self.findings.terms):
                 reason = (
                     f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
@@ -357,6 +360,11 @@ class _Finder:
     def _fully_masked_rows(self, match: AttentionMatch) -> tuple[AttentionMatch, str]:
         """The plan whose fully masked rows give the gradients what the graph gave them."""
         plan = match.mask
+        if plan.value is not None:
+            # Then P is not 0 where a mask excludes, which everything here rests on.
+            reason = f"masked scores become {plan.value:g}, which other scores could undercut"
+            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
+            raise PairDecline(Code.MASK_VALUE, reason, self.gradients[0].node, hint)
         states = {gradient.rows for gradient in self.gradients}
         scores = {gradient.rows for gradient in self.gradients if gradient.role != "value"}
         values = {gradient.rows for gradient in self.gradients if gradient.role == "value"}

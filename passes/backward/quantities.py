@@ -4,6 +4,7 @@
     G    their gradient, dO V^T
     D    the row sums of P * G
     L    the row sums of the exponentials (decomposed softmax): exp(s - max) is P * L
+    F    what dropout multiplies by: 0, or 1 / keep; then D are the row sums of P * F * G
 
 Every exporter writes the gradient of the scores in its own way: P*G - P*D, P*(G - D), G/L - D/L times the
 exponentials. As polynomials they are all equal, whatever the order of sums, products and factors. That is algebra over
@@ -20,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-Monomial = tuple[int, int, int, int]
-"""The powers of P, G, D and L."""
+Monomial = tuple[int, int, int, int, int]
+"""The powers of P, G, D, L and F."""
 
 MAX_POWER = 4
 """Higher powers do not occur in a gradient."""
@@ -77,8 +78,9 @@ class Quantity:
         result: dict[Monomial, float] = {}
         for left, a in self.terms.items():
             for right, b in other.terms.items():
-                monomial = (left[0] + right[0], left[1] + right[1], left[2] + right[2], left[3] + right[3])
-                if max(map(abs, monomial)) > MAX_POWER:
+                p, g, d, length, f = (x + y for x, y in zip(left, right, strict=True))
+                monomial = (p, g, d, length, f)
+                if max(map(abs, monomial)) > MAX_POWER or f > 1:
                     return None
                 result[monomial] = result.get(monomial, 0.0) + a * b
         return _checked(result, self.rows.times(other.rows), self.raw or other.raw)
@@ -105,17 +107,17 @@ class Quantity:
         if len(self.terms) != 1:
             return None
         ((monomial, factor),) = self.terms.items()
-        if monomial[:3] != (0, 0, 0) or abs(monomial[3] * power) > MAX_POWER:
+        if monomial != (0, 0, 0, monomial[3], 0) or abs(monomial[3] * power) > MAX_POWER:
             return None
-        return _checked({(0, 0, 0, monomial[3] * power): factor**power}, self.rows, self.raw)
+        return _checked({(0, 0, 0, monomial[3] * power, 0): factor**power}, self.rows, self.raw)
 
-    def row_sum(self) -> Quantity | None:
-        """The sum over the keys: of P * G it is D, and L may be taken out of it."""
+    def row_sum(self, dropout: bool) -> Quantity | None:
+        """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
         result: dict[Monomial, float] = {}
-        for (p, g, d, length), factor in self.terms.items():
-            if (p, g) != (1, 1):
+        for (p, g, d, length, f), factor in self.terms.items():
+            if (p, g, f) != (1, 1, int(dropout)):
                 return None
-            result[(0, 0, d + 1, length)] = factor
+            result[(0, 0, d + 1, length, 0)] = factor
         return _checked(result, self.rows, self.raw)
 
     def selected(self, selection: int, selections: int) -> Quantity:
@@ -130,26 +132,25 @@ class Quantity:
         same = scaled_by_p and self.rows in (Rows.SAME, Rows.RAW)
         return replace(self, rows=Rows.SAME if same else Rows.OTHER)
 
-    @property
-    def probabilities(self) -> float | None:
-        """c of c * P, None for anything else."""
-        return self.terms.get(P) if len(self.terms) == 1 else None
+    def probabilities(self, dropout: bool) -> float | None:
+        """c of c * P, or c * P * F if there is dropout, None for anything else."""
+        return self.terms.get((1, 0, 0, 0, int(dropout))) if len(self.terms) == 1 else None
 
-    @property
-    def score_gradient(self) -> float | None:
-        """c of c * (P*G - P*D), None for anything else."""
-        if set(self.terms) != {PG, PD}:
+    def score_gradient(self, dropout: bool) -> float | None:
+        """c of c * (P*G - P*D), with F beside G if there is dropout, None for anything else."""
+        product: Monomial = (1, 1, 0, 0, int(dropout))
+        if set(self.terms) != {product, PD}:
             return None
-        factor = self.terms[PG]
+        factor = self.terms[product]
         return factor if math.isclose(factor, -self.terms[PD], rel_tol=TOLERANCE) else None
 
 
-P: Monomial = (1, 0, 0, 0)
-G: Monomial = (0, 1, 0, 0)
-L: Monomial = (0, 0, 0, 1)
-E: Monomial = (1, 0, 0, 1)
-PG: Monomial = (1, 1, 0, 0)
-PD: Monomial = (1, 0, 1, 0)
+P: Monomial = (1, 0, 0, 0, 0)
+G: Monomial = (0, 1, 0, 0, 0)
+L: Monomial = (0, 0, 0, 1, 0)
+E: Monomial = (1, 0, 0, 1, 0)
+F: Monomial = (0, 0, 0, 0, 1)
+PD: Monomial = (1, 0, 1, 0, 0)
 
 
 def _checked(terms: dict[Monomial, float], rows: Rows, raw: bool) -> Quantity | None:

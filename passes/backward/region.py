@@ -9,7 +9,9 @@ Grammar, from the probabilities downwards and, where another operand comes in, u
             | ReduceSum(region) over the keys             of P*G, with powers of L before it
             | Einsum(region, region), summed over the keys and nothing else
             | SoftmaxGrad_13(region, region), SoftmaxGrad          com.microsoft: P * (g - rowsum(P * g))
-            | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, or of the guard
+            | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, of the guard, or
+                                                          the drop mask
+            | Cast(drop mask)                             zeros and ones: keep * F
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
 multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
@@ -24,7 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.backward.forward import Findings
-from fa_compiler.passes.backward.quantities import E, G, L, P, Quantity, Rows
+from fa_compiler.passes.backward.quantities import E, F, G, L, P, Quantity, Rows
 from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
 from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.match import AttentionMatch
@@ -86,10 +88,18 @@ class Region:
                 self._put(made, Quantity({L: 1.0}, rows, raw), dims)
         self._put(anchor.output, Quantity({P: 1.0}, rows, raw), scores)
         for node in after.nodes:
+            if is_op(node, "Mul", "Div"):
+                # What is behind follows by the grammar.
+                break
             if node is where:
                 rows, raw = Rows.SAME, False
             if node.outputs[0] in self.findings.seen and not is_op(node, "IsNaN"):
                 self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), self.findings.seen[node.outputs[0]])
+
+    @property
+    def dropout(self) -> bool:
+        """Are probabilities dropped?"""
+        return self.findings.dropout is not None
 
     def _put(self, value: ir.Value, quantity: Quantity, dims: Arrangement) -> None:
         self.tensors[value] = Tensor(quantity, self.viewer.space.resolve_all(dims))
@@ -114,6 +124,8 @@ class Region:
         return None if found is None else Tensor(found.quantity, self.viewer.space.resolve_all(found.dims))
 
     def _of_node(self, node: ir.Node) -> Tensor | None:
+        if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:
+            return kept
         step = self.tracer.look_through(node)
         if step is not None:
             return self._rearranged(node, *step)
@@ -135,6 +147,14 @@ class Region:
             return self._softmax_gradient(node)
         product = any_contraction(node, self.viewer.info)
         return None if product is None else self._product(product)
+
+    def _kept(self, value: ir.Value | None) -> Tensor | None:
+        """The drop mask, of zeros and ones: `keep` times F."""
+        dropout = self.findings.dropout
+        known = None if dropout is None else self.tracer.trace(value, {dropout.mask: dropout.dims})
+        if dropout is None or known is None:
+            return None
+        return Tensor(Quantity({F: dropout.keep}), known.dims)
 
     def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Tensor | None:
         tensor = self.tensor(source)
@@ -198,7 +218,7 @@ class Region:
         if not self.are_columns(tensor.dims[axis]):
             return None
         kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
-        return _tensor(tensor.quantity.row_sum(), (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
+        return _tensor(tensor.quantity.row_sum(self.dropout), (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
 
     def are_columns(self, axes: Axes) -> bool:
         """Is this the dimension of the keys?"""
@@ -219,7 +239,7 @@ class Region:
         if not 0 <= axis < len(dims) or not self.are_columns(dims[axis]) or (not modern and axis != len(dims) - 1):
             return None
         weighted = softmax.quantity.times(gradient.quantity)
-        total = None if weighted is None else weighted.row_sum()
+        total = None if weighted is None else weighted.row_sum(self.dropout)
         inner = None if total is None else gradient.quantity.plus(total, -1.0)
         return None if inner is None else _tensor(softmax.quantity.times(inner), dims)
 
@@ -242,6 +262,9 @@ class Region:
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = stripped(condition, self.tracer)
+        kept = self._kept(own)
+        if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
+            return tensor.quantity.times(kept.quantity)
         masks = [term for term in self.findings.terms if isinstance(term, AddTerm | SelectTerm)]
         for index, term in enumerate(masks):
             if isinstance(term, SelectTerm):
@@ -254,10 +277,10 @@ class Region:
         where = guard.where
         test, chosen, _ = where.inputs
         assert test is not None and chosen is not None
-        kept = self.tensors.get(chosen) is not None
+        chosen_is_kept = self.tensors.get(chosen) is not None
         theirs, other = stripped(test, self.tracer)
         dims = self.viewer.alignment(test, self.findings.seen[where.outputs[0]], where)
-        if keep ^ negated != kept ^ other or not self._same(own, theirs, dims, tensor):
+        if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()
 
@@ -300,7 +323,7 @@ class Region:
         order = dict(zip(product.labels[1], other.dims, strict=True))
         dims = self.tracer.aligned(one.dims, tuple(order[label] for label in product.labels[0]))
         quantity = one.quantity.times(other.quantity)
-        total = None if quantity is None else quantity.row_sum()
+        total = None if quantity is None else quantity.row_sum(self.dropout)
         if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.columns):
             return None
         by_label = dict(zip(product.labels[0], dims, strict=True))

@@ -1,0 +1,77 @@
+"""Dropout whose mask is known beside the probabilities: it becomes the operators' drop_mask and keep_prob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+
+from tests.passes.gradients import assert_close, evaluate, fused_pair, named
+from tests.passes.running import parse, random_feeds, run
+from tests.passes.test_backward_rejects import BODY
+
+KEEP = "<float c = {0.4}, float keep = {0.8}, float inverse = {1.25}, int64[1] last = {-1}, float zero = {0.0}>"
+INPUTS = "float[B,4,5,8] q, float[B,4,7,8] k, float[B,4,7,8] v, float[B,4,5,8] g"
+DROPPED = {
+    "kt": f"b = Less(noise, keep) f = Cast<to=1>(b) d = Div(f, keep) {BODY['kt']}",
+    "y": "pd = Mul(p, d) y = MatMul(pd, v)",
+    "pt": "pt = Transpose<perm=[0,1,3,2]>(pd)",
+    "dp": "dp0 = MatMul(g, vt) dp = Mul(dp0, d)",
+}
+
+
+def model(changes: Mapping[str, str], noise: str = "float[B,4,5,7] noise") -> onnx.ModelProto:
+    outputs = "float[B,4,5,8] y, float[B,4,5,8] dq, float[B,4,7,8] dk, float[B,4,7,8] dv"
+    body = " ".join({**BODY, **DROPPED, **changes}.values())
+    return parse(body, noise, inputs=INPUTS, outputs=outputs, initializers=KEEP)
+
+
+def feeds_of(original: onnx.ModelProto, seed: int) -> dict[str, np.ndarray]:
+    feeds = random_feeds(original, seed)
+    shape = feeds["noise"].shape
+    return {**feeds, "noise": np.random.default_rng(seed).random(shape, np.float32)}
+
+
+SPELLINGS = {
+    "mask over keep": {},
+    "the mask, then the number": {"y": "p1 = Mul(p, f) pd = Mul(p1, inverse) y = MatMul(pd, v)"},
+    "the number, then the mask": {"y": "p1 = Div(p, keep) pd = Mul(f, p1) y = MatMul(pd, v)"},
+    "a selection in the gradient": {"dp": "dp0 = MatMul(g, vt) dp1 = Where(b, dp0, zero) dp = Div(dp1, keep)"},
+    "the gradient a multiple": {"dp": "dp0 = MatMul(g, vt) dp = Mul(dp0, f)"},
+}
+
+
+@pytest.mark.parametrize("changes", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("noise", ["float[B,4,5,7] noise", "float[B,1,5,7] noise", "float[5,7] noise"])
+def test_dropout_with_a_known_mask(changes: Mapping[str, str], noise: str) -> None:
+    original = model(changes, noise)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    for seed in range(2):
+        feeds = feeds_of(original, seed)
+        wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+        for name, value in wanted.items():
+            assert_close(got[name], value, 1e-5)
+
+
+DECLINED = {
+    "not in the gradient": {"dp": "dp = MatMul(g, vt)"},
+    "not in the gradient of the values": {"pt": "pt = Transpose<perm=[0,1,3,2]>(p)"},
+    "another mask in the gradient": {
+        "dp": "b2 = Less(keep, noise) f2 = Cast<to=1>(b2) dp0 = MatMul(g, vt) dp = Mul(dp0, f2)",
+    },
+    "twice in the gradient": {"dp": "dp0 = MatMul(g, vt) dp1 = Mul(dp0, d) dp = Mul(dp1, d)"},
+    "what is kept is not scaled": {"y": "pd = Mul(p, f) y = MatMul(pd, v)"},
+    "numbers of several sizes": {"y": "pd = Mul(p, noise) y = MatMul(pd, v)"},
+}
+
+
+@pytest.mark.parametrize("changes", DECLINED.values(), ids=DECLINED)
+def test_dropout_that_is_declined(changes: Mapping[str, str]) -> None:
+    original = model(changes)
+    changed, report = fused_pair(original)
+    assert not any(block.status == "fused" for block in report.blocks)
+    assert changed == ir.to_proto(ir.from_proto(original)), "a declined model was changed"
