@@ -4,6 +4,7 @@
 #   make demo     optimise example models, compare with the originals, time both
 #   make test     the test suite
 #   make lint     ruff and mypy
+#   make sanitize the kernel tests on a library built with address and undefined-behaviour sanitizers (slow)
 #   make bench    time the kernel beside ONNX Runtime's own
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
 #   make clean    remove what the above made
@@ -18,13 +19,24 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
 
-.PHONY: demo test lint bench compat clean
+.PHONY: demo test sanitize lint bench compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2
+
+# The runtime is not built with sanitizers, so theirs has to be loaded first; Python's own leaks are not ours. The random
+# problems are left to the ordinary tests: they are made of the same features.
+SANITIZED := build/sanitize
+sanitize: $(VENV)/.test
+	$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -S lowering/ort/csrc -B $(SANITIZED) -DFA_SANITIZE=ON
+	$(BIN)/cmake --build $(SANITIZED)
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so \
+		$(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
 
 bench: $(VENV)/.package
 	$(BIN)/python bench/kernel.py

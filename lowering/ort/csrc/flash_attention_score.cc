@@ -53,7 +53,8 @@ void Kernel::compute(ort::KernelContext* context) const {
   void* out = output_of(api_, context, output_attention_out, out_dims);
   const Problem problem = call.problem(out, softmax_max, softmax_sum);
   if (call.has_gaps()) {
-    std::memset(out, 0, bytes_of(out_dims, problem.type == Type::float32 ? 4 : 2));
+    const size_t element = problem.type == Type::float32 ? 4 : 2;
+    if (out != nullptr) std::memset(out, 0, bytes_of(out_dims, element));
     for (float* statistic : {softmax_max, softmax_sum}) {
       if (statistic != nullptr) std::memset(statistic, 0, bytes_of(statistics_dims, sizeof(float)));
     }

@@ -48,6 +48,12 @@ FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count,
     return buffer;
   }
   int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= count; i += 16) {
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    _mm512_storeu_ps(buffer + i, _mm512_maskz_cvtph_ps(0xffff, half));
+  }
+#endif
 #if defined(__F16C__)
   for (; i + 8 <= count; i += 8) {
     _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));

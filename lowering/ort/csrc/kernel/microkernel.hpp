@@ -3,13 +3,16 @@
 //
 // B is a packed panel, kPanel consecutive floats for each k. A is read one number at a time and
 // broadcast; where it lies is a template argument, so that all rows are reached from one pointer.
+//
+// With kPairs the 32 bits of a number of A or B are two bfloat16 that lie one after the other along the depth, which is
+// then half as long; their products are added as floats.
 #pragma once
 
-#include "simd.hpp"
+#include "pairs.hpp"
 
 namespace fa::FA_ISA {
 
-template <int kRows, int kRowStep, int kDepthStep, bool kAccumulate>
+template <int kRows, int kRowStep, int kDepthStep, bool kAccumulate, bool kPairs>
 FA_INLINE void multiply_rows(const float* a, const float* b, int64_t depth, float* c, int64_t c_row,
                              const float* alpha) {
   Vec sum[kRows][2];
@@ -23,9 +26,8 @@ FA_INLINE void multiply_rows(const float* a, const float* b, int64_t depth, floa
     const Vec b1 = load(b + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const Vec x = splat(a[r * kRowStep]);
-      sum[r][0] += x * b0;
-      sum[r][1] += x * b1;
+      sum[r][0] = add_products<kPairs>(sum[r][0], a[r * kRowStep], b0);
+      sum[r][1] = add_products<kPairs>(sum[r][1], a[r * kRowStep], b1);
     }
     a += kDepthStep;
     b += kPanel;
@@ -39,16 +41,16 @@ FA_INLINE void multiply_rows(const float* a, const float* b, int64_t depth, floa
 
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay
 // for the missing rows.
-template <int kRowStep, int kDepthStep, bool kAccumulate, int kRows = kTileRows>
+template <int kRowStep, int kDepthStep, bool kAccumulate, bool kPairs = false, int kRows = kTileRows>
 static void multiply(int64_t rows, const float* a, const float* b, int64_t depth, float* c, int64_t c_row,
                      const float* alpha) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kRowStep, kDepthStep, kAccumulate, kRows - 1>(rows, a, b, depth, c, c_row, alpha);
+      multiply<kRowStep, kDepthStep, kAccumulate, kPairs, kRows - 1>(rows, a, b, depth, c, c_row, alpha);
       return;
     }
   }
-  multiply_rows<kRows, kRowStep, kDepthStep, kAccumulate>(a, b, depth, c, c_row, alpha);
+  multiply_rows<kRows, kRowStep, kDepthStep, kAccumulate, kPairs>(a, b, depth, c, c_row, alpha);
 }
 
 }  // namespace fa::FA_ISA

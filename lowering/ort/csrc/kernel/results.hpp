@@ -74,7 +74,7 @@ static void mean_of_values(const Span& span, int64_t r, float* mean, float* bloc
     for (int64_t j = first; j < smaller(length, first + kBlockKeys); ++j) {
       const bool kept = problem.drop_mask == nullptr || (bits_from(problem.drop_mask, bit + j, 1) & 1) != 0;
       const float weight = kept ? 1.0f : 0.0f;
-      direct_values(&weight, 0, 1, span.value(j), problem.value_size, block, 0);
+      add_value(weight, span.value(j), problem.value_size, block);
     }
     for (int64_t d = 0; d < columns; ++d) mean[d] += block[d];
   }

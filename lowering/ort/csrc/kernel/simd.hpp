@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__F16C__)
+#if defined(__F16C__)  // and everything above it
 #include <immintrin.h>
 #endif
 

@@ -1,37 +1,19 @@
 // What one task works on: some query rows of a key head, and the memory it works in.
 #pragma once
 
-#include "direct.hpp"
-#include "pack.hpp"
-#include "view.hpp"
+#include "plan.hpp"
 
 namespace fa::FA_ISA {
 
-// Query rows of one task: a multiple of every kTileRows. Each row tile reads a packed block again, from the second-level
-// cache; 48 rows are as fast at 512 x 512 and 5 % slower where few rows meet many keys, 144 and 192 rows are no faster.
-inline constexpr int64_t kBlockRows = 96;
+// Panels begin on cache lines, so that no vector load touches two.
+inline constexpr size_t kAlignment = 64;
+
+FA_INLINE float* aligned(void* p) {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + kAlignment - 1) / kAlignment * kAlignment);
+}
 
 // Floats from one score row to the next: an odd number of cache lines, so that the rows of a tile do not share a set.
 inline constexpr int64_t kScoreRow = kBlockKeys + 16;
-
-// One key head of one sequence. `data` is null if its query rows are few: then it is not packed.
-struct PackedHead {
-  const Sequence* sequence;
-  int64_t head;
-  float* data;
-  uint8_t* finite;  // one flag for each block of values
-};
-
-// Query rows [begin, end) of some heads that share a key head.
-struct RowSpan {
-  int64_t first_head;
-  int64_t head_count;
-  int64_t begin;
-  int64_t end;
-
-  int64_t per_head() const { return end - begin; }
-  int64_t count() const { return head_count * per_head(); }
-};
 
 // Columns of a block that some row of a tile of kTileRows sees; begins at a panel.
 struct Window {
@@ -43,11 +25,12 @@ struct Window {
 
 // The memory of one worker.
 struct Scratch {
-  float* queries;   // packed: tiles of [depth][kTileRows]; direct: [kDirectRows][depth]
+  float* queries;   // tiles of [depth][kTileRows]; direct: [kDirectRows][depth]
   float* scores;    // [kBlockRows][kScoreRow], then the probabilities in their place
   float* sums;      // [kBlockRows][value_columns]: sum of P V so far
+  float* block;     // a packed block of K and V, where they are neither shared nor read directly
   float* kept;      // [kDirectRows][value_columns]
-  float* rows;      // kLanes converted rows of K, or one of query, value or bias
+  float* rows;      // kLanes converted rows of K or V, or one of query or bias
   float* max;       // [kBlockRows]: the largest score so far
   float* total;     // [kBlockRows]: sum of exp(score - max) so far
   float* part;      // [kBlockRows]: the same of this block
@@ -58,17 +41,21 @@ struct Scratch {
   uint8_t* empty;   // [kBlockRows]
 
   static size_t row_floats(const PackShape& shape) {
-    return static_cast<size_t>(larger(larger(shape.depth * kLanes, shape.value_columns()), kScoreRow));
+    return static_cast<size_t>(larger(larger(shape.depth, shape.value_columns()) * kLanes, kScoreRow));
   }
-  static size_t bytes(const PackShape& shape) {
+  static size_t block_floats(const PackShape& shape, bool no_own) {
+    return no_own ? 0 : static_cast<size_t>(shape.block_floats(kBlockKeys));
+  }
+  static size_t bytes(const PackShape& shape, bool no_own) {
     const size_t columns = static_cast<size_t>(shape.value_columns());
     const size_t depth = static_cast<size_t>(shape.depth);
-    const size_t floats =
-        kBlockRows * (depth + kScoreRow + columns + 4) + kDirectRows * columns + row_floats(shape);
-    return floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
+    const size_t floats = kBlockRows * (depth + kScoreRow + columns + 4) + block_floats(shape, no_own) +
+                          kDirectRows * columns + row_floats(shape);
+    return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
   }
-  Scratch(void* memory, const PackShape& shape) {
-    scores = static_cast<float*>(memory);
+  Scratch(void* memory, const PackShape& shape, bool no_own) {
+    block = aligned(memory);
+    scores = block + block_floats(shape, no_own);
     sums = scores + kBlockRows * kScoreRow;
     kept = sums + kBlockRows * shape.value_columns();
     max = kept + kDirectRows * shape.value_columns();
@@ -87,7 +74,7 @@ struct Scratch {
 struct Span {
   const Problem& problem;
   const PackShape& shape;
-  const PackedHead& packed;
+  const HeadPlan& plan;
   const Sequence& sequence;
   const RowSpan of;
   const Scratch& s;
@@ -97,8 +84,7 @@ struct Span {
   int64_t head_of(int64_t r) const { return of.first_head + r / of.per_head(); }
   int64_t index_of(int64_t r) const { return of.begin + r % of.per_head(); }
 
-  const float* key(int64_t j) const { return key_row(problem, sequence, packed.head, j, s.rows); }
-  const float* value(int64_t j) const { return value_row(problem, sequence, packed.head, j, s.rows); }
+  const float* value(int64_t j) const { return value_row(problem, sequence, plan.head, j, s.rows); }
 };
 
 }  // namespace fa::FA_ISA

@@ -1,20 +1,20 @@
 // A span of query rows against one block of keys after another: the tile of flash attention.
 #pragma once
 
+#include "excluded.hpp"
+#include "merge.hpp"
 #include "microkernel.hpp"
 #include "results.hpp"
 #include "soften.hpp"
 
 namespace fa::FA_ISA {
 
-FA_INLINE bool is_packed(const Span& span) { return span.packed.data != nullptr; }
-
-// Packed: tile by tile, [depth][kTileRows], so that the micro-kernel finds all rows of a tile at one place for any head
-// size. Direct: row by row.
+// Tile by tile, [depth][kTileRows], so that the micro-kernel finds all rows of a tile at one place for any head size.
+// Direct: row by row.
 static void read_queries(const Span& span) {
   const int64_t depth = span.shape.depth;
   for (int64_t r = 0; r < span.rows(); ++r) {
-    if (!is_packed(span)) {
+    if (span.plan.source == Source::direct) {
       float* out = span.s.queries + r * depth;
       const float* q = query_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), out);
       if (q != out) __builtin_memcpy(out, q, static_cast<size_t>(depth) * sizeof(float));
@@ -43,19 +43,26 @@ static void begin_sums(const Span& span, bool with_sink) {
 // Fills views and windows; false if no row sees any of these keys.
 static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
   const Scratch& s = span.s;
+  const Problem& problem = span.problem;
+  const Sequence& sequence = span.sequence;
   const int64_t rows = span.rows();
-  const bool all_alike = !masked || same_view_for_all(span.problem, span.sequence, span.of.head_count);
+  const bool one_mask = !masked || one_mask_row(problem, span.of.head_count);
+  const bool band = masked && has_band(sequence);
+  View open{0, keys, nullptr};
+  if (masked && one_mask && problem.mask != nullptr) {
+    open = less_hidden(open, problem, sequence, span.head_of(0), span.index_of(0), first);
+  }
   bool seen = false;
   for (int64_t tile = 0; tile * kTileRows < rows; ++tile) {
     Window window{keys, 0};
     const int64_t end = smaller(rows, (tile + 1) * kTileRows);
     for (int64_t r = tile * kTileRows; r < end; ++r) {
-      if (!masked) {
-        s.views[r] = {0, keys, nullptr};
-      } else if (all_alike && r > 0) {
-        s.views[r] = s.views[0];
+      if (!one_mask) {
+        s.views[r] = view_of(problem, sequence, span.head_of(r), span.index_of(r), first, keys);
+      } else if (band) {
+        s.views[r] = within(open, problem, sequence, span.head_of(r), span.index_of(r), first, keys);
       } else {
-        s.views[r] = view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
+        s.views[r] = open;
       }
       if (s.views[r].empty()) continue;
       window.begin = smaller(window.begin, s.views[r].begin / kPanel * kPanel);
@@ -76,34 +83,70 @@ static void shrink_sums(const Span& span) {
 
 // For values that hold inf or NaN: a key that is not attended must not be read, for 0 * inf is NaN.
 static void add_values_carefully(const Span& span, int64_t first) {
-  shrink_sums(span);
   for (int64_t r = 0; r < span.rows(); ++r) {
     const View& view = span.s.views[r];
+    float* sums = span.s.sums + r * span.columns();
     for (int64_t j = view.begin; j < view.end; ++j) {
       if (view.mask != nullptr && view.mask[j] != 0) continue;
-      direct_values(span.s.scores + r * kScoreRow + j, 0, 1, span.value(first + j), span.problem.value_size,
-                    span.s.sums + r * span.columns(), 0);
+      add_value(span.s.scores[r * kScoreRow + j], span.value(first + j), span.problem.value_size, sums);
     }
   }
 }
 
-static void attend_packed(const Span& span, int64_t block, int64_t first, int64_t keys) {
+// K and V of one block, or of a part of it, as panels.
+struct BlockData {
+  const float* keys;
+  const float* values;  // panels of `count` rows
+  int64_t begin;        // the first key in the block
+  int64_t count;
+  bool finite;  // all values are
+};
+
+// The columns of a block that some row of the span sees.
+static Window seen_by_some(const Span& span, int64_t keys) {
+  Window all{keys, 0};
+  for (int64_t tile = 0; tile * kTileRows < span.rows(); ++tile) {
+    all.begin = smaller(all.begin, span.s.windows[tile].begin);
+    all.end = larger(all.end, span.s.windows[tile].end);
+  }
+  return all;
+}
+
+// Where the block is not shared it is packed here, as far as some row sees it.
+static BlockData block_data(const Span& span, int64_t block, int64_t first, int64_t keys) {
+  const PackShape& shape = span.shape;
+  const HeadPlan& plan = span.plan;
+  if (plan.source == Source::shared) {
+    const float* packed = plan.packed + shape.block_offset(block);
+    return {packed, packed + shape.key_floats(keys), 0, keys, plan.finite[block] != 0};
+  }
+  const Window all = seen_by_some(span, keys);
+  const int64_t count = all.end - all.begin;
+  const int64_t begin = first + all.begin;
+  float* values = span.s.block + shape.key_floats(count);
+  pack_keys(span.problem, span.sequence, plan.head, begin, count, span.s.block, span.s.rows);
+  const bool finite = pack_values(span.problem, span.sequence, plan.head, begin, count, values, span.s.rows);
+  return {span.s.block, values, all.begin, count, finite};
+}
+
+static void attend_panels(const Span& span, int64_t block, int64_t first, int64_t keys) {
   const Scratch& s = span.s;
   const int64_t rows = span.rows();
   const int64_t columns = span.columns();
   const int64_t depth = span.shape.depth;
-  const float* packed_keys = span.packed.data + span.shape.block_offset(block);
-  const float* packed_values = packed_keys + span.shape.key_floats(keys);
-  for (int64_t c = 0; c < keys; c += kPanel) {
+  const BlockData data = block_data(span, block, first, keys);
+  for (int64_t c = data.begin; c < data.begin + data.count; c += kPanel) {
     for (int64_t r = 0; r < rows; r += kTileRows) {
       const Window window = s.windows[r / kTileRows];
       if (c < window.begin || c >= window.end) continue;
-      multiply<1, kTileRows, false>(smaller(kTileRows, rows - r), s.queries + r * depth, packed_keys + c * depth, depth,
-                                    s.scores + r * kScoreRow + c, kScoreRow, nullptr);
+      multiply<1, kTileRows, false>(smaller(kTileRows, rows - r), s.queries + r * depth,
+                                    data.keys + (c - data.begin) * depth, depth, s.scores + r * kScoreRow + c,
+                                    kScoreRow, nullptr);
     }
   }
   soften_rows(span, first);
-  if (span.packed.finite[block] == 0) {
+  if (!data.finite) {
+    shrink_sums(span);
     add_values_carefully(span, first);
     return;
   }
@@ -112,8 +155,8 @@ static void attend_packed(const Span& span, int64_t block, int64_t first, int64_
       const Window window = s.windows[r / kTileRows];
       if (window.empty()) continue;
       multiply<kScoreRow, 1, true>(smaller(kTileRows, rows - r), s.scores + r * kScoreRow + window.begin,
-                                   packed_values + c * keys + window.begin * kPanel, window.end - window.begin,
-                                   s.sums + r * columns + c, columns, s.shrink + r);
+                                   data.values + c * data.count + (window.begin - data.begin) * kPanel,
+                                   window.end - window.begin, s.sums + r * columns + c, columns, s.shrink + r);
     }
   }
 }
@@ -122,50 +165,54 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   const Scratch& s = span.s;
   const int64_t rows = span.rows();
   const int64_t columns = span.columns();
-  Window all{keys, 0};
-  for (int64_t tile = 0; tile * kTileRows < rows; ++tile) {
-    all.begin = smaller(all.begin, s.windows[tile].begin);
-    all.end = larger(all.end, s.windows[tile].end);
-  }
+  const int64_t depth = span.shape.depth;
+  const Window all = seen_by_some(span, keys);
   for (int64_t tile = 0; tile * kTileRows < rows; ++tile) s.windows[tile] = all;
-  for (int64_t j = all.begin; j < all.end; ++j) {
-    direct_scores(s.queries, span.shape.depth, rows, span.key(first + j), span.shape.depth, s.scores + j, kScoreRow);
+  const float* from[kLanes];
+  for (int64_t c = all.begin; c < all.end; c += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const int64_t key = first + smaller(c + j, all.end - 1);  // what is beyond repeats the last; nobody looks at it
+      from[j] = key_row(span.problem, span.sequence, span.plan.head, key, s.rows + j * depth);
+    }
+    direct_scores(rows, s.queries, depth, from, depth, s.scores + c, kScoreRow);
   }
   soften_rows(span, first);
-  // Whether a value is inf or NaN shows only in the sums; then they are made again, carefully.
-  __builtin_memcpy(s.kept, s.sums, static_cast<size_t>(rows * columns) * sizeof(float));
   shrink_sums(span);
-  for (int64_t j = all.begin; j < all.end; ++j) {
-    direct_values(s.scores + j, kScoreRow, rows, span.value(first + j), span.problem.value_size, s.sums, columns);
+  // Whether a value is inf or NaN shows only in the sums; then they are made again, carefully.
+  const size_t bytes = static_cast<size_t>(rows * columns) * sizeof(float);
+  __builtin_memcpy(s.kept, s.sums, bytes);
+  for (int64_t c = all.begin; c < all.end; c += kLanes) {
+    const int64_t count = smaller(kLanes, all.end - c);
+    for (int64_t j = 0; j < count; ++j) {
+      from[j] = value_row(span.problem, span.sequence, span.plan.head, first + c + j, s.rows + j * columns);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      direct_values(s.scores + r * kScoreRow + c, from, count, span.problem.value_size, s.sums + r * columns);
+    }
   }
   float check = 0;
   for (int64_t n = 0; n < rows * columns; ++n) check += s.sums[n] * 0.0f;
   if (check == 0) return;
-  __builtin_memcpy(s.sums, s.kept, static_cast<size_t>(rows * columns) * sizeof(float));
+  __builtin_memcpy(s.sums, s.kept, bytes);
   add_values_carefully(span, first);
 }
 
-// All rows over all their keys; `masked` false looks at neither the mask nor the band.
-static void attend(const Span& span, bool masked) {
-  const Sequence& sequence = span.sequence;
-  begin_sums(span, masked && span.problem.sink != nullptr);
-  KeyRange range{0, sequence.key_length};
-  if (masked) range = banded(sequence, span.of.begin, span.of.end - 1);
-  for (int64_t block = range.begin / kBlockKeys; block * kBlockKeys < range.end; ++block) {
+// Blocks [begin, end); `masked` false looks at neither the mask nor the band.
+static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool masked) {
+  for (int64_t block = begin; block < end; ++block) {
     const int64_t first = block * kBlockKeys;
-    const int64_t keys = smaller(kBlockKeys, sequence.key_length - first);
+    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
     if (!look(span, first, keys, masked)) continue;
-    if (is_packed(span)) {
-      attend_packed(span, block, first, keys);
-    } else {
+    if (span.plan.source == Source::direct) {
       attend_directly(span, first, keys);
+    } else {
+      attend_panels(span, block, first, keys);
     }
   }
 }
 
-static void run_span(const Span& span) {
-  read_queries(span);
-  attend(span, true);
+static void write_results(const Span& span) {
+  add_excluded(span);
   bool some_empty = false;
   for (int64_t r = 0; r < span.rows(); ++r) {
     span.s.empty[r] = is_empty(span, r);
@@ -178,10 +225,36 @@ static void run_span(const Span& span) {
     write_empty_rows(span);
     return;
   }
-  attend(span, false);
+  read_queries(span);
+  begin_sums(span, false);
+  attend_blocks(span, 0, blocks_of(span.sequence.key_length, kBlockKeys), false);
   for (int64_t r = 0; r < span.rows(); ++r) {
     if (span.s.empty[r] != 0) write_row(span, r, NanRows::nan);
   }
+}
+
+// All rows of the span over all keys they see.
+static void run_span(const Span& span) {
+  read_queries(span);
+  begin_sums(span, span.problem.sink != nullptr);
+  const KeyRange range = banded(span.sequence, span.of.begin, span.of.end - 1);
+  attend_blocks(span, range.begin / kBlockKeys, blocks_of(range.end, kBlockKeys), true);
+  write_results(span);
+}
+
+// Chunk `n` of the keys; the first one counts the sink.
+static void run_chunk(const Span& span, int64_t n) {
+  const HeadPlan& plan = span.plan;
+  read_queries(span);
+  begin_sums(span, n == 0 && span.problem.sink != nullptr);
+  const int64_t begin = plan.first_block + n * plan.chunk_blocks;
+  attend_blocks(span, begin, smaller(begin + plan.chunk_blocks, plan.end_block), true);
+  put_partial(span, n);
+}
+
+static void run_merge(const Span& span) {
+  merge_partials(span);
+  write_results(span);
 }
 
 }  // namespace fa::FA_ISA

@@ -46,11 +46,16 @@ FA_INLINE int64_t hidden_suffix(const uint8_t* mask, int64_t count) {
   return hidden;
 }
 
-FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, int64_t first_key,
-                       int64_t keys) {
+// The keys of one block that the band lets row i see.
+FA_INLINE View band_view(const Sequence& sequence, int64_t i, int64_t first_key, int64_t keys) {
   const KeyRange range = banded(sequence, i, i);
-  View view{larger(0, range.begin - first_key), smaller(keys, range.end - first_key), nullptr};
-  if (problem.mask == nullptr || view.empty()) return view;
+  return {larger(0, range.begin - first_key), smaller(keys, range.end - first_key), nullptr};
+}
+
+// The view less what the mask row of head and query row hides of it.
+FA_INLINE View less_hidden(View view, const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
+                           int64_t first_key) {
+  if (view.empty()) return view;
   const uint8_t* mask = problem.mask + sequence.mask + head * problem.mask_head + i * problem.mask_row;
   if (problem.mask_column == 0) {
     if (*mask != 0) view.end = view.begin;
@@ -73,11 +78,32 @@ FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t
   return view;
 }
 
-// True if all rows of heads that share a mask see the same keys.
+FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, int64_t first_key,
+                       int64_t keys) {
+  const View view = band_view(sequence, i, first_key, keys);
+  return problem.mask == nullptr ? view : less_hidden(view, problem, sequence, head, i, first_key);
+}
+
+FA_INLINE bool has_band(const Sequence& sequence) { return sequence.first != -kNoLimit || sequence.last != kNoLimit; }
+
+// True if all rows of so many heads have one mask row, or none: it is then read once a block, not once a row.
+FA_INLINE bool one_mask_row(const Problem& problem, int64_t head_count) {
+  return problem.mask == nullptr || (problem.mask_row == 0 && (problem.mask_head == 0 || head_count == 1));
+}
+
+// True if all rows of so many heads see the same keys.
 FA_INLINE bool same_view_for_all(const Problem& problem, const Sequence& sequence, int64_t head_count) {
-  const bool no_band = sequence.first == -kNoLimit && sequence.last == kNoLimit;
-  const bool one_row = problem.mask_row == 0 && (problem.mask_head == 0 || head_count == 1);
-  return no_band && (problem.mask == nullptr || one_row);
+  return !has_band(sequence) && one_mask_row(problem, head_count);
+}
+
+// What row i sees, given what the mask alone, the same for all rows, leaves of the block. Where the band cuts off a part
+// of that, the mask is looked at again: the rest may be hidden as a whole.
+FA_INLINE View within(const View& open, const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
+                      int64_t first_key, int64_t keys) {
+  const View band = band_view(sequence, i, first_key, keys);
+  const View view{larger(band.begin, open.begin), smaller(band.end, open.end), open.mask};
+  if (open.mask == nullptr || (view.begin == open.begin && view.end == open.end)) return view;
+  return less_hidden({view.begin, view.end, nullptr}, problem, sequence, head, i, first_key);
 }
 
 }  // namespace fa::FA_ISA

@@ -1,0 +1,96 @@
+// How the work on one key head of one sequence is cut into tasks. It depends on the problem alone, never on the number
+// of threads: the same question gives the same bits everywhere.
+#pragma once
+
+#include "direct.hpp"
+#include "pack.hpp"
+#include "view.hpp"
+
+namespace fa::FA_ISA {
+
+// Query rows of one task: a multiple of every kTileRows. Each row tile reads a packed block again, from the second-level
+// cache; 48 rows are as fast at 512 x 512 and 5 % slower where few rows meet many keys, 144 and 192 rows are no faster.
+inline constexpr int64_t kBlockRows = 96;
+
+// Tasks that a problem should have so that no thread is long without one; with fewer, long rows are cut along the keys.
+inline constexpr int64_t kTasksWanted = 32;
+
+// Query rows [begin, end) of some heads that share a key head.
+struct RowSpan {
+  int64_t first_head;
+  int64_t head_count;
+  int64_t begin;
+  int64_t end;
+
+  int64_t per_head() const { return end - begin; }
+  int64_t count() const { return head_count * per_head(); }
+};
+
+// How the query rows that share a key head are cut into spans.
+struct Cut {
+  int64_t rows = 0;            // of one head in a span
+  int64_t heads = 1;           // in a span
+  int64_t spans_per_head = 1;  // 1 when a span holds several heads
+  int64_t count = 0;
+
+  Cut() = default;
+  Cut(int64_t query_length, int64_t group) {
+    spans_per_head = blocks_of(query_length, kBlockRows);
+    rows = blocks_of(blocks_of(query_length, spans_per_head), kTileRows) * kTileRows;
+    rows = smaller(rows, query_length);
+    spans_per_head = blocks_of(query_length, rows);
+    if (spans_per_head == 1) heads = larger(1, smaller(group, kBlockRows / query_length));
+    count = spans_per_head > 1 ? spans_per_head * group : blocks_of(group, heads);
+  }
+
+  // Last rows first: under a causal mask they are the longest tasks.
+  RowSpan span(int64_t index, int64_t query_length, int64_t first_head, int64_t group) const {
+    if (spans_per_head == 1) {
+      const int64_t head = index * heads;
+      return {first_head + head, smaller(heads, group - head), 0, query_length};
+    }
+    const int64_t begin = (spans_per_head - 1 - index % spans_per_head) * rows;
+    return {first_head + index / spans_per_head, 1, begin, smaller(query_length, begin + rows)};
+  }
+};
+
+// How a span reaches K and V:
+//   shared  several spans read a packed copy, which is made first
+//   own     the only span packs each block for itself, when it comes to it, and leaves no copy in memory
+//   direct  rows are so few that the scores come straight from K
+enum class Source : uint8_t { shared, own, direct };
+
+// One key head of one sequence. Only with a single span are its keys cut into chunks of whole blocks, whose results
+// are merged.
+struct HeadPlan {
+  const Sequence* sequence;
+  int64_t head;
+  Cut cut;
+  Source source;
+  int64_t first_block;  // that some row sees
+  int64_t end_block;
+  int64_t chunk_blocks;
+  int64_t chunks;
+  float* packed = nullptr;    // shared
+  uint8_t* finite = nullptr;  // shared: one flag for each block of values
+  float* partial = nullptr;   // of chunks: see merge.hpp
+
+  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all)
+      : sequence(&s), head(key_head), cut(s.query_length, group) {
+    source = cut.count > 1 ? Source::shared : s.query_length * group <= kDirectRows ? Source::direct : Source::own;
+    const KeyRange range = banded(s, 0, s.query_length - 1);
+    first_block = range.begin / kBlockKeys;
+    end_block = larger(first_block, blocks_of(range.end, kBlockKeys));
+    chunk_blocks = larger(1, end_block - first_block);
+    if (source != Source::shared) {
+      chunk_blocks = blocks_of(chunk_blocks, smaller(chunk_blocks, blocks_of(kTasksWanted, heads_in_all)));
+    }
+    chunks = larger(1, blocks_of(end_block - first_block, chunk_blocks));
+  }
+
+  int64_t packed_keys() const { return source == Source::shared ? sequence->key_length : 0; }
+  int64_t packed_blocks() const { return blocks_of(packed_keys(), kBlockKeys); }
+  int64_t tasks() const { return chunks > 1 ? chunks : cut.count; }
+};
+
+}  // namespace fa::FA_ISA
