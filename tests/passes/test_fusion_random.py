@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from fa_compiler.passes.options import Target
 from fa_compiler.reference import evaluator
 from tests.passes.builder import Case, build
-from tests.passes.patterns import PATTERNS
+from tests.passes.patterns import PATTERNS, WRITTEN
 from tests.passes.running import Feeds, assert_same, fused, run
 from tests.passes.spelling import CONSTANT, MODERATE, Mask, Spelling, consistent, may_decline
 from tests.passes.strategies import SPELLINGS, examples
+
+STRUCTURAL = [source for source in WRITTEN if not source.startswith(("slice", "positions"))]
+"""A constant that is cut to size says nothing of scores that are longer than it."""
 
 
 def checked(case: Case, model: onnx.ModelProto, feeds: Feeds) -> None:
@@ -126,3 +129,31 @@ def test_bfloat16(spelling: Spelling, seed: int) -> None:
     formula, tolerance = case.formula(feeds)
     (result,) = evaluator(model).run(None, feeds)
     assert_same(np.asarray(result), formula, tolerance)
+
+
+def only_a_band(spelling: Spelling, source: str, pattern: str) -> Spelling:
+    """The spelling with a mask that follows from positions alone, in more than one row and one column."""
+    sizes = {**spelling.sizes, "S": max(spelling.sizes["S"], 2), "T": max(spelling.sizes["T"], 2)}
+    mask = Mask(form=spelling.masks[0].form, source=source, pattern=pattern, dims="ST")
+    if mask.form in ("bias", "add_mul"):
+        mask = replace(mask, form="select")
+    plain = replace(spelling, sizes=sizes, masks=(mask,), guard="none", floor=False, sink=False, upcast=False)
+    return consistent(replace(plain, scale="mul", opset=max(plain.opset, 14)))
+
+
+@settings(max_examples=examples(60))
+@given(SPELLINGS.filter(lambda spelling: bool(spelling.masks)), st.sampled_from(STRUCTURAL), st.booleans())
+def test_structural_masks_leave_no_matrix(spelling: Spelling, source: str, cached: bool) -> None:
+    """However a causal mask is computed, none of what computes it is left."""
+    spelling = only_a_band(spelling, source, "cached" if cached else "causal")
+    model, report = fused(build(spelling).model)
+    (block,) = report.blocks
+    assert block.mask == "causal", block
+    assert not {node.op_type for node in model.graph.node} & {
+        "Trilu",
+        "Range",
+        "CumSum",
+        "And",
+        "LessOrEqual",
+        "Greater",
+    }
