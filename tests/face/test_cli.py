@@ -43,6 +43,17 @@ def test_as_a_process(tmp_path: Path) -> None:
     assert done.stderr == f"fa-compiler: error: {path}x: no such file\n"
 
 
+def test_inspect_tells_what_to_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The code, the sentence and the node in the table; once below it, for all blocks alike, what to change."""
+    model = attention()
+    probabilities = next(node.output[0] for node in model.graph.node if node.op_type == "Softmax")
+    model.graph.output.append(helper.make_tensor_value_info(probabilities, onnx.TensorProto.FLOAT, [None] * 4))
+    assert main(["inspect", str(saved(model, tmp_path / "model.onnx"))]) == 0
+    shown = capsys.readouterr().out
+    assert "probabilities_are_output: the probabilities" in shown
+    assert shown.count("block 0, try: leave out what reads the probabilities") == 1
+
+
 def test_reader_that_goes_away(tmp_path: Path) -> None:
     """`fa-compiler ... | head` ends quietly."""
     read, write = os.pipe()
