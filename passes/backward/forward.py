@@ -98,7 +98,6 @@ class ForwardMatcher(Matcher):
         self.findings.planner = planner
         return super()._plan(planner, terms, guard)
 
-
     def _simulate_after(
         self,
         start: ir.Value,

@@ -338,9 +338,7 @@ class _Finder:
             return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
             if any(isinstance(term, AddTerm) for term in self.findings.terms):
-                reason = (
-                    f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
-                )
+                reason = f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)
             return PairDecline(

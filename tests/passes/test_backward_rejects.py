@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import onnx
@@ -220,6 +221,78 @@ def test_what_can_be_expressed_is_fused(changes: Mapping[str, str]) -> None:
         wanted = evaluate(original, feeds) if "onnxruntime-training" in name else named(original, run(original, feeds))
         for output, value in wanted.items():
             assert_close(evaluate(changed, feeds)[output], value, 1e-5)
+
+
+DECOMPOSED = {
+    "p": "mx = ReduceMax<axes=[-1],keepdims=0>(m) mx1 = Unsqueeze(mx, last) sh = Shape(m) mxe = Expand(mx1, sh) "
+    "e0 = Sub(m, mxe) e = Exp(e0) l = ReduceSum<keepdims=0>(e, last) l1 = Unsqueeze(l, last) le = Expand(l1, sh) "
+    "p = Div(e, le)",
+    "r": "r0 = ReduceSum<keepdims=0>(b1, last)",
+    "u": "r1 = Unsqueeze(r0, last) u = Expand(r1, sh)",
+    "ds": "de = Add(a, u) ds = Mul(de, e)",
+}
+BY_QUOTIENTS = {
+    "over the square": "a = Div(dp, le) ge = Mul(dp, e) l2 = Mul(le, le) b0 = Div(ge, l2) b1 = Neg(b0)",
+    "by a power": "n2 = Constant<value = float {-2.0}>() a = Div(dp, l1) ge = Mul(dp, e) ng = Neg(ge) l2 = Pow(l1, n2) "
+    "b1 = Mul(ng, l2)",
+    "one over the square": "l2i = Mul(l1, l1) l2 = Div(one, l2i) a = Div(dp, l1) ge = Mul(dp, e) ng = Neg(ge) "
+    "b1 = Mul(ng, l2)",
+    "by reciprocals": "inv = Reciprocal(l1) a = Mul(dp, inv) ge = Mul(dp, e) i2 = Mul(inv, inv) b0 = Mul(ge, i2) "
+    "b1 = Neg(b0)",
+}
+
+
+@pytest.mark.parametrize("line", BY_QUOTIENTS.values(), ids=BY_QUOTIENTS)
+def test_the_gradient_of_a_quotient(line: str) -> None:
+    """As jax differentiates exp(s - max) / sum: through the division and through the exponential."""
+    original = model({**DECOMPOSED, "t": line})
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    feeds = random_feeds(original)
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
+QUOTIENTS_GONE_WRONG = {
+    "over the sum, not its square": "a = Div(dp, le) ge = Mul(dp, e) b0 = Div(ge, le) b1 = Neg(b0)",
+    "over the cube": "a = Div(dp, le) ge = Mul(dp, e) l2 = Mul(le, le) l3 = Mul(l2, le) b0 = Div(ge, l3) b1 = Neg(b0)",
+    "without the sign": "a = Div(dp, le) ge = Mul(dp, e) l2 = Mul(le, le) b1 = Div(ge, l2)",
+}
+
+
+@pytest.mark.parametrize("line", QUOTIENTS_GONE_WRONG.values(), ids=QUOTIENTS_GONE_WRONG)
+def test_the_gradient_of_another_quotient(line: str) -> None:
+    declined(model({**DECOMPOSED, "t": line}), Code.TRAINING)
+
+
+def layer(number: int, query: str, key: str, value: str, gradient: str) -> tuple[str, str]:
+    """The forward and the backward lines of one of several attentions."""
+    own = {name: f"{name}{number}" for name in BODY} | {"q": query, "k": key, "v": value, "g": gradient}
+    lines = {
+        name: re.sub(r"\b[a-z]+\b(?!=)", lambda found: own.get(found[0], found[0]), line) for name, line in BODY.items()
+    }
+    before = ("kt", "s", "x", "m", "p", "y")
+    return " ".join(lines[name] for name in before), " ".join(lines[name] for name in lines if name not in before)
+
+
+def test_two_layers() -> None:
+    """What one gradient gives goes into the next; the second attention reads one tensor three times."""
+    first, second = layer(0, "q", "k", "v", "total"), layer(1, "y0", "y0", "y0", "g")
+    body = f"{first[0]} {second[0]} {second[1]} part = Add(dq1, dk1) total = Add(part, dv1) {first[1]}"
+    outputs = "float[B,4,6,8] y1, float[B,4,6,8] dq0, float[B,4,6,8] dk0, float[B,4,6,8] dv0"
+    original = parse(body, inputs=INPUTS, outputs=outputs, initializers=NUMBERS)
+    changed, report = fused_pair(original)
+    assert [(block.kind, block.status, block.pair) for block in report.blocks] == [
+        ("forward", "fused", 1),
+        ("backward", "fused", 0),
+        ("forward", "fused", 3),
+        ("backward", "fused", 2),
+    ]
+    feeds = random_feeds(original)
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
 
 
 SAME_MASK = {
