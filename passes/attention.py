@@ -43,7 +43,18 @@ from fa_compiler.passes.probabilities import (
     reads_type,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import Addend, Floor, Gate, Multiplier, Rearrange, Scale, ScorePath, Select, find_scores
+from fa_compiler.passes.scores import (
+    Addend,
+    Floor,
+    Gate,
+    Multiplier,
+    Rearrange,
+    Scale,
+    ScorePath,
+    Select,
+    Shift,
+    find_scores,
+)
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
@@ -66,6 +77,7 @@ class Simulated:
     scale: float
     terms: tuple[Term, ...]
     factors: tuple[Factor, ...]
+    shifted: tuple[tuple[ir.Node, Axes], ...]
     sunk: Sunk | None
 
 
@@ -111,6 +123,10 @@ class Matcher:
             reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
         key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
+        self._check_growth(found)
+        for node, dim in found.shifted:
+            if viewer.space.resolve(dim) != viewer.space.resolve(columns):
+                raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
         dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
         rows = viewer.space.resolve(qk.dims[1 - key_side][qk.free(1 - key_side)[-1]])
@@ -133,6 +149,15 @@ class Matcher:
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types)
+
+    def _check_growth(self, found: Simulated) -> None:
+        """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before
+        made it smaller by as much."""
+        growth = 1.0
+        for term in found.terms if found.shifted else ():
+            growth *= abs(term.factor) if isinstance(term, ScaleTerm) else 1.0
+            if growth > 1.0:
+                raise Decline(Code.SCORE_TERM, "a mask less its maximum is multiplied by more than 1", term.node)
 
     def _leaves_scores(self, term: Term) -> bool:
         """Does a term leave scores as they are, or make them -inf?"""
@@ -274,6 +299,7 @@ class Matcher:
         seen[before.product.output] = dims
         terms: list[Term] = []
         factors: list[Factor] = []
+        shifted: list[tuple[ir.Node, Axes]] = []
         found: Sunk | None = None
         for step in before.steps:
             if not isinstance(step, Rearrange) and self.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
@@ -284,6 +310,8 @@ class Matcher:
                     if moved is None:
                         raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
                     dims = moved
+                case Shift(node, axis):
+                    shifted.append((node, dims[axis]))
                 case Scale(node, factor):
                     scale *= factor
                     if terms:
@@ -311,7 +339,7 @@ class Matcher:
             seen[step.node.outputs[0]] = dims
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
-        return Simulated(dims, scale, tuple(terms), tuple(factors), found)
+        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer

@@ -2,7 +2,7 @@
 
     product := MatMul(x, y)                       any rank >= 2, batch dimensions broadcast from the right
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
-             | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA/B = 0, alpha
+             | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA, transBatchB, alpha
              | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
                                                   operand; an ellipsis stands for batch dimensions, as in MatMul
 
@@ -12,7 +12,7 @@ and not in the output is summed over. Everything else is refused: the caller the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -57,9 +57,8 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
     if is_op(node, "MatMul"):
         return _matmul(node, left, right, info, False, False, 1.0)
     if node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
-        if int_attr(node, "transBatchA", 0) or int_attr(node, "transBatchB", 0):
-            return None
-        return _matmul(node, left, right, info, *_flags(node), _alpha(node))
+        found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
+        return None if found is None else replace(found, labels=_batch_apart(node, found.labels))
     if is_op(node, "Gemm"):
         beta = node.attributes.get("beta")
         if input_of(node, 2) is not None and (beta is None or beta.as_float() != 0.0):
@@ -75,6 +74,17 @@ def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
     if not (is_op(node, "MatMul", "Gemm", "Einsum") or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
         return None
     return next((value.name for value in node.inputs if value is not None and info.shape(value) is None), None)
+
+
+def _batch_apart(
+    node: ir.Node, labels: tuple[tuple[str, ...], tuple[str, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """With transBatchA or transBatchB the dimension before an operand's last one lies in front of its batch."""
+    left, right = (
+        (own[-2], *own[:-2], own[-1]) if int_attr(node, name, 0) else own
+        for own, name in zip(labels, ("transBatchA", "transBatchB"), strict=True)
+    )
+    return left, right
 
 
 def _flags(node: ir.Node) -> tuple[bool, bool]:

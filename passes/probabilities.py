@@ -42,6 +42,7 @@ from fa_compiler.passes.score_guard import score_tests
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
+QUANTISING = ("QuantizeLinear", "DequantizeLinear")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -258,6 +259,6 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
                 return True
             alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
             same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv")
-            if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand"):
+            if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING):
                 pending.extend(node.outputs)
     return False

@@ -2,7 +2,7 @@
 
     score-like := product                          of factors that are no constants beyond 1e15
                 | layout(score-like) | Slice | Gather | Pad with 0 | Concat with 0
-                | score-like times or over one number of at most 1e15
+                | score-like times or over one number of at most 1e15 | Add or Sub of such or of 0
 
 A mask's number of at most -1e30 is taken to outweigh every score (mask.py), and so it does these.
 """
@@ -40,7 +40,7 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
             pending.append(scaled[0])
         elif is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
             pending.extend(each for each in node.inputs[:1] if each is not None)
-        elif is_op(node, "Concat"):
+        elif is_op(node, "Concat", "Add", "Sub"):
             operands = [each for each in node.inputs if each is not None and sets.of(each) != frozenset((0.0,))]
             if not operands:
                 return False

@@ -11,6 +11,7 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
             | Sub(scores, t) | Sub(t, scores)
             | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
             | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection
+            | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout behind it
             | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
@@ -31,6 +32,7 @@ from fa_compiler.passes.nodes import input_of, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, sinks
+from fa_compiler.passes.softmax import shifted_by
 from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
 
 LOWEST_FLOOR = -1e30
@@ -92,6 +94,15 @@ class Floor:
 
 
 @dataclass(frozen=True)
+class Shift:
+    """Everything so far less its maximum along `axis`, computed by `nodes`; only factors and layout are behind it."""
+
+    node: ir.Node
+    axis: int
+    nodes: tuple[ir.Node, ...]
+
+
+@dataclass(frozen=True)
 class Gate:
     """Everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
 
@@ -99,7 +110,7 @@ class Gate:
     value: ir.Value
 
 
-Step = Rearrange | Gate | Scale | Multiplier | Addend | Select | Floor | AddSink
+Step = Rearrange | Shift | Gate | Scale | Multiplier | Addend | Select | Floor | AddSink
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,8 @@ class ScorePath:
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
         """The product's node and every step's."""
-        return (self.product.node, *(step.node for step in self.steps))
+        inner = (node for step in self.steps for node in (step.nodes if isinstance(step, Shift) else (step.node,)))
+        return (self.product.node, *inner)
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
@@ -131,6 +143,8 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         behind = not inner and all(isinstance(step, Rearrange) for step in steps)
         gated = _peel_gate(node, steps[-1]) if steps else None
+        if not inner and gated is None and all(isinstance(step, Rearrange | Scale) for step in steps):
+            gated = _peel_shift(current, viewer)
         step, current = gated or (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
         steps.append(step)
 
@@ -233,6 +247,14 @@ def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
         return None
     scores = next((each for each in node.inputs if each is not None and each is not behind.condition), None)
     return None if scores is None else (Gate(node, behind.condition), scores)
+
+
+def _peel_shift(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """One number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
+    found = shifted_by(value, "ReduceMax", viewer.info)
+    if found is None or not _leads_to_product(found[1], viewer):
+        return None
+    return Shift(found[2][-1], found[0], found[2]), found[1]
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:

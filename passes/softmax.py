@@ -60,7 +60,7 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     for node in list(graph):
         if is_op(node, "Softmax") and node.inputs[0] is not None:
             axis = _axis(node, node.inputs[0], info)
-            shift = _shifted_by(node.inputs[0], "ReduceMax", info)
+            shift = shifted_by(node.inputs[0], "ReduceMax", info)
             if shift is not None and shift[0] == axis:
                 yield SoftmaxAnchor(shift[1], node.outputs[0], axis, (*shift[2], node))
             else:
@@ -97,7 +97,7 @@ def _of_logarithm(exp: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
         return None
     if is_op(node, "LogSoftmax") and node.inputs[0] is not None:
         return SoftmaxAnchor(node.inputs[0], exp.outputs[0], _axis(node, node.inputs[0], info), (node, exp))
-    shift = _shifted_by(logarithm, "ReduceLogSumExp", info)
+    shift = shifted_by(logarithm, "ReduceLogSumExp", info)
     return None if shift is None else SoftmaxAnchor(shift[1], exp.outputs[0], shift[0], (*shift[2], exp), rounds=True)
 
 
@@ -142,7 +142,7 @@ def _ratio(
         return None
     axis, summing = sums
     nodes = (exp, *summing, *guards, *dividing)
-    shift = _shifted_by(scores, "ReduceMax", info)
+    shift = shifted_by(scores, "ReduceMax", info)
     if shift is None:
         return SoftmaxAnchor(scores, last.outputs[0], axis, nodes, overflows=True)
     return SoftmaxAnchor(shift[1], last.outputs[0], axis, (*shift[2], *nodes)) if shift[0] == axis else None
@@ -166,7 +166,7 @@ def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Nod
     return total, tuple(reversed(guards))
 
 
-def _shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+def shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
     """For `x - reduction(x, axis)`: the axis, x and the nodes."""
     sub = value.producer()
     if not is_op(sub, "Sub"):

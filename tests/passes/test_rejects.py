@@ -101,8 +101,8 @@ ROWS = [
     ),
     Row(
         "maximum_of_another_axis_subtracted",
-        "scores_are_output",
-        "s",
+        "score_term",
+        "x",
         after("n = ReduceMax<axes=[2], keepdims=1>(s) x = Sub(s, n)"),
     ),
     Row("minimum_subtracted", "scores_are_output", "s", after("n = ReduceMin<axes=[-1], keepdims=1>(s) x = Sub(s, n)")),

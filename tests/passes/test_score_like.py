@@ -23,6 +23,7 @@ SHIFT = (
 BIASES = {
     "product": POSITIONS + "b = Identity(d) ",
     "shifted": POSITIONS + SHIFT,
+    "two_of_them": POSITIONS + "d0 = MatMul(k, rt) dt = Transpose<perm=[0,1,3,2]>(d0) e = Add(d, dt) b = Add(zero, e) ",
     "scaled": POSITIONS + "c = Constant<value=float {0.5}>() b = Mul(d, c) ",
     "zeros_beside": POSITIONS
     + "f = Constant<value=int64[1] {1}>() l = Constant<value=int64[1] {6}>() i = Constant<value=int64[1] {3}>() "
@@ -33,6 +34,7 @@ OTHERS = {
     "input": "b = Identity(r4) ",
     "of_a_constant_as_low_as_the_mask": "c = Constant<value=float[8,6] {" + ",".join(["-3e38"] * 48) + "}>() "
     "b = MatMul(q, c) ",
+    "one_of_them_and_an_input": POSITIONS + "b = Add(d, r4) ",
     "exponential": POSITIONS + "b = Exp(d) ",
     "times_a_large_number": POSITIONS + "c = Constant<value=float {1e20}>() b = Mul(d, c) ",
     "padded_with_a_low_number": POSITIONS + SHIFT.replace("Pad(d, n)", "Pad(d, n, low)"),

@@ -110,3 +110,36 @@ def test_maximum_of_other_rows() -> None:
     )
     _, report = fused(proto)
     assert [block.status for block in report.blocks] == ["declined"]
+
+
+FACTORS = "f = Constant<value=float {0.03125}>() c = Constant<value=float {32.0}>() "
+RELAXED = "n = ReduceMax<axes=[-1], keepdims=1>(r) d = Sub(r, n) w = Mul(d, c) "
+DROPPED = "n3 = ReduceMax<axes=[-1], keepdims=0>(r) n = Unsqueeze(n3, last) d = Sub(r, n) w = Mul(d, c) "
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("relaxed", [RELAXED, DROPPED], ids=["kept", "dropped"])
+def test_the_maximum_subtracted_before_a_factor(relaxed: str, terms: str) -> None:
+    """CogView's and LayoutLMv3's: a row less one number has the same softmax, whatever factor is behind it."""
+    body = FACTORS + "r = Mul(x, f) " + relaxed + "p = Softmax<axis=-1>(w) "
+    assert same(model(body, TERMS[terms]), m=PADDING).status == "fused"
+
+
+def test_a_mask_less_its_maximum_grows() -> None:
+    """-3.4e38 less itself is 0, and 32 times that; 32 * -3.4e38 is not."""
+    block = same(model(FACTORS + "r = Identity(x) " + RELAXED + "p = Softmax<axis=-1>(w) ", TERMS["finite"]), m=PADDING)
+    assert block.code == "score_term"
+
+
+def test_the_maximum_subtracted_before_a_mask() -> None:
+    """A number that is put in afterwards is not moved with the row."""
+    body = FACTORS + "r = Identity(x) " + RELAXED + "low = Constant<value=float {-1e38}>() z = Where(m, w, low) "
+    assert same(model(body + "p = Softmax<axis=-1>(z) "), m=PADDING).code == "scores_are_output"
+
+
+def test_axes_before_the_batch() -> None:
+    """ONNX Runtime's FusedMatMul takes [rows, heads, depth] as it is."""
+    body = "s = com.microsoft.FusedMatMul<transBatchA=1, transBatchB=1, transB=1>(q, k) p = Softmax<axis=-1>(s) "
+    body += "y = com.microsoft.FusedMatMul<transBatchB=1>(p, v)"
+    inputs = "float[S,4,8] q, float[T,4,8] k, float[T,4,6] v"
+    assert same(parse(body, inputs=inputs, outputs="float[4,S,6] y")).status == "fused"
