@@ -19,7 +19,7 @@ def label(node: ir.Node | None) -> str | None:
 class Decline(Exception):
     """Raised by any helper that cannot go on; caught once per anchor. Not an error: an expected answer.
 
-    The hint says what to change; without one it is what the code advises.
+    The hint says what to change; without one it is what the code advises, and "" says that there is nothing.
     """
 
     def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:
@@ -27,4 +27,4 @@ class Decline(Exception):
         self.code = code
         self.reason = reason
         self.culprit = culprit
-        self.hint = hint or code.advice
+        self.hint = code.advice if hint is None else hint or None

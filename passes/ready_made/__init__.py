@@ -52,6 +52,6 @@ def convert(call: Call) -> Converted:
     if family is not None:
         return family(call)
     if node.domain == DOMAIN:
-        raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already")
+        raise call.decline(Code.READY_MADE, f"{node.op_type} is the operator already", "")
     reason = REASONS.get(node.op_type, "there is no conversion for it")
     raise call.decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}")

@@ -97,7 +97,7 @@ PROVOKED: dict[Code, Provoked] = {
     Code.SCALE: Provoked(after("x = Mul(s, c)", "float[S,T] c")),
     Code.SCORE_TERM: Provoked(after("x = Relu(s)")),
     Code.PROBABILITY_TERM: Provoked(behind("x = Mul(p, h)", "float[S,T] h")),
-    Code.MASK_VALUE: Provoked(after(NEGATIVE + "x = Where(m, s, f)", "bool[B,1,1,T] m")),
+    Code.MASK_VALUE: Provoked(after(NEGATIVE + "x = Where(m, s, f)", "bool[B,1,1,T] m"), "ascend"),
     Code.EMPTY_ROWS: Provoked(
         text(
             PRODUCT_QK + "z = Constant<value=float {0.0}>() x = Add(s, b) p0 = Softmax<axis=-1>(x) i = IsNaN(p0) "
