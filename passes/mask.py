@@ -137,7 +137,8 @@ class MaskPlanner:
         if not adds and not selects:
             return MaskPlan(nan_rows=guard.nan_rows)
         if all(self.values.outweighs(live, index) for index in selects):
-            for candidate in (live, self._apart(live)):
+            # What a guard zeroes is one selection: no other mask may join it.
+            for candidate in (live,) if guard is RowGuard.SELECTION else (live, self._apart(live)):
                 if (plan := self._boolean(candidate, guard)) is not None:
                     return plan
         if (plan := self._valued(live, adds, selects, guard)) is not None:
@@ -150,6 +151,7 @@ class MaskPlanner:
             reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
             raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
         self._check_rounding(live)
+        self._check_opposites(live)
         return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard) -> MaskPlan | None:
@@ -164,7 +166,7 @@ class MaskPlanner:
                 return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
-            harmless = len(fills) == 1 and all(self.values.stays_above(live, index, min(fills)) for index in adds)
+            harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, min(fills)) for index in adds)
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
@@ -231,7 +233,7 @@ class MaskPlanner:
             return None
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
-        harmless = all(self.values.stays_above(live, other, fill) for other in adds if other != index)
+        harmless = all(self.values.stays_apart(live, other, fill) for other in adds if other != index)
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
@@ -313,7 +315,7 @@ class MaskPlanner:
 
     def _mask_like(self, term: Term) -> bool:
         """Is this an addend that is not proven harmless?"""
-        return isinstance(term, AddTerm) and not self.values.stays_above((term,), 0)
+        return isinstance(term, AddTerm) and not self.values.stays_apart((term,), 0)
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
@@ -331,6 +333,14 @@ class MaskPlanner:
         term = terms[index]
         if isinstance(term, SelectTerm) and not self.values.outweighs(terms, index):
             raise self._too_small(term)
+
+    def _check_opposites(self, terms: tuple[Term, ...]) -> None:
+        """A mask's number and its opposite give 0 and lose the score between them, where a bias only loses itself."""
+        ends = [self.values.ends(terms, index) for index in range(len(terms))]
+        low = any(-math.inf < end[0] <= DOMINATING / 10 for end in ends)
+        for term, (_, high) in zip(terms, ends, strict=True):
+            if low and -DOMINATING / 10 <= high < math.inf:
+                raise Decline(Code.MASK_VALUE, "numbers of both signs that swallow the scores are added up", term.node)
 
     def _check_adds_up(self, terms: tuple[Term, ...], index: int) -> None:
         """score + fill has to round to fill: what the user vouches for is not enough to put a fill into a bias."""

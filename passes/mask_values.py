@@ -57,6 +57,18 @@ class TermValues:
                 values = frozenset(max(value, later.floor) for value in values)
         return values
 
+    def ends(self, terms: tuple[Term, ...], index: int) -> tuple[float, float]:
+        """The smallest and the largest number a term can put into the scores, (0, 0) where that is not known."""
+        term = terms[index]
+        values = self.of(terms[: index + 1], index)
+        if values:
+            return min(values), max(values)
+        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
+        if interval is None or not isinstance(term, AddTerm):
+            return 0.0, 0.0
+        ends = interval[0] * term.sign, interval[1] * term.sign
+        return min(ends), max(ends)
+
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
         """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after scaling."""
         values = self.of(terms, index)
@@ -90,8 +102,9 @@ class TermValues:
             return False
         return abs(next(iter(values))) <= (SHIFT if self.sink_above is None else 0.0)
 
-    def stays_above(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
-        """Is an addend proven to stay far above the fill of a later selection, whatever factors follow?
+    def stays_apart(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
+        """Is an addend proven to stay far from the fill of a mask, above it and below its opposite, whatever factors
+        follow?
 
         Nothing competes with -inf: a row of nothing else has no softmax, selected or not. A dominating number outweighs
         scores, and so addends that are scores themselves.
@@ -104,19 +117,18 @@ class TermValues:
             return False
         if interval is None:
             return fill <= DOMINATING and is_score_like(term.value, self.viewer, self.sets, self.bounds)
-        lowest = min(interval[0] * term.sign, interval[1] * term.sign)
+        size = largest = max(abs(interval[0]), abs(interval[1]))
         for later in terms[index + 1 :]:
             if isinstance(later, ScaleTerm):
-                largest = max(abs(interval[0]), abs(interval[1]))
-                lowest = min(lowest, -largest * abs(later.factor))
-                interval = (-largest * abs(later.factor), largest * abs(later.factor))
-        return lowest > fill / 10
+                size *= abs(later.factor)
+                largest = max(largest, size)
+        return largest < -fill / 10
 
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
         """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
         term = terms[index]
         if isinstance(term, AddTerm):
-            return self.is_zero(term) or self.stays_above(terms, index)
+            return self.is_zero(term) or self.stays_apart(terms, index)
         return not isinstance(term, SelectTerm)
 
     def may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:

@@ -306,7 +306,7 @@ def test_a_masked_score_of_16_bits_keeps_its_number() -> None:
 
 @pytest.mark.parametrize("rows", [5, 70])
 def test_a_masked_score_behind_a_band(rows: int) -> None:
-    """Causal and padded with -1e9: a row that is padded everywhere gives the mean of all values, later ones included."""
+    """Causal and padded with -1e9: a row that is padded everywhere gives the mean of all values, later ones too."""
     body = (
         PRODUCT_QK + numbers(low="-1e9") + "z = Constant<value=int64 {0}>() o = Constant<value=int64 {1}>() "
         "n_ = Shape<start=2, end=3>(q) l = Squeeze(n_) r = Range(z, l, o) last = Constant<value=int64[1] {-1}>() "
@@ -321,3 +321,37 @@ def test_a_masked_score_behind_a_band(rows: int) -> None:
     feeds["m"] = rng.random((2, 1, 1, rows)) < 0.7
     feeds["m"][0, ..., : rows // 2] = False
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+OPPOSITES = [
+    "a = Where(m, zero, low) b = Where(n, high, zero) w = Add(s, a) x = Add(w, b)",
+    "b = Where(n, high, zero) w = Add(s, b) a = Where(m, zero, low) x = Add(w, a)",
+    "w = Where(m, s, low) b = Where(n, high, zero) x = Add(w, b)",
+]
+
+
+@pytest.mark.parametrize("size", ["3.4028234663852886e38", "1e30"])
+@pytest.mark.parametrize("terms", OPPOSITES)
+def test_a_mask_number_and_its_opposite_lose_the_score_between_them(terms: str, size: str) -> None:
+    block = same(model(numbers(low=f"-{size}", high=size, zero="0.0") + terms))
+    assert (block.status, block.code) == ("declined", "mask_value")
+
+
+def test_a_guard_zeroes_its_own_selection_only() -> None:
+    """A row whose selected keys an added mask takes out is uniform, and the guard zeroes a part of it."""
+    terms = numbers(low=MIN, zero="0.0") + "a = Where(n, zero, low) t = Add(s, a) x = Where(m, t, low) "
+    guard = "g = Where(m, p, zero) y = MatMul(g, v)"
+    proto = parse(PRODUCT_QK + terms + SOFTMAX.format("x") + guard, MASKS)
+    assert same(proto).code == "probability_term"
+
+
+@pytest.mark.parametrize("low", ["-65504.0", "-1e5"])
+def test_a_row_that_is_biased_below_the_masked_score(low: str) -> None:
+    """Rows without a masked key keep their softmax, however low their scores are."""
+    proto = parse(
+        PRODUCT_QK + numbers(low=low, fill="-1e4", zero="0.0") + "a = Where(n, zero, low) t = Add(s, a) "
+        "x = Where(r, t, fill) " + SOFTMAX.format("x") + PRODUCT_PV,
+        "bool[B,1,1,T] n, bool[B,1,S,1] r",
+    )
+    rows = np.array([[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]], np.bool_).reshape(2, 1, 5, 1)
+    assert "EXT-MASK-VALUE" in same(proto, n=np.zeros((2, 1, 1, 6), np.bool_), r=rows).extensions

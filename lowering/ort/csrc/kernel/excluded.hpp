@@ -14,6 +14,22 @@ namespace fa::FA_ISA {
 // exp(-x) is 0 in float32 from here on: below half of the smallest number, 2^-149.
 inline constexpr float kVanishes = 104.0f;
 
+FA_INLINE bool is_attended(const View& view, int64_t j) {
+  return j >= view.begin && j < view.end && (view.mask == nullptr || view.mask[j] == 0);
+}
+
+static bool attends_all(const Span& span, int64_t r) {
+  const int64_t length = span.sequence.key_length;
+  for (int64_t first = 0; first < length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, length - first);
+    const View view = view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
+    for (int64_t j = 0; j < keys; ++j) {
+      if (!is_attended(view, j)) return false;
+    }
+  }
+  return true;
+}
+
 static void add_excluded_row(const Span& span, int64_t r, float weight) {
   const Problem& problem = span.problem;
   const int64_t length = span.sequence.key_length;
@@ -24,8 +40,7 @@ static void add_excluded_row(const Span& span, int64_t r, float weight) {
     const View view = view_of(problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
     int64_t count = 0;
     for (int64_t j = 0; j < keys; ++j) {
-      const bool inside = j >= view.begin && j < view.end;
-      if (inside && (view.mask == nullptr || view.mask[j] == 0)) continue;
+      if (is_attended(view, j)) continue;
       ++count;
       const int64_t key = first + j;
       if (problem.drop_mask != nullptr && (bits_from(problem.drop_mask, bit + key, 1) & 1) == 0) continue;
@@ -41,7 +56,7 @@ static void add_excluded(const Span& span) {
   if (score == -kInfinity) return;
   const int64_t columns = span.columns();
   for (int64_t r = 0; r < span.rows(); ++r) {
-    if (is_nan(s.total[r]) || s.max[r] - score > kVanishes) continue;
+    if (is_nan(s.total[r]) || s.max[r] - score > kVanishes || attends_all(span, r)) continue;
     const float max = s.max[r] > score ? s.max[r] : score;
     // A row that attends no key has nothing to shrink.
     const float shrink = s.max[r] == -kInfinity ? 0.0f : exp_nonpositive(splat(s.max[r] - max))[0];
