@@ -88,8 +88,9 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-MASK-VALUE",
-        _FORWARD,
-        "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax",
+        _FORWARD + _BACKWARD,
+        "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax; "
+        "dq and dk get nothing from it",
         attr="cpu_mask_value",
         kind="Float",
     ),

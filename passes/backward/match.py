@@ -13,6 +13,7 @@ What fully masked rows give to the gradients has to be what the operator gives t
     forward part's row        the graph's dS in that row       what is emitted
     none, or 0                anything finite                  the plan as it is: the operator gives zeros
     mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
+    a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
     mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
 """
 
@@ -26,7 +27,7 @@ import onnx_ir as ir
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.backward.forward import Findings, match_forward, paths
-from fa_compiler.passes.backward.quantities import Rows
+from fa_compiler.passes.backward.quantities import Quantity, Rows
 from fa_compiler.passes.backward.region import Region, Tensor
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.contraction import Contraction, any_contraction
@@ -39,7 +40,7 @@ from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.terms import AddTerm, RowGuard, Term
+from fa_compiler.passes.terms import AddTerm, Put, RowGuard, Term
 from fa_compiler.passes.views import View, Viewer
 
 Role = Literal["query", "key", "value"]
@@ -63,9 +64,13 @@ class Gradient:
 
     role: Role
     node: ir.Node
-    rows: Rows
-    raw: bool
+    source: Quantity
     places: tuple[Place, ...]
+
+    @property
+    def rows(self) -> Rows:
+        """What fully masked rows are in what the product reads."""
+        return self.source.rows
 
 
 @dataclass(frozen=True)
@@ -296,7 +301,7 @@ class _Finder:
             saved += COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
             value = node.outputs[0]
             places.append(Place(value, dims, factor, saved))
-        return Gradient(role, product.node, tensor.quantity.rows, tensor.quantity.raw, tuple(places))
+        return Gradient(role, product.node, tensor.quantity, tuple(places))
 
     def _moved(
         self, node: ir.Node, value: ir.Value, dims: Arrangement, factor: float
@@ -359,16 +364,17 @@ class _Finder:
         """The plan whose fully masked rows give the gradients what the graph gave them."""
         plan = match.mask
         if plan.value is not None:
-            # Then P is not 0 where a mask excludes, which everything here rests on.
-            reason = f"masked scores become {plan.value:g}, which other scores could undercut"
-            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
-            raise PairDecline(Code.MASK_VALUE, reason, self.gradients[0].node, hint)
+            self._check_mask_value(plan.value)
+            return match, ""
         states = {gradient.rows for gradient in self.gradients}
         scores = {gradient.rows for gradient in self.gradients if gradient.role != "value"}
         values = {gradient.rows for gradient in self.gradients if gradient.role == "value"}
-        used_raw = any(gradient.raw for gradient in self.gradients)
+        used_raw = any(gradient.source.raw for gradient in self.gradients)
         if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
             raise self._rows_differ("the gradient uses the probabilities before their guard")
+        carried_out = any(isinstance(step, Put) for step in plan.shifts)
+        if carried_out and states != {Rows.SAME} and NO_EMPTY_ROWS not in self.matcher.options.assume:
+            raise self._rows_differ("a selection is a bias here, and the gradient is zero where it masks a whole row")
         if plan.empty_rows in ("", "zero"):
             return match, plan.empty_rows
         if scores <= {Rows.ZERO} and values <= {Rows.SAME} and plan.empty_rows in ("mean", "nan"):
@@ -376,6 +382,16 @@ class _Finder:
         if states == {Rows.SAME}:
             return replace(match, mask=self._as_bias()), ""
         raise self._rows_differ("rows that are masked everywhere get another gradient than the operator gives")
+
+    def _check_mask_value(self, value: float) -> None:
+        """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked."""
+        for gradient in self.gradients:
+            wanted = Rows.SAME if gradient.role == "value" else Rows.ZERO
+            source = gradient.source
+            if source.rows is not wanted or source.spoilt or source.raw or (gradient.role == "value" and source.zeroed):
+                reason = f"masked scores become {value:g}, which other scores could undercut, and not so the gradient"
+                hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
+                raise PairDecline(Code.MASK_VALUE, reason, gradient.node, hint)
 
     def _as_bias(self) -> MaskPlan:
         """The plan with every mask as a bias, exactly as it was added or put in."""

@@ -65,13 +65,15 @@ class Quantity:
     """A sum of monomials with their coefficients, and what it is in fully masked rows.
 
     `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
-    forward part's selections have put zeros into it.
+    forward part's selections have put zeros into it, and `spoilt` whether it was computed from something with such
+    zeros: where P is not 0 at masked keys it is not the polynomial then.
     """
 
     terms: Mapping[Monomial, float]
     rows: Rows = Rows.SAME
     raw: bool = False
     zeroed: frozenset[int] = frozenset()
+    spoilt: bool = False
 
     def times(self, other: Quantity) -> Quantity | None:
         """The product; None when a power grows beyond what a gradient holds."""
@@ -83,7 +85,7 @@ class Quantity:
                 if max(map(abs, monomial)) > MAX_POWER or f > 1:
                     return None
                 result[monomial] = result.get(monomial, 0.0) + a * b
-        return _checked(result, self.rows.times(other.rows), self.raw or other.raw)
+        return _checked(result, self.rows.times(other.rows), self, other)
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
@@ -95,12 +97,12 @@ class Quantity:
                 result.pop(monomial)
             else:
                 result[monomial] = total
-        return _checked(result, self.rows.plus(other.rows), self.raw or other.raw)
+        return _checked(result, self.rows.plus(other.rows), self, other)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
-        found = _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows, self.raw)
-        return None if found is None else replace(found, zeroed=self.zeroed)
+        found = _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows, self)
+        return None if found is None else replace(self, terms=found.terms)
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
@@ -109,7 +111,7 @@ class Quantity:
         ((monomial, factor),) = self.terms.items()
         if monomial != (0, 0, 0, monomial[3], 0) or abs(monomial[3] * power) > MAX_POWER:
             return None
-        return _checked({(0, 0, 0, monomial[3] * power, 0): factor**power}, self.rows, self.raw)
+        return _checked({(0, 0, 0, monomial[3] * power, 0): factor**power}, self.rows, self)
 
     def row_sum(self, dropout: bool) -> Quantity | None:
         """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
@@ -118,7 +120,7 @@ class Quantity:
             if (p, g, f) != (1, 1, int(dropout)):
                 return None
             result[(0, 0, d + 1, length, 0)] = factor
-        return _checked(result, self.rows, self.raw)
+        return _checked(result, self.rows, self)
 
     def selected(self, selection: int, selections: int) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros."""
@@ -153,6 +155,8 @@ F: Monomial = (0, 0, 0, 0, 1)
 PD: Monomial = (1, 0, 1, 0, 0)
 
 
-def _checked(terms: dict[Monomial, float], rows: Rows, raw: bool) -> Quantity | None:
-    fine = terms and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
-    return Quantity(terms, rows, raw) if fine else None
+def _checked(terms: dict[Monomial, float], rows: Rows, *sources: Quantity) -> Quantity | None:
+    if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
+        return None
+    raw = any(source.raw for source in sources)
+    return Quantity(terms, rows, raw, spoilt=any(source.spoilt or source.zeroed for source in sources))

@@ -32,7 +32,7 @@ from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import input_of, int_attr, is_op, reduced_axes
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.terms import AddTerm, SelectTerm
+from fa_compiler.passes.terms import SelectTerm
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
@@ -265,12 +265,11 @@ class Region:
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        masks = [term for term in self.findings.terms if isinstance(term, AddTerm | SelectTerm)]
-        for index, term in enumerate(masks):
-            if isinstance(term, SelectTerm):
-                theirs, other = stripped(term.condition, self.tracer)
-                if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
-                    return tensor.quantity.selected(index, len(masks))
+        selections = [term for term in self.findings.terms if isinstance(term, SelectTerm)]
+        for index, term in enumerate(selections):
+            theirs, other = stripped(term.condition, self.tracer)
+            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
+                return tensor.quantity.selected(index, len(selections))
         guard = self.findings.after.guard if self.findings.after is not None else None
         if guard is None:
             return None

@@ -223,6 +223,63 @@ def test_what_can_be_expressed_is_fused(changes: Mapping[str, str]) -> None:
             assert_close(evaluate(changed, feeds)[output], value, 1e-5)
 
 
+def agree(original: onnx.ModelProto, changed: onnx.ModelProto) -> None:
+    """The same with rows that are masked everywhere."""
+    for seed in range(4):
+        feeds = random_feeds(original, seed)
+        feeds["keep"][0] = False
+        wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+        for name, value in wanted.items():
+            assert_close(got[name], value, 1e-5)
+
+
+NOT_SO_LOW = "<float lowish = {-1.5}, float c = {0.4}, int64[1] last = {-1}, float zero = {0.0}>"
+VALUED = {
+    "the gradient masked": ({}, True),
+    "the gradient not masked": ({"dm": "dm = Identity(ds)"}, False),
+    "masked before the row sum": ({"dp": "dp0 = MatMul(g, vt) dp = Where(keep, dp0, zero)"}, False),
+    "masked before the row sum only": (
+        {"dp": "dp0 = MatMul(g, vt) dp = Where(keep, dp0, zero)", "dm": "dm = Identity(ds)"},
+        False,
+    ),
+    "masked probabilities": ({"pt": "pk = Where(keep, p, zero) pt = Transpose<perm=[0,1,3,2]>(pk)"}, False),
+}
+
+
+@pytest.mark.parametrize(("changes", "expressible"), VALUED.values(), ids=VALUED)
+def test_masked_keys_that_keep_a_probability(changes: Mapping[str, str], expressible: bool) -> None:
+    """The number that masked scores become is no lower than other scores."""
+    body = {**BODY, "m": "m = Where(keep, x, lowish)", "dm": "dm = Where(keep, ds, zero)", **changes}
+    results = ", ".join(f"float[B,4,6,8] {name}" for name in OUTPUTS)
+    original = parse(" ".join(body.values()), KEEP, inputs=INPUTS, outputs=results, initializers=NOT_SO_LOW)
+    if not expressible:
+        declined(original, Code.MASK_VALUE)
+        return
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    assert "EXT-MASK-VALUE" in report.blocks[1].extensions
+    agree(original, changed)
+
+
+BIASED = {
+    "a selection before a bias": {"m": "m0 = Where(keep, x, low) m = Add(m0, b)", "dm": "dm = Identity(ds)"},
+    "a selection behind a bias": {"m": "m0 = Add(x, b) m = Where(keep, m0, low)", "dm": "dm = Where(keep, ds, zero)"},
+}
+
+
+@pytest.mark.parametrize("changes", BIASED.values(), ids=BIASED)
+def test_selections_beside_a_bias(changes: Mapping[str, str]) -> None:
+    original = model(changes, f"{KEEP}, float[1,4,6,6] b")
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    agree(original, changed)
+
+
+def test_a_selection_that_becomes_a_bias_cannot_zero_a_row() -> None:
+    changes = {"m": "m0 = Where(keep, x, low) m = Add(m0, b)", "dm": "dm = Where(keep, ds, zero)"}
+    declined(model(changes, f"{KEEP}, float[1,4,6,6] b"), Code.EMPTY_ROWS)
+
+
 DECOMPOSED = {
     "p": "mx = ReduceMax<axes=[-1],keepdims=0>(m) mx1 = Unsqueeze(mx, last) sh = Shape(m) mxe = Expand(mx1, sh) "
     "e0 = Sub(m, mxe) e = Exp(e0) l = ReduceSum<keepdims=0>(e, last) l1 = Unsqueeze(l, last) le = Expand(l1, sh) "
@@ -308,12 +365,7 @@ def test_the_forward_parts_mask_in_other_words(line: str) -> None:
     original = model({**SELECTED, "dm": line}, KEEP)
     changed, report = fused_pair(original)
     assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
-    for seed in range(4):
-        feeds = random_feeds(original, seed)
-        feeds["keep"][0] = False
-        wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
-        for name, value in wanted.items():
-            assert_close(got[name], value, 1e-5)
+    agree(original, changed)
 
 
 def test_an_attention_of_its_own_scores() -> None:

@@ -9,7 +9,8 @@ P is recomputed from softmax_max and softmax_sum. With dO = dy, O = attention_in
 dK and dV add up over the query heads of a group. There is no gradient of the bias: dpse is zeros.
 
 Rows that the attribute cpu_nan_rows made 0 in the forward part give nothing. A row that attends no key gives nothing
-to dQ and dK, and dV its share by the P it had: cpu_empty_rows "", "zero": 0, "mean": 1 / S2, "nan": NaN.
+to dQ and dK, and dV its share by the P it had: cpu_empty_rows "", "zero": 0, "mean": 1 / S2, "nan": NaN. With the
+attribute cpu_mask_value masked keys have that score and a P, but nothing to give to dQ and dK.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
     d_key = [np.zeros_like(part) for part in attention.key]
     d_value = [np.zeros_like(part) for part in attention.value]
     d_sink = np.zeros(q_side.heads)
+    mask_value = float(call.attrs.get("cpu_mask_value", -np.inf))
     for batch, head, kv_head in attention.heads():
         query, key, value = (
             attention.query[batch][head],
@@ -46,17 +48,19 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         )
         d_o = d_out[batch][head]
         allowed = attention.allowed(batch, head)
+        counted = np.ones_like(allowed) if np.isfinite(mask_value) else allowed
         top, total = row_max[batch][head][:, None], row_sum[batch][head][:, None]
         with np.errstate(invalid="ignore", over="ignore"):
             # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
-            p = np.where(allowed, np.exp(attention.scores(batch, head, kv_head) - top) / total, 0.0)
+            scores = np.where(allowed, attention.scores(batch, head, kv_head), mask_value)
+            p = np.where(counted, np.exp(scores - top) / total, 0.0)
             p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
             kept = attention.dropout.factors(batch, head)
             factors = 1.0 if kept is None else kept
-            d_p = np.where(allowed, (d_o @ value.T) * factors, 0.0)
+            d_p = np.where(counted, (d_o @ value.T) * factors, 0.0)
             row_dot = np.sum(d_o * out[batch][head], axis=1, keepdims=True)
             d_s = np.where(allowed, p * (d_p - row_dot), 0.0)
-        weights, read = _with_empty_rows(call, p, allowed)
+        weights, read = _with_empty_rows(call, p, counted)
         d_value[batch][kv_head] += weighted_sum((weights * factors).T, d_o, read.T)
         d_query[batch][head] = attention.scale * weighted_sum(d_s, key, allowed)
         d_key[batch][kv_head] += attention.scale * weighted_sum(d_s.T, query, allowed.T)
