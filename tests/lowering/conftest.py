@@ -16,7 +16,7 @@ from fa_compiler.lowering.ort import library
 if path := os.environ.get("FA_COMPILER_TEST_LIBRARY"):
     library.library_path = lambda: path
 
-VARIANTS = ("avx512", "avx2", "baseline", "reference")
+VARIANTS = ("avx512bf16", "avx512", "avx2", "baseline", "reference")
 
 
 def _supported(name: str) -> bool:

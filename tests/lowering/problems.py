@@ -97,12 +97,13 @@ class Bounds:
 
     score: float
     relative: float
+    probability: float  # rounding of a probability that shows in the output only, relative to itself
     value: float  # largest magnitude that probabilities are multiplied with
 
     def of(self, name: str) -> tuple[float, float]:
         """The absolute and the relative part of the bound of an output."""
         if name == "attention_out":
-            return self.relative * self.value, 0.0
+            return (self.relative + self.probability) * self.value, 0.0
         return (self.score, 0.0) if name == "softmax_max" else (0.0, self.relative)
 
 
@@ -117,7 +118,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
 
     (the product; scale, bias and what a generated bias is made of), a probability by 2 e of itself (its own score and
     the largest one), 4 u (exp and its argument's reduction), and a sum of S2 of them by sqrt(S2) u more, once in P V
-    and once in the softmax's sum.
+    and once in the softmax's sum. Beside bfloat16 inputs a probability may be rounded to bfloat16 before it meets the
+    values: 2^-9 more, in the output only.
     """
     unit = 2.0**-24
     depth, norm = 0, {"query": 0.0, "key": 0.0}
@@ -143,7 +145,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
     score = math.sqrt(depth) * unit * product + 4 * unit * (product + bias)
     relative = 2 * score + (4 + 2 * math.sqrt(keys)) * unit
     value = float(np.abs(_finite(inputs["value"])).max(initial=0.0)) / attrs.get("keep_prob", 1.0)
-    return Bounds(score, relative, value)
+    probability = 2.0**-9 if inputs["query"].dtype == DTYPES["bfloat16"] else 0.0
+    return Bounds(score, relative, probability, value)
 
 
 def _finite(array: np.ndarray) -> np.ndarray:

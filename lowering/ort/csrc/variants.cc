@@ -13,6 +13,9 @@ Outcome attention(const Problem&, const Runtime&);
 namespace avx2 {
 Outcome attention(const Problem&, const Runtime&);
 }
+namespace avx512bf16 {
+Outcome attention(const Problem&, const Runtime&);
+}
 namespace avx512 {
 Outcome attention(const Problem&, const Runtime&);
 }
@@ -34,12 +37,15 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
+// vdpbf16ps, for bfloat16 inputs; the others are computed as by avx512.
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 #endif
 
 // Best first; the reference is never chosen unasked. To add an instruction set: one line here, one in
 // CMakeLists.txt, and its vector width in kernel/simd.hpp.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__)
+    {"avx512bf16", has_avx512bf16, avx512bf16::attention},
     {"avx512", has_avx512, avx512::attention},
     {"avx2", has_avx2, avx2::attention},
 #endif

@@ -17,7 +17,7 @@ inline constexpr int64_t kWorkers = 64;
 class Driver {
  public:
   Driver(const Problem& problem, const Runtime& runtime)
-      : problem_(problem), runtime_(runtime), shape_{problem.head_size + problem.rope_size, problem.value_size},
+      : problem_(problem), runtime_(runtime), shape_(problem),
         group_(problem.heads / problem.key_heads), pairs_(problem.sequence_count * problem.key_heads) {}
 
   ~Driver() { runtime_.release(runtime_.self, memory_); }
@@ -53,7 +53,7 @@ class Driver {
       blocks += plan.packed_blocks();
       const PackShape& shape = driver.shape_;
       const Sequence& s = *plan.sequence;
-      products += s.query_length * driver.group_ * s.key_length * (shape.depth + shape.value_size);
+      products += s.query_length * driver.group_ * s.key_length * (shape.numbers + shape.value_size);
       no_own = no_own && plan.source != Source::own;
     }
   };
@@ -169,8 +169,7 @@ class Driver {
     const int64_t first = task * kBlockKeys;
     const int64_t keys = smaller(kBlockKeys, s.key_length - first);
     float* out = plan.packed + shape_.block_offset(task);
-    pack_keys(problem_, s, plan.head, first, keys, out, scratch.rows);
-    plan.finite[task] = pack_values(problem_, s, plan.head, first, keys, out + shape_.key_floats(keys), scratch.rows);
+    plan.finite[task] = pack_block(problem_, shape_, s, plan.head, first, keys, out, scratch.rows);
   }
 
   void attend_task(int64_t task, const Scratch& scratch) {

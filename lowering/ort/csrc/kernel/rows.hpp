@@ -29,6 +29,33 @@ FA_INLINE const float* key_row(const Problem& problem, const Sequence& s, int64_
                     s.key_rope + key_head * problem.key_rope.head + j * problem.key_rope.row, buffer);
 }
 
+// A row of bfloat16 numbers as they are, two to a float and filled up with 0, its rope part behind it.
+FA_INLINE const float* joined_pairs(const Problem& problem, const Strided& whole, int64_t at, const Strided& rope,
+                                    int64_t rope_at, float* buffer) {
+  const auto* row = static_cast<const uint16_t*>(whole.data) + at;
+  if (problem.rope_size == 0 && problem.head_size % 2 == 0) return reinterpret_cast<const float*>(row);
+  auto* out = reinterpret_cast<char*>(buffer);
+  const size_t size = static_cast<size_t>(problem.head_size) * sizeof *row;
+  const size_t rope_size = static_cast<size_t>(problem.rope_size) * sizeof *row;
+  __builtin_memcpy(out, row, size);
+  if (rope_size > 0) __builtin_memcpy(out + size, static_cast<const uint16_t*>(rope.data) + rope_at, rope_size);
+  __builtin_memset(out + size + rope_size, 0, sizeof *row);
+  return buffer;
+}
+
+FA_INLINE const float* query_pairs(const Problem& problem, const Sequence& s, int64_t head, int64_t i, float* buffer) {
+  return joined_pairs(problem, problem.query, s.query + head * problem.query.head + i * problem.query.row,
+                      problem.query_rope, s.query_rope + head * problem.query_rope.head + i * problem.query_rope.row,
+                      buffer);
+}
+
+FA_INLINE const float* key_pairs(const Problem& problem, const Sequence& s, int64_t key_head, int64_t j,
+                                 float* buffer) {
+  return joined_pairs(problem, problem.key, s.key + key_head * problem.key.head + j * problem.key.row,
+                      problem.key_rope, s.key_rope + key_head * problem.key_rope.head + j * problem.key_rope.row,
+                      buffer);
+}
+
 FA_INLINE const float* value_row(const Problem& problem, const Sequence& s, int64_t key_head, int64_t j,
                                  float* buffer) {
   const int64_t at = s.value + key_head * problem.value.head + j * problem.value.row;

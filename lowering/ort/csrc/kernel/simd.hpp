@@ -63,6 +63,10 @@ FA_INLINE IntVec nonzero_bytes(const uint8_t* p) {
   return __builtin_convertvector(bytes, IntVec) != 0;
 }
 
+// kLanes numbers of 16 bits as numbers of 32.
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+FA_INLINE BitVec widen(const uint16_t* p) { return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec); }
+
 // The lanes, each replaced by the one whose number differs in the bit kStep.
 template <int kStep>
 FA_INLINE Vec swapped(Vec v) {

@@ -25,7 +25,7 @@ struct Window {
 
 // The memory of one worker.
 struct Scratch {
-  float* queries;   // tiles of [depth][kTileRows]; direct: [kDirectRows][depth]
+  float* queries;   // tiles of [depth][kTileRows]; direct: [kDirectRows][numbers]
   float* scores;    // [kBlockRows][kScoreRow], then the probabilities in their place
   float* sums;      // [kBlockRows][value_columns]: sum of P V so far
   float* block;     // a packed block of K and V, where they are neither shared nor read directly
@@ -41,15 +41,14 @@ struct Scratch {
   uint8_t* empty;   // [kBlockRows]
 
   static size_t row_floats(const PackShape& shape) {
-    return static_cast<size_t>(larger(larger(shape.depth, shape.value_columns()) * kLanes, kScoreRow));
+    return static_cast<size_t>(larger(larger(shape.numbers, shape.value_columns()) * kLanes, kScoreRow));
   }
   static size_t block_floats(const PackShape& shape, bool no_own) {
     return no_own ? 0 : static_cast<size_t>(shape.block_floats(kBlockKeys));
   }
   static size_t bytes(const PackShape& shape, bool no_own) {
     const size_t columns = static_cast<size_t>(shape.value_columns());
-    const size_t depth = static_cast<size_t>(shape.depth);
-    const size_t floats = kBlockRows * (depth + kScoreRow + columns + 4) + block_floats(shape, no_own) +
+    const size_t floats = kBlockRows * (static_cast<size_t>(shape.numbers) + kScoreRow + columns + 4) + block_floats(shape, no_own) +
                           kDirectRows * columns + row_floats(shape);
     return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
   }
@@ -63,7 +62,7 @@ struct Scratch {
     part = total + kBlockRows;
     shrink = part + kBlockRows;
     queries = shrink + kBlockRows;
-    rows = queries + kBlockRows * shape.depth;
+    rows = queries + kBlockRows * shape.numbers;
     views = reinterpret_cast<View*>(rows + row_floats(shape));
     windows = reinterpret_cast<Window*>(views + kBlockRows);
     hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows);

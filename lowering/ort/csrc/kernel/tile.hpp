@@ -10,19 +10,33 @@
 namespace fa::FA_ISA {
 
 // Tile by tile, [depth][kTileRows], so that the micro-kernel finds all rows of a tile at one place for any head size.
-// Direct: row by row.
 static void read_queries(const Span& span) {
   const int64_t depth = span.shape.depth;
   for (int64_t r = 0; r < span.rows(); ++r) {
-    if (span.plan.source == Source::direct) {
-      float* out = span.s.queries + r * depth;
-      const float* q = query_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), out);
-      if (q != out) __builtin_memcpy(out, q, static_cast<size_t>(depth) * sizeof(float));
-      continue;
-    }
-    const float* q = query_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), span.s.rows);
+    const int64_t head = span.head_of(r);
+    const int64_t i = span.index_of(r);
+    const float* q = span.shape.pairs() ? query_pairs(span.problem, span.sequence, head, i, span.s.rows)
+                                        : query_row(span.problem, span.sequence, head, i, span.s.rows);
     float* out = span.s.queries + r / kTileRows * kTileRows * depth + r % kTileRows;
     for (int64_t d = 0; d < depth; ++d) out[d * kTileRows] = q[d];
+  }
+}
+
+// For the direct way: row by row, always floats.
+static void read_few_queries(const Span& span) {
+  const int64_t numbers = span.shape.numbers;
+  for (int64_t r = 0; r < span.rows(); ++r) {
+    float* out = span.s.queries + r * numbers;
+    const float* q = query_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), out);
+    if (q != out) __builtin_memcpy(out, q, static_cast<size_t>(numbers) * sizeof(float));
+  }
+}
+
+static void prepare(const Span& span) {
+  if (span.plan.source == Source::direct) {
+    read_few_queries(span);
+  } else {
+    read_queries(span);
   }
 }
 
@@ -96,7 +110,7 @@ static void add_values_carefully(const Span& span, int64_t first) {
 // K and V of one block, or of a part of it, as panels.
 struct BlockData {
   const float* keys;
-  const float* values;  // panels of `count` rows
+  const float* values;
   int64_t begin;        // the first key in the block
   int64_t count;
   bool finite;  // all values are
@@ -122,14 +136,15 @@ static BlockData block_data(const Span& span, int64_t block, int64_t first, int6
   }
   const Window all = seen_by_some(span, keys);
   const int64_t count = all.end - all.begin;
-  const int64_t begin = first + all.begin;
-  float* values = span.s.block + shape.key_floats(count);
-  pack_keys(span.problem, span.sequence, plan.head, begin, count, span.s.block, span.s.rows);
-  const bool finite = pack_values(span.problem, span.sequence, plan.head, begin, count, values, span.s.rows);
-  return {span.s.block, values, all.begin, count, finite};
+  float* packed = span.s.block;
+  const bool finite =
+      pack_block(span.problem, shape, span.sequence, plan.head, first + all.begin, count, packed, span.s.rows);
+  return {packed, packed + shape.key_floats(count), all.begin, count, finite};
 }
 
+template <bool kPairs>
 static void attend_panels(const Span& span, int64_t block, int64_t first, int64_t keys) {
+  constexpr int64_t kUnit = kPairs ? 2 : 1;
   const Scratch& s = span.s;
   const int64_t rows = span.rows();
   const int64_t columns = span.columns();
@@ -139,9 +154,9 @@ static void attend_panels(const Span& span, int64_t block, int64_t first, int64_
     for (int64_t r = 0; r < rows; r += kTileRows) {
       const Window window = s.windows[r / kTileRows];
       if (c < window.begin || c >= window.end) continue;
-      multiply<1, kTileRows, false>(smaller(kTileRows, rows - r), s.queries + r * depth,
-                                    data.keys + (c - data.begin) * depth, depth, s.scores + r * kScoreRow + c,
-                                    kScoreRow, nullptr);
+      multiply<1, kTileRows, false, kPairs>(smaller(kTileRows, rows - r), s.queries + r * depth,
+                                            data.keys + (c - data.begin) * depth, depth, s.scores + r * kScoreRow + c,
+                                            kScoreRow, nullptr);
     }
   }
   soften_rows(span, first);
@@ -150,13 +165,21 @@ static void attend_panels(const Span& span, int64_t block, int64_t first, int64_
     add_values_carefully(span, first);
     return;
   }
+  if constexpr (kPairs) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const Window window = s.windows[r / kTileRows];
+      if (!window.empty()) narrow_to_pairs(s.scores + r * kScoreRow + window.begin, window.end - window.begin);
+    }
+  }
+  const int64_t panel_rows = blocks_of(data.count, kUnit);
   for (int64_t c = 0; c < columns; c += kPanel) {
     for (int64_t r = 0; r < rows; r += kTileRows) {
       const Window window = s.windows[r / kTileRows];
       if (window.empty()) continue;
-      multiply<kScoreRow, 1, true>(smaller(kTileRows, rows - r), s.scores + r * kScoreRow + window.begin,
-                                   data.values + c * data.count + (window.begin - data.begin) * kPanel,
-                                   window.end - window.begin, s.sums + r * columns + c, columns, s.shrink + r);
+      const float* values = data.values + c * panel_rows + (window.begin - data.begin) / kUnit * kPanel;
+      multiply<kScoreRow, 1, true, kPairs>(smaller(kTileRows, rows - r), s.scores + r * kScoreRow + window.begin,
+                                           values, blocks_of(window.end - window.begin, kUnit),
+                                           s.sums + r * columns + c, columns, s.shrink + r);
     }
   }
 }
@@ -165,16 +188,16 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   const Scratch& s = span.s;
   const int64_t rows = span.rows();
   const int64_t columns = span.columns();
-  const int64_t depth = span.shape.depth;
+  const int64_t numbers = span.shape.numbers;
   const Window all = seen_by_some(span, keys);
   for (int64_t tile = 0; tile * kTileRows < rows; ++tile) s.windows[tile] = all;
   const float* from[kLanes];
   for (int64_t c = all.begin; c < all.end; c += kLanes) {
     for (int64_t j = 0; j < kLanes; ++j) {
       const int64_t key = first + smaller(c + j, all.end - 1);  // what is beyond repeats the last; nobody looks at it
-      from[j] = key_row(span.problem, span.sequence, span.plan.head, key, s.rows + j * depth);
+      from[j] = key_row(span.problem, span.sequence, span.plan.head, key, s.rows + j * numbers);
     }
-    direct_scores(rows, s.queries, depth, from, depth, s.scores + c, kScoreRow);
+    direct_scores(rows, s.queries, numbers, from, numbers, s.scores + c, kScoreRow);
   }
   soften_rows(span, first);
   shrink_sums(span);
@@ -205,8 +228,10 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
     if (!look(span, first, keys, masked)) continue;
     if (span.plan.source == Source::direct) {
       attend_directly(span, first, keys);
+    } else if (span.shape.pairs()) {
+      if constexpr (kHasPairs) attend_panels<true>(span, block, first, keys);
     } else {
-      attend_panels(span, block, first, keys);
+      attend_panels<false>(span, block, first, keys);
     }
   }
 }
@@ -225,7 +250,7 @@ static void write_results(const Span& span) {
     write_empty_rows(span);
     return;
   }
-  read_queries(span);
+  prepare(span);
   begin_sums(span, false);
   attend_blocks(span, 0, blocks_of(span.sequence.key_length, kBlockKeys), false);
   for (int64_t r = 0; r < span.rows(); ++r) {
@@ -235,7 +260,7 @@ static void write_results(const Span& span) {
 
 // All rows of the span over all keys they see.
 static void run_span(const Span& span) {
-  read_queries(span);
+  prepare(span);
   begin_sums(span, span.problem.sink != nullptr);
   const KeyRange range = banded(span.sequence, span.of.begin, span.of.end - 1);
   attend_blocks(span, range.begin / kBlockKeys, blocks_of(range.end, kBlockKeys), true);
@@ -245,7 +270,7 @@ static void run_span(const Span& span) {
 // Chunk `n` of the keys; the first one counts the sink.
 static void run_chunk(const Span& span, int64_t n) {
   const HeadPlan& plan = span.plan;
-  read_queries(span);
+  prepare(span);
   begin_sums(span, n == 0 && span.problem.sink != nullptr);
   const int64_t begin = plan.first_block + n * plan.chunk_blocks;
   attend_blocks(span, begin, smaller(begin + plan.chunk_blocks, plan.end_block), true);
