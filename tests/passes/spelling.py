@@ -287,8 +287,11 @@ def wider(spelling: Spelling) -> str:
     return {"float16": "float32", "bfloat16": "float32", "float32": "float64"}[spelling.dtype]
 
 
-def may_decline(spelling: Spelling) -> set[str]:
-    """The codes a decline of this spelling for ONNX Runtime may have; empty when it has to be fused."""
+def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
+    """The codes a decline of this spelling may have; empty when it has to be fused.
+
+    For ONNX Runtime a mask's number of moderate size is kept where it stands alone, for a product it never is.
+    """
     selects = [index for index, mask in enumerate(spelling.masks) if mask.selects]
     codes = set()
     if wider(spelling) == "float64" and (spelling.masks or spelling.sink):
@@ -302,15 +305,17 @@ def may_decline(spelling: Spelling) -> set[str]:
     ):
         # What rounds the scores is not mixed with other terms.
         codes.add("mask_value")
-    if not selects:
-        return codes
     kind = np.dtype(wider(spelling))
     later = spelling.factor if spelling.scale == "after_mask" else 1.0
+    alone = (
+        target == "ort"
+        and len(spelling.masks) == 1
+        and spelling.guard != "selection"
+        and not spelling.floor
+        and later == 1.0
+    )
     for index in selects:
         fill = spelling.masks[index].fill
-        if math.isfinite(fill) and (kind == np.float16 or fill * later > MODERATE):
+        if math.isfinite(fill) and (kind == np.float16 or fill * later > MODERATE) and (not alone or spelling.sink):
             codes.add("mask_value")
-    same_fill = len({spelling.masks[index].fill for index in selects}) == 1
-    if len(selects) < len(spelling.masks) or not same_fill:
-        codes.add("empty_rows")
     return codes
