@@ -129,13 +129,15 @@ def test_four_threads_share_one_session() -> None:
         np.testing.assert_array_equal(got, alone[i % len(feeds)])
 
 
+# Many rows, which share packed keys; a span that packs for itself, and a few rows, whose keys are cut into chunks.
+@pytest.mark.parametrize(("queries", "keys"), [(130, 300), (40, 3000), (2, 5000)])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_results_do_not_depend_on_the_number_of_threads(threads: int) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(threads: int, queries: int, keys: int) -> None:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     register_custom_ops(options)
     session = ort.InferenceSession(_model().SerializeToString(), options, providers=["CPUExecutionProvider"])
-    form = Form(batch=1, heads=4, kv_heads=4, queries=130, keys=300)
+    form = Form(batch=1, heads=4, kv_heads=4, queries=queries, keys=keys)
     inputs = form.inputs(np.random.default_rng(10))
     (got,) = session.run(None, {"q": inputs["query"], "k": inputs["key"], "v": inputs["value"]})
     want = ops.run(OP, inputs, form.all_attrs | {"scale_value": 1.0}, ["attention_out"])["attention_out"]
