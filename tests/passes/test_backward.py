@@ -38,6 +38,9 @@ def consistent(case: dict[str, Any]) -> dict[str, Any]:
         case["softmax"] = "decomposed"
     if case["mask"] not in ("select", "select_const", "select_twice"):
         case["masked_gradient"] = True
+    if case["mask"] == "select_const":
+        # A constant has sizes, so the scores have them, too.
+        case["symbolic"] = False
     return {**case, "sizes": sizes}
 
 
