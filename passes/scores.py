@@ -197,6 +197,13 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
             raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
         raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
+    # A product further up that could not be reached tells more than this node.
+    failures = [
+        failure for value in node.inputs if value is not None and (failure := _failure(value, viewer)) is not None
+    ]
+    for failure in failures:
+        if failure.code != Code.NO_SCORES_MATMUL:
+            raise failure
     raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
 
 

@@ -159,7 +159,7 @@ REFUSED = {
         EXPANDED + "c0 = Concat<axis=-1>(X, e) c = Concat<axis=-1>(c0, e) p0 = Softmax<axis=-1>(c) ",
         "p1 = Slice(p0, zero, last, three, one) p = Slice(p1, zero, last, three, one) ",
         "",
-        "c",
+        "c0",
     ),
     "reversed": (
         EXPANDED + BEHIND,
