@@ -1,4 +1,4 @@
 """From fused nodes to something that runs: kernels for ONNX Runtime (`ort`)."""
 
-OPERATORS = ("FlashAttentionScore",)
+OPERATORS = ("FlashAttentionScore", "FlashAttentionScoreGrad")
 """The operators that the library for ONNX Runtime has kernels for."""

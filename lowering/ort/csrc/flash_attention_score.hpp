@@ -3,15 +3,10 @@
 
 #include "call/attributes.hpp"
 #include "op.hpp"
+#include "types.hpp"
 #include "variants.hpp"
 
 namespace fa {
-
-struct Types {
-  ort::Element inputs[24];
-  ort::Element outputs[4];
-};
-
 namespace flash_attention_score {
 
 class Kernel {

@@ -2,6 +2,7 @@
 #include <iterator>
 
 #include "flash_attention_score.hpp"
+#include "flash_attention_score_grad.hpp"
 
 namespace fa {
 
@@ -26,22 +27,42 @@ struct Instance {
   Kernel kernel;
 };
 
-Descriptor flash_attention_score_descriptor(const Types& types) {
-  namespace op = flash_attention_score;
-  using Made = Instance<op::Kernel>;
+// What descriptors.inc says of an operator, and which outputs every node has.
+struct Score {
+  using Kernel = flash_attention_score::Kernel;
+  static constexpr const char* kName = flash_attention_score::kName;
+  static constexpr size_t kInputCount = std::size(flash_attention_score::kInputs);
+  static constexpr size_t kOutputCount = std::size(flash_attention_score::kOutputs);
+  static constexpr size_t kRequiredInputs = flash_attention_score::kRequiredInputs;
+  static constexpr bool is_required(size_t output) { return output == flash_attention_score::output_attention_out; }
+};
+
+// Each of the gradients may be one that nobody asks for.
+struct ScoreGrad {
+  using Kernel = flash_attention_score_grad::Kernel;
+  static constexpr const char* kName = flash_attention_score_grad::kName;
+  static constexpr size_t kInputCount = std::size(flash_attention_score_grad::kInputs);
+  static constexpr size_t kOutputCount = std::size(flash_attention_score_grad::kOutputs);
+  static constexpr size_t kRequiredInputs = flash_attention_score_grad::kRequiredInputs;
+  static constexpr bool is_required(size_t) { return false; }
+};
+
+template <class Op>
+Descriptor descriptor_of(const Types& types) {
+  using Made = Instance<typename Op::Kernel>;
   Descriptor d;
   d.types = &types;
-  d.name = [](const ort::CustomOp*) { return op::kName; };
+  d.name = [](const ort::CustomOp*) { return Op::kName; };
   d.execution_provider = [](const ort::CustomOp*) -> const char* { return nullptr; };
   d.input_type = [](const ort::CustomOp* self, size_t i) { return types_of(self).inputs[i]; };
-  d.input_count = [](const ort::CustomOp*) { return std::size(op::kInputs); };
+  d.input_count = [](const ort::CustomOp*) { return Op::kInputCount; };
   d.output_type = [](const ort::CustomOp* self, size_t i) { return types_of(self).outputs[i]; };
-  d.output_count = [](const ort::CustomOp*) { return std::size(op::kOutputs); };
+  d.output_count = [](const ort::CustomOp*) { return Op::kOutputCount; };
   d.input_characteristic = [](const ort::CustomOp*, size_t i) {
-    return i < op::kRequiredInputs ? ort::Characteristic::required : ort::Characteristic::optional;
+    return i < Op::kRequiredInputs ? ort::Characteristic::required : ort::Characteristic::optional;
   };
   d.output_characteristic = [](const ort::CustomOp*, size_t i) {
-    return i == op::output_attention_out ? ort::Characteristic::required : ort::Characteristic::optional;
+    return Op::is_required(i) ? ort::Characteristic::required : ort::Characteristic::optional;
   };
   d.input_memory_type = [](const ort::CustomOp*, size_t) { return 0; };
   d.variadic_input_min_arity = [](const ort::CustomOp*) { return 0; };
@@ -49,7 +70,7 @@ Descriptor flash_attention_score_descriptor(const Types& types) {
   d.variadic_output_min_arity = [](const ort::CustomOp*) { return 0; };
   d.variadic_output_homogeneity = [](const ort::CustomOp*) { return 0; };
   d.create_v2 = [](const ort::CustomOp*, ort::Api api, const ort::KernelInfo* info, void** kernel) {
-    return guarded(api, [&] { *kernel = new Made{api, op::Kernel(api, info)}; });
+    return guarded(api, [&] { *kernel = new Made{api, typename Op::Kernel(api, info)}; });
   };
   d.compute_v2 = [](void* made, ort::KernelContext* context) {
     const Made& self = *static_cast<const Made*>(made);
@@ -69,7 +90,8 @@ Descriptor flash_attention_score_descriptor(const Types& types) {
 const std::vector<Descriptor>& descriptors() {
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> list;
-    for (const Types& types : flash_attention_score::kTypes) list.push_back(flash_attention_score_descriptor(types));
+    for (const Types& types : flash_attention_score::kTypes) list.push_back(descriptor_of<Score>(types));
+    for (const Types& types : flash_attention_score_grad::kTypes) list.push_back(descriptor_of<ScoreGrad>(types));
     return list;
   }();
   return all;

@@ -8,20 +8,25 @@ namespace fa {
 
 namespace baseline {
 Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
 }
 #if defined(__x86_64__)
 namespace avx2 {
 Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
 }
 namespace avx512bf16 {
 Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
 }
 namespace avx512 {
 Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
 }
 #endif
 namespace reference {
 Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
 }
 
 namespace {
@@ -45,12 +50,12 @@ bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf1
 // CMakeLists.txt, and its vector width in kernel/simd.hpp.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", has_avx512bf16, avx512bf16::attention},
-    {"avx512", has_avx512, avx512::attention},
-    {"avx2", has_avx2, avx2::attention},
+    {"avx512bf16", has_avx512bf16, avx512bf16::attention, avx512bf16::gradient},
+    {"avx512", has_avx512, avx512::attention, avx512::gradient},
+    {"avx2", has_avx2, avx2::attention, avx2::gradient},
 #endif
-    {"baseline", always, baseline::attention},
-    {"reference", always, reference::attention},
+    {"baseline", always, baseline::attention, baseline::gradient},
+    {"reference", always, reference::attention, reference::gradient},
 };
 
 const Variant& choose() {

@@ -1,7 +1,7 @@
 // The compiled kernel variants, the choice among them, and the environment variable that forces one.
 #pragma once
 
-#include "attention.hpp"
+#include "gradient.hpp"
 
 namespace fa {
 
@@ -9,6 +9,7 @@ struct Variant {
   const char* name;
   bool (*supported)();
   Attention attention;
+  Gradient gradient;
 };
 
 // The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when

@@ -1,0 +1,129 @@
+#include "flash_attention_score_grad.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "call/call.hpp"
+
+namespace fa {
+
+using E = ort::Element;
+#include "descriptors.inc"
+
+namespace flash_attention_score_grad {
+namespace {
+
+// Constraints in the order of Topic, inputs in the order of Role.
+constexpr Signature kSignature = {
+    "FAG",
+    {2, 3, 5, 6, 6, 7, 9, 9, 18, 8, 8, 17, 7, 15, 14, 10, 9, 12},
+    kInputs,
+    {input_query, input_key, input_value, input_pse_shift, input_drop_mask, input_atten_mask, input_prefix,
+     input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
+     input_key_rope, input_sink},
+    "softmax_in_layout",
+    false,
+};
+
+[[noreturn]] void invalid(const std::string& node, int constraint, const std::string& text) {
+  throw Error{ort::ErrorCode::invalid_argument, node + ": " + text + " (FAG." + std::to_string(constraint) + ")"};
+}
+
+void check_shape(const std::string& node, int constraint, const CallInputs& inputs, size_t input,
+                 const Dims& expected) {
+  const Tensor& tensor = inputs.at(input);
+  const std::string name = std::string("input ") + kInputs[input];
+  if (!tensor.present()) invalid(node, constraint, name + " is absent, expected that of the forward pass");
+  if (tensor.dims == expected) return;
+  invalid(node, constraint, name + " has shape " + text_of(tensor.dims) + ", expected " + text_of(expected));
+}
+
+}  // namespace
+
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, NodeInfo(api, info, kName)) {}
+
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
+    : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
+      allocator_(allocator_of(api, info)), variant_(chosen_variant()) {
+  const Complaints complaints{node_, kSignature};
+  for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_d_scale_dy, input_d_scale_o,
+                       input_ds_scale, input_p_scale}) {
+    if (node.has_input(input)) complaints.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
+  }
+  if (attributes_.empty_rows == EmptyRows::unmasked) {
+    invalid(node_, 8, "cpu_empty_rows is \"unmasked\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
+  }
+  const Tensor mask = node.constant_input(input_atten_mask);
+  if (mask.present() && is_constant_mask(attributes_, mask.dims)) {
+    check_constant_mask(complaints, attributes_, mask, false);
+    constant_mask_checked_ = true;
+  }
+}
+
+// dy and attention_in have the shape of attention_out.
+void Kernel::check_forward_results(const CallInputs& inputs, const Call& call) const {
+  check_shape(node_, 13, inputs, input_dy, call.out_dims());
+  check_shape(node_, 13, inputs, input_attention_in, call.out_dims());
+}
+
+void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const {
+  Dims expected = call.statistics_dims();
+  if (attributes_.layout == Layout::TND && attributes_.statistics_like_input) {
+    std::swap(expected[0], expected[1]);
+    const Tensor& ends = inputs.at(input_actual_seq_qlen);
+    const auto* values = static_cast<const int64_t*>(ends.data);
+    const int64_t last = ends.count() == 0 ? 0 : *std::max_element(values, values + ends.count());
+    if (last != expected[1]) {
+      invalid(node_, 11, "input query has " + std::to_string(expected[1]) + " tokens, expected the " +
+                             std::to_string(last) + " of actual_seq_qlen with softmax_in_layout \"same_as_input\"");
+    }
+  }
+  for (size_t input : {input_softmax_max, input_softmax_sum}) check_shape(node_, 11, inputs, input, expected);
+}
+
+void* Kernel::cleared_output(ort::KernelContext* context, size_t index, const Dims& dims, size_t element,
+                             bool clear) const {
+  void* data = output_of(api_, context, index, dims);
+  if (data != nullptr && clear) std::memset(data, 0, bytes_of(dims, element));
+  return data;
+}
+
+void Kernel::compute(ort::KernelContext* context) const {
+  const CallInputs inputs(api_, context, kSignature);
+  Call call(kSignature, node_, attributes_, inputs, constant_mask_checked_);
+  check_forward_results(inputs, call);
+  check_statistics(inputs, call);
+  Gradients gradients;
+  gradients.problem = call.problem(inputs.at(input_attention_in).data,
+                                   static_cast<float*>(inputs.at(input_softmax_max).data),
+                                   static_cast<float*>(inputs.at(input_softmax_sum).data));
+  gradients.dy = inputs.at(input_dy).data;
+  const Problem& problem = gradients.problem;
+  const size_t element = problem.type == Type::float32 ? 4 : 2;
+  // Only packed sequences leave out some rows and not others: tokens of no batch, batches without queries or keys.
+  const bool clear = attributes_.layout == Layout::TND || call.has_gaps() || problem.sequence_count == 0;
+  const auto like = [&](size_t output, size_t input) -> void* {
+    const Tensor& tensor = inputs.at(input);
+    return cleared_output(context, output, tensor.present() ? tensor.dims : Dims{0}, element, clear);
+  };
+  gradients.query = like(output_dq, input_query);
+  gradients.key = like(output_dk, input_key);
+  gradients.value = like(output_dv, input_value);
+  gradients.query_rope = like(output_dq_rope, input_query_rope);
+  gradients.key_rope = like(output_dk_rope, input_key_rope);
+  const Tensor& shift = inputs.at(input_pse_shift);
+  cleared_output(context, output_dpse, shift.present() ? shift.dims : Dims{0}, element, true);
+  const Tensor& sink = inputs.at(input_sink);
+  auto* sinks = static_cast<float*>(
+      cleared_output(context, output_dsink, sink.present() ? sink.dims : Dims{0}, sizeof(float), true));
+  if (problem.sequence_count == 0) return;
+  if (problem.rope_size == 0) gradients.query_rope = gradients.key_rope = nullptr;
+  if (problem.sink != nullptr) gradients.sink = sinks;
+  CallRuntime runtime(api_, context, allocator_.get());
+  const Outcome outcome = variant_.gradient(gradients, runtime.runtime());
+  runtime.rethrow();
+  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+}
+
+}  // namespace flash_attention_score_grad
+}  // namespace fa

@@ -1,0 +1,165 @@
+// The gradient written down plainly: one query row at a time, scalar, sums in double. It is part of the variant
+// "reference", so that every test can put the fast kernels beside it.
+#include <new>
+#include <vector>
+
+#include "gradient.hpp"
+#include "reference.hpp"
+
+namespace fa::reference {
+namespace {
+
+using Doubles = std::vector<double>;
+
+// A query head of a sequence, and the sums of dK and dV of the key head it reads.
+struct Head {
+  const Gradients& gradients;
+  const Sequence& sequence;
+  int64_t head;
+  Doubles& key_sums;    // [key_length][depth], the rope part behind the rest
+  Doubles& value_sums;  // [key_length][value_size]
+
+  const Problem& problem() const { return gradients.problem; }
+  int64_t depth() const { return problem().head_size + problem().rope_size; }
+
+  // Number d of a row of query or key, the rope part behind the rest.
+  float number(const Strided& whole, int64_t at, const Strided& rope, int64_t rope_at, int64_t n, int64_t row,
+               int64_t d) const {
+    const bool behind = d >= problem().head_size;
+    const Strided& of = behind ? rope : whole;
+    const int64_t first = (behind ? rope_at : at) + n * of.head + row * of.row;
+    return read(of.data, first + (behind ? d - problem().head_size : d), problem().type);
+  }
+  float query(int64_t i, int64_t d) const {
+    return number(problem().query, sequence.query, problem().query_rope, sequence.query_rope, head, i, d);
+  }
+  float key(const Row& row, int64_t j, int64_t d) const {
+    return number(problem().key, sequence.key, problem().key_rope, sequence.key_rope, row.key_head(), j, d);
+  }
+
+  int64_t out_row(int64_t i) const { return sequence.out + head * problem().out.head + i * problem().out.row; }
+  int64_t statistic(int64_t i) const {
+    return sequence.statistics + head * sequence.statistics_head + i * sequence.statistics_row;
+  }
+
+  // Gives what the row adds to the gradient of the sink.
+  double run(int64_t i) {
+    const Row row{problem(), sequence, head, i};
+    const double max = problem().softmax_max[statistic(i)];
+    const double sum = problem().softmax_sum[statistic(i)];
+    bool silent = false;
+    if (problem().nan_rows == NanRows::zero) silent = std::isnan(sum);
+    if (problem().nan_rows == NanRows::infinite) silent = std::isinf(max) && max < 0;
+    const bool filled = !std::isinf(problem().mask_value);  // masked keys have this score
+    bool empty = !filled;
+    for (int64_t j = 0; j < sequence.key_length; ++j) empty = empty && !row.attended(j);
+    if (empty) {
+      add_empty_row(row);
+      return 0;
+    }
+    double delta = 0;
+    for (int64_t d = 0; d < problem().value_size; ++d) {
+      delta += double{read(gradients.dy, out_row(i) + d, problem().type)} *
+               read(problem().out.data, out_row(i) + d, problem().type);
+    }
+    Doubles query_sum(static_cast<size_t>(depth()));
+    double dot = 0;
+    for (int64_t j = 0; j < sequence.key_length; ++j) {
+      const bool attended = row.attended(j);
+      if (!attended && !filled) continue;
+      const double p = silent ? 0.0 : std::exp((attended ? row.score(j) : problem().mask_value) - max) / sum;
+      double dp = 0;
+      for (int64_t d = 0; d < problem().value_size; ++d) {
+        const double dy = read(gradients.dy, out_row(i) + d, problem().type);
+        dp += dy * row.value(j, d);
+        value_sums[static_cast<size_t>(j * problem().value_size + d)] += p * row.kept(j) * dy;
+      }
+      dp *= row.kept(j);
+      dot += p * dp;
+      if (!attended) continue;
+      const double ds = p * (dp - delta);
+      for (int64_t d = 0; d < depth(); ++d) {
+        query_sum[static_cast<size_t>(d)] += ds * key(row, j, d);
+        key_sums[static_cast<size_t>(j * depth() + d)] += ds * query(i, d);
+      }
+    }
+    write_query(i, query_sum);
+    return problem().sink == nullptr ? 0 : -std::exp(problem().sink[head] - max) / sum * dot;
+  }
+
+  // A row without a key gives dV its share by the probabilities it had, and nothing to the others.
+  void add_empty_row(const Row& row) {
+    write_query(row.i, Doubles(static_cast<size_t>(depth())));
+    const EmptyRows rule = problem().empty_rows;
+    if (rule == EmptyRows::zero) return;
+    const double p = rule == EmptyRows::mean ? 1.0 / static_cast<double>(sequence.key_length)
+                                             : std::numeric_limits<double>::quiet_NaN();
+    for (int64_t j = 0; j < sequence.key_length; ++j) {
+      for (int64_t d = 0; d < problem().value_size; ++d) {
+        value_sums[static_cast<size_t>(j * problem().value_size + d)] +=
+            p * row.kept(j) * read(gradients.dy, out_row(row.i) + d, problem().type);
+      }
+    }
+  }
+
+  void write_query(int64_t i, const Doubles& sum) const {
+    const Problem& p = problem();
+    write_row(gradients.query, sequence.query + head * p.query.head + i * p.query.row, gradients.query_rope,
+              sequence.query_rope + head * p.query_rope.head + i * p.query_rope.row, sum.data());
+  }
+
+  void write_row(void* whole, int64_t at, void* rope, int64_t rope_at, const double* sum) const {
+    for (int64_t d = 0; d < depth(); ++d) {
+      const bool behind = d >= problem().head_size;
+      void* out = behind ? rope : whole;
+      const auto result = static_cast<float>(sum[d] * problem().scale);
+      if (out != nullptr) write(out, behind ? rope_at + d - problem().head_size : at + d, result, problem().type);
+    }
+  }
+
+  void write_keys(int64_t key_head) const {
+    const Problem& p = problem();
+    for (int64_t j = 0; j < sequence.key_length; ++j) {
+      write_row(gradients.key, sequence.key + key_head * p.key.head + j * p.key.row, gradients.key_rope,
+                sequence.key_rope + key_head * p.key_rope.head + j * p.key_rope.row, key_sums.data() + j * depth());
+      for (int64_t d = 0; d < p.value_size && gradients.value != nullptr; ++d) {
+        write(gradients.value, sequence.value + key_head * p.value.head + j * p.value.row + d,
+              static_cast<float>(value_sums[static_cast<size_t>(j * p.value_size + d)]), p.type);
+      }
+    }
+  }
+};
+
+void run(const Gradients& gradients) {
+  const Problem& problem = gradients.problem;
+  const int64_t group = problem.heads / problem.key_heads;
+  Doubles sinks(static_cast<size_t>(problem.heads));
+  for (int64_t n = 0; n < problem.sequence_count; ++n) {
+    const Sequence& sequence = problem.sequences[n];
+    for (int64_t key_head = 0; key_head < problem.key_heads; ++key_head) {
+      Doubles key_sums(static_cast<size_t>(sequence.key_length * (problem.head_size + problem.rope_size)));
+      Doubles value_sums(static_cast<size_t>(sequence.key_length * problem.value_size));
+      Head own{gradients, sequence, 0, key_sums, value_sums};
+      for (own.head = key_head * group; own.head < (key_head + 1) * group; ++own.head) {
+        for (int64_t i = 0; i < sequence.query_length; ++i) sinks[static_cast<size_t>(own.head)] += own.run(i);
+      }
+      own.write_keys(key_head);
+    }
+  }
+  for (int64_t head = 0; head < problem.heads && gradients.sink != nullptr; ++head) {
+    gradients.sink[head] = static_cast<float>(sinks[static_cast<size_t>(head)]);
+  }
+}
+
+}  // namespace
+
+Outcome gradient(const Gradients& gradients, const Runtime&) {
+  try {
+    run(gradients);
+  } catch (const std::bad_alloc&) {
+    return Outcome::out_of_memory;
+  }
+  return Outcome::done;
+}
+
+}  // namespace fa::reference

@@ -1,0 +1,13 @@
+// The types of one combination that an operator is registered for, as descriptors.inc lists them.
+#pragma once
+
+#include "ort_abi.hpp"
+
+namespace fa {
+
+struct Types {
+  ort::Element inputs[32];
+  ort::Element outputs[8];
+};
+
+}  // namespace fa
