@@ -8,7 +8,8 @@
              | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
                                                            e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
              | Softmax(Sub(x, ReduceMax(x, axis a, keepdims=1))), axis a
-    The reductions may drop the axis and put it back by Unsqueeze or Reshape, and repeat their result by Expand.
+    The reductions may drop the axis and put it back by Unsqueeze or Reshape, and repeat their result by Expand;
+    Identity and Max(., -inf), which jax writes there, change nothing.
     total   := ReduceSum(e, axis a, keepdims=1) | Add(total, c) | Max(total, c)    0 <= c <= 1e-7; Max also up to 1
 
 Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
@@ -21,6 +22,7 @@ not: that form is an anchor only to be declined.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -184,9 +186,9 @@ def _reduced(
     shape, own = info.shape(source), info.shape(value)
     nodes: list[ir.Node] = []
     current = value
-    while is_op(node := current.producer(), "Unsqueeze", "Reshape", "Identity", "Expand") and node is not None:
-        inner = node.inputs[0]
-        if inner is None or (node.op_type == "Expand" and nodes):
+    while is_op(node := current.producer(), "Unsqueeze", "Reshape", "Identity", "Expand", "Max") and node is not None:
+        inner = _above_nothing(node, info) if node.op_type == "Max" else node.inputs[0]
+        if inner is None or (node.op_type == "Expand" and not all(is_op(behind, "Identity") for behind in nodes)):
             return None
         nodes.append(node)
         current = inner
@@ -197,8 +199,16 @@ def _reduced(
         return None
     axis = axes[0] % len(shape)
     kept = (*shape[:axis], Dim(1), *shape[axis + 1 :])
-    expanded = bool(nodes) and nodes[0].op_type == "Expand"
-    before = info.shape(nodes[0].inputs[0]) if expanded and nodes[0].inputs[0] is not None else own
+    last = next((each for each in nodes if each.op_type != "Identity"), None)
+    repeated = last.inputs[0] if last is not None and last.op_type == "Expand" else None
+    before = own if repeated is None else info.shape(repeated)
     if before != kept or own not in (kept, shape):
         return None
     return axis, (node, *reversed(nodes))
+
+
+def _above_nothing(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
+    """The x of Max(x, -inf), which is x: jax starts a maximum so."""
+    operands = [value for value in node.inputs if value is not None]
+    kept = [value for value in operands if info.scalar(value) != -math.inf]
+    return kept[0] if len(operands) == 2 and len(kept) == 1 else None

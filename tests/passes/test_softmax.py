@@ -48,6 +48,9 @@ SPELLINGS = {
     "logarithm": "l = LogSoftmax<axis=-1>(x) p = Exp(l) ",
     "axes_dropped": "n3 = ReduceMax<axes=[-1], keepdims=0>(x) n = Unsqueeze(n3, last) d = Sub(x, n) e = Exp(d) "
     "t3 = ReduceSum<keepdims=0>(e, last) r = Constant<value=int64[4] {0,0,-1,1}>() t = Reshape(t3, r) p = Div(e, t) ",
+    "as_jax_does": "n3 = ReduceMax<axes=[-1], keepdims=0>(x) low0 = Constant<value=float {-inf}>() n2 = Max(n3, low0) "
+    "n1 = Unsqueeze(n2, last) o = Constant<value=int64[4] {1,1,1,1}>() n0 = Expand(n1, o) n = Identity(n0) "
+    "d = Sub(x, n) e = Exp(d) t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) ",
     "repeated": EXPONENTIALS + "t1 = ReduceSum<keepdims=1>(e, last) sh = Shape(x) t = Expand(t1, sh) p = Div(e, t) ",
 }
 LOGARITHM_OF_THE_SUM = "l = ReduceLogSumExp<axes=[-1], keepdims=1>(x) d = Sub(x, l) p = Exp(d) "
