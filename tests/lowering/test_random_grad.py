@@ -33,6 +33,8 @@ def gradient_problems(draw: st.DrawFn) -> tuple[Problem, tuple[str, ...]]:
     attrs: dict[str, Any] = dict(forward.attrs)
     if attrs["cpu_empty_rows"] == "unmasked":
         attrs["cpu_empty_rows"] = ""
+    if "atten_mask" in forward.inputs and draw(st.integers(0, 3)) == 0:
+        attrs["cpu_mask_value"] = draw(st.sampled_from([-1.0, -9.0, -10000.0]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     order = draw(st.sampled_from(["", "same_as_input"]))
     inputs, attrs = backward(repeated(forward.inputs, attrs["input_layout"]), attrs, rng, order)
