@@ -130,6 +130,11 @@ class Maker:
                 part = part[:, :batch] if self.form.layout == "SBH" else part[:batch]
             self.inputs[f"{name}_rope"] = part
 
+    def masked_score(self) -> None:
+        """Masked keys with a score, such as one that others undercut."""
+        if "atten_mask" in self.inputs:
+            self.attrs["cpu_mask_value"] = self.draw(st.sampled_from([2.0, -9.0, -1e4, -3e38]))
+
     def dropout(self) -> None:
         self.attrs["keep_prob"] = self.draw(st.sampled_from([0.5, 0.9]))
         bits = sum(self.form.heads * queries * keys for queries, keys in self.lengths)
@@ -169,7 +174,7 @@ def problems(draw: st.DrawFn) -> Problem:
     maker.mask()
     for feature in draw(st.sampled_from([(), (maker.bias,), (maker.bias,), (maker.slopes,)])):
         feature()
-    for feature in (maker.sink, maker.rope, maker.dropout):
+    for feature in (maker.sink, maker.rope, maker.dropout, maker.masked_score):
         if draw(st.integers(0, 2)) == 0:
             feature()
     return Problem(inputs, form.all_attrs)
