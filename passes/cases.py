@@ -33,6 +33,27 @@ INTEGERS = (
 )
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
+SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""Float types that hold the integers up to 256."""
+RANGES = {
+    ir.DataType.INT64: (-(2**63), 2**63 - 1),
+    ir.DataType.INT32: (-(2**31), 2**31 - 1),
+    ir.DataType.INT16: (-(2**15), 2**15 - 1),
+    ir.DataType.INT8: (-(2**7), 2**7 - 1),
+    ir.DataType.UINT8: (0, 2**8 - 1),
+    ir.DataType.BOOL: (0, 1),
+    ir.DataType.FLOAT: (-(2**24), 2**24),
+    ir.DataType.DOUBLE: (-(2**53), 2**53),
+}
+"""The integers that a type holds, all of them in between, too."""
+LARGEST_FACTOR = {
+    ir.DataType.INT64: 2**24,
+    ir.DataType.INT32: 2**10,
+    ir.DataType.FLOAT: 2**4,
+    ir.DataType.DOUBLE: 2**16,
+}
+"""How many times a position or size of up to 2^19 a number may be to keep to half of the type's range; smaller types
+hold none."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +162,24 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
     return conjunction((at_least_zero(left - right), at_least_zero(right - left)))
 
 
+def held(number: Number | None, dtype: ir.DataType | None) -> Number | None:
+    """The number where its type holds it: integers neither wrap around nor are rounded. Of what depends on a position
+    or a size, half of the range is left to these."""
+    if isinstance(number, Case):
+        chosen, other = held(number.chosen, dtype), held(number.other, dtype)
+        return None if chosen is None or other is None else case(number.condition, chosen, other)
+    if not isinstance(number, Affine):
+        return number
+    if dtype not in RANGES:
+        return None
+    low, high = RANGES[dtype]
+    if number.const is not None:
+        return number if low <= number.const <= high else None
+    factors = (*number.steps, *number.offset.factors)
+    fits = sum(map(abs, factors)) <= LARGEST_FACTOR.get(dtype, 0)
+    return number if fits and low // 2 <= number.offset.addend <= high // 2 else None
+
+
 def rounded(number: float, dtype: ir.DataType) -> float | None:
     with np.errstate(over="ignore", invalid="ignore"):
         result = float(np.array(number).astype(dtype.numpy()))
@@ -155,8 +194,9 @@ def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
     if isinstance(found, Affine):
         number = found.const
         if dtype in INTEGERS or dtype in EXACT_FLOATS:
-            return found
-        return float(number) if number is not None and abs(number) <= 256 and dtype is not None else None
+            return held(found, dtype)
+        small = number is not None and abs(number) <= 256
+        return float(number) if number is not None and small and dtype in SHORT_FLOATS else None
     if found is None or dtype is None or dtype in INTEGERS:
         return None
     return rounded(found, dtype)

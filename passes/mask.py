@@ -131,7 +131,7 @@ class MaskPlanner:
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        live = tuple(term for term in terms if not self.values.is_zero(term))
+        live = tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index))
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if not adds and not selects:
@@ -228,7 +228,7 @@ class MaskPlanner:
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
         """The plan for one addend of {0, v} beside biases that are proven to be far above v."""
         values = {index: self.values.mask_value(live, index) for index in adds}
-        found = [(index, value) for index, value in values.items() if value is not None and value <= DOMINATING]
+        found = [(index, value) for index, value in values.items() if value is not None and self._is_mask(live, index)]
         if len(found) != 1:
             return None
         ((index, value),) = found
@@ -291,7 +291,10 @@ class MaskPlanner:
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
         """The terms a boolean mask is made of: selections where there are some, addends beside them are none."""
         selects = [term for term in terms if isinstance(term, SelectTerm)]
-        return [*selects] or [term for term in terms if isinstance(term, AddTerm) and self._mask_like(term)]
+        if selects:
+            return [*selects]
+        adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, AddTerm)]
+        return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
 
     def _padding(self, padding: Padding, node: ir.Node) -> Masked:
         return Masked(self._aligned(padding.given.value, padding.dims, node), padding.given.when)
@@ -313,9 +316,10 @@ class MaskPlanner:
         excluded = array != (False if isinstance(term, AddTerm) else term.keep)
         return not bool(excluded.all(axis=-1).any())
 
-    def _mask_like(self, term: Term) -> bool:
-        """Is this an addend that is not proven harmless?"""
-        return isinstance(term, AddTerm) and not self.values.stays_apart((term,), 0)
+    def _is_mask(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Is this the mask among biases, however large they are?"""
+        value = self.values.mask_value(terms, index)
+        return value is not None and value <= DOMINATING
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""

@@ -95,12 +95,15 @@ class TermValues:
         values = self.of(terms, index)
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
 
-    def is_zero(self, term: Term) -> bool:
-        """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it."""
+    def is_zero(self, terms: tuple[Term, ...], index: int) -> bool:
+        """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it,
+        nor the scores that a moderate number replaces afterwards."""
+        term = terms[index]
         values = self.sets.of(term.value) if isinstance(term, AddTerm) else None
         if values is None or len(values) != 1:
             return False
-        return abs(next(iter(values))) <= (SHIFT if self.sink_above is None else 0.0)
+        replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
+        return abs(next(iter(values))) <= (SHIFT if self.sink_above is None and not replaced else 0.0)
 
     def stays_apart(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
         """Is an addend proven to stay far from the fill of a mask, above it and below its opposite, whatever factors
@@ -128,7 +131,7 @@ class TermValues:
         """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
         term = terms[index]
         if isinstance(term, AddTerm):
-            return self.is_zero(term) or self.stays_apart(terms, index)
+            return self.is_zero(terms, index) or self.stays_apart(terms, index)
         return not isinstance(term, SelectTerm)
 
     def may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:

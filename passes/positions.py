@@ -15,10 +15,10 @@ asked for, as an Affine over the indices of the mask:
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
               of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
 
-Only exact steps are taken: integers (also as floats, exact up to 2^24 positions in float32), and floats that are
-constants, combined as their type rounds. An operand is followed through broadcasting only where its size is 1 or
-proven to be that of the result, so a formula holds for all values of the symbolic sizes. An index that lies beyond a
-tensor has no element, so nothing is claimed of it.
+Only exact steps are taken: integers that their type holds (also as floats, exact up to 2^19 positions in float32), and
+floats that are constants, combined as their type rounds. An operand is followed through broadcasting only where its
+size is 1 or proven to be that of the result, so a formula holds for all values of the symbolic sizes. An index that
+lies beyond a tensor has no element, so nothing is claimed of it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from fa_compiler.passes.cases import (
     cast,
     compared,
     count,
+    held,
     unequal,
     where,
     whole,
@@ -114,7 +115,7 @@ class Positions:
             if self._depth >= MAX_DEPTH:
                 return None
             self._depth += 1
-            found = self._number(value, index)
+            found = held(self._number(value, index), self.info.dtype(value))
             self._numbers[key] = found if found is None or count(found) <= MAX_CASES else None
             self._depth -= 1
         return self._numbers[key]

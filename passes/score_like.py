@@ -1,6 +1,6 @@
 """Addends that are scores themselves: products of activations, such as those of queries and relative positions.
 
-    score-like := product                          of factors that are no constants beyond 1e15
+    score-like := product                          of factors that are not known to reach beyond 1e15
                 | layout(score-like) | Slice | Gather | Pad with 0 | Concat with 0
                 | score-like times or over one number of at most 1e15 | Add or Sub of such or of 0
 
@@ -31,9 +31,12 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
             return False
         product = contraction(node, viewer.info)
         if product is not None:
-            found = [bounds.of(operand) for operand in product.operands if constant(operand) is not None]
-            if any(interval is None or max(map(abs, interval)) > MODERATE for interval in found):
-                return False
+            for operand in product.operands:
+                interval = bounds.of(operand)
+                if interval is None and constant(operand) is None:
+                    continue
+                if interval is None or not max(map(abs, interval)) <= MODERATE:
+                    return False
             continue
         scaled = viewer.factor(node)
         if scaled is not None and abs(scaled[1]) <= MODERATE:

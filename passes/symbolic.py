@@ -130,6 +130,16 @@ class Dim:
         return frozenset(itertools.chain.from_iterable(self._terms))
 
     @property
+    def addend(self) -> int:
+        """The part that is the same in every run."""
+        return self._terms.get((), 0)
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """The coefficients of what differs between runs."""
+        return tuple(factor for monomial, factor in self._terms.items() if monomial)
+
+    @property
     def single_atom(self) -> Atom | None:
         """The atom when the dim is just that atom."""
         if len(self._terms) == 1:

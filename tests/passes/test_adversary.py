@@ -1,0 +1,121 @@
+"""Masks made to be mistaken for a band, or for a mask that hides what it does not: numbers that their type does not
+hold, biases as large as masks, steps that only nearly cancel. Whatever is fused gives what the original gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import Array, assert_same, fused, random_feeds, run
+from tests.passes.test_structure import CROSS, model
+
+SIZES = ((2, 5, 6, 9, 5), (1, 1, 3, 4, 1), (2, 7, 0, 7, 7), (1, 150, 1, 20, 150), (1, 3, 0, 600, 1))
+"""B, S, P, T and U; of the last ones, some are longer than a kernel's tile and a block of its keys."""
+
+
+def agree(proto: onnx.ModelProto, sizes: tuple[tuple[int, ...], ...] = SIZES, **given: Array) -> Block:
+    """The block of the model; outputs agree at all sizes."""
+    result, report = fused(proto)
+    rng = np.random.default_rng(0)
+    for batch, rows, past, keys, other in sizes:
+        names = {"B": batch, "S": rows, "P": past, "T": keys, "U": other, "P + S": past + rows}
+        feeds = dict(given)
+        for value in proto.graph.input:
+            if value.name in feeds:
+                continue
+            tensor = value.type.tensor_type
+            shape = [names[dim.dim_param] if dim.dim_param else dim.dim_value for dim in tensor.shape.dim]
+            boolean = tensor.elem_type == onnx.TensorProto.BOOL
+            feeds[value.name] = rng.random(shape) < 0.5 if boolean else rng.standard_normal(shape).astype(np.float32)
+        feeds = random_feeds(proto, **feeds)
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
+    (block,) = report.blocks
+    return block
+
+
+WRAPPED = {
+    "int8": "i_ = Cast<to=3>(i) j_ = Cast<to=3>(j) a = Cast<to=7>(i_) b = Cast<to=7>(j_) m = LessOrEqual(b, a)",
+    "uint8": (
+        "d = Sub(i, j) u = Cast<to=2>(d) w = Cast<to=7>(u) t = Constant<value=int64 {200}>() m = LessOrEqual(w, t)"
+    ),
+    "int32": (
+        "c = Constant<value=int32 {1073741824}>() i_ = Cast<to=6>(i) j_ = Cast<to=6>(j) a = Mul(i_, c) b = Mul(j_, c) "
+        "m = LessOrEqual(b, a)"
+    ),
+    "int64": "c = Constant<value=int64 {9223372036854775807}>() a = Add(i, c) b = Add(j, c) m = LessOrEqual(b, a)",
+    "int64 as int32": (
+        "c = Constant<value=int64 {2147483647}>() a = Add(i, c) b = Add(j, c) a_ = Cast<to=6>(a) b_ = Cast<to=6>(b) "
+        "m = LessOrEqual(b_, a_)"
+    ),
+    "float32": (
+        "c = Constant<value=int64 {1073741824}>() a = Add(i, c) b = Add(j, c) a_ = Cast<to=1>(a) b_ = Cast<to=1>(b) "
+        "m = LessOrEqual(b_, a_)"
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", WRAPPED.values(), ids=WRAPPED)
+def test_numbers_that_their_type_does_not_hold(mask: str) -> None:
+    """Positions that wrap around or are rounded are no positions any more."""
+    assert agree(model(mask)).mask == "atten_mask"
+
+
+LARGE = "huge = Constant<value=float {1e36}>() d = Sub(i, j) n = LessOrEqual(d, two) "
+
+
+@pytest.mark.parametrize("bias", ["bias = Where(n, huge, nothing)", "bias = Where(n, nothing, huge)"])
+@pytest.mark.parametrize("order", [("bias", "f"), ("f", "bias")])
+def test_a_bias_as_large_as_a_mask_is_none(bias: str, order: tuple[str, str]) -> None:
+    """It swallows the scores, but excludes nothing, although it holds two numbers on a band."""
+    use = f"f = Where(m, nothing, low) x0 = Add(s, {order[0]}) x = Add(x0, {order[1]}) "
+    assert agree(model("m = LessOrEqual(j, i) " + LARGE + bias, use)).mask == "causal+real_shift"
+
+
+MODERATE = "one_ = Constant<value=float {1.0}>() value = Constant<value=float {-1.0}>() "
+
+
+@pytest.mark.parametrize(
+    ("use", "mask"),
+    [
+        ("x0 = Add(s, one_) x = Where(m, x0, value) ", "causal+real_shift"),
+        ("x0 = Sub(s, one_) x = Where(m, x0, value) ", "causal+real_shift"),
+        ("x0 = Where(m, s, value) x = Add(x0, one_) ", "causal"),
+    ],
+)
+def test_one_number_added_to_scores_of_which_some_are_replaced(use: str, mask: str) -> None:
+    """It changes no softmax where it is added to all of them, but moves the others where some are replaced later."""
+    assert agree(model("m = LessOrEqual(j, i) " + MODERATE, use)).mask == mask
+
+
+OUTER = (
+    "given = Where(pad, nothing, low) ones_ = ConstantOfShape<value=float[1] {1.0}>(rows_) "
+    "col = Unsqueeze(ones_, last) bias = MatMul(col, given) limit = Constant<value=float {-1e30}>() "
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "x0 = Add(s, bias) x = Where(m, x0, limit) ",
+        "x0 = Add(s, bias) f = Where(m, nothing, limit) x = Add(x0, f) ",
+    ],
+)
+def test_a_product_of_mask_numbers_is_no_score(use: str) -> None:
+    """Where all keys of a row have it, the smaller number of the mask beside it decides."""
+    agree(model("m = LessOrEqual(j, i) " + OUTER, use, more="bool[B,1,1,S] pad"))
+
+
+BESIDE = "f0 = Where(pad, nothing, minus) "
+
+
+@pytest.mark.parametrize("number", ["minus", "low", "value"])
+@pytest.mark.parametrize(
+    "mask", ["m = LessOrEqual(j, i) ", "past = Sub(columns, rows) d = Sub(j, i) m = LessOrEqual(d, past) "]
+)
+def test_an_infinite_bias_behind_a_band(mask: str, number: str) -> None:
+    """A row whose attended keys all have -inf is NaN, or shared by the others where these keep a number."""
+    proto = model(mask + BESIDE + MODERATE, f"x0 = Add(s, f0) x = Where(m, x0, {number}) ", CROSS, "bool[B,1,1,T] pad")
+    agree(proto)
