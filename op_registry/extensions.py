@@ -59,7 +59,7 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-BAND-OUTSIDE",
-        _FORWARD,
+        _FORWARD + _BACKWARD,
         "the band that sparse_mode, pre_tockens and next_tockens make with the lengths may miss the scores in part or "
         "whole: rows that it leaves without a key are empty rows",
     ),

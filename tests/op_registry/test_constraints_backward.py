@@ -104,11 +104,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.8", backward({"atten_mask": tensor((S1, S2), "DT_FLOAT16")}), "atten_mask"),
     (
         "FAG.8",
-        backward({"atten_mask": mask(S1, S2)}, {"pre_tockens": -1, "next_tockens": -1}),
-        "pre_tockens",
-    ),
-    (
-        "FAG.8",
         backward(
             packed((10, 16), (12, 24), atten_mask=TRIANGLE),
             {"sparse_mode": 4, "pre_tockens": 0, "next_tockens": 0},
@@ -311,6 +306,7 @@ def test_a2_has_no_float32_gradient_with_a_byte_mask() -> None:
 EXTENDED = [
     ("EXT-MASK-BROADCAST", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)})),
     ("EXT-BAND-MASK", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 3})),
+    ("EXT-BAND-OUTSIDE", "FAG.8", backward({"atten_mask": mask(S1, S2)}, {"pre_tockens": -1, "next_tockens": -1})),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((1, N1, 1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((B, 1, S1, S2))})),
     ("EXT-SHIFT-FLOAT", "FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_FLOAT")})),
