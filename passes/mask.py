@@ -7,7 +7,7 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
     none                                       no mask
     one addend, proven to hold {0, v}          atten_mask where it is not 0
     such an addend among others, which are     atten_mask and real_shift: score + bias + v rounds to v
-      proven far above v
+      proven to be lost in v
     selections with one fill v, in any number  atten_mask where any of them deselects
     addends, then selections with one v,       atten_mask and real_shift
       addends proven far above v, or v = -inf
@@ -45,7 +45,14 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.band import SparseMode
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.mask_values import DOMINATING, FLOAT32_MAX, ROUNDS_SCORES_AWAY, TermValues
+from fa_compiler.passes.mask_values import (
+    DOMINATING,
+    FLOAT32_MAX,
+    LOST_SHARE,
+    ROUNDS_SCORES_AWAY,
+    SMALL_SHARE,
+    TermValues,
+)
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.positions import Positions
@@ -137,10 +144,12 @@ class MaskPlanner:
         if not adds and not selects:
             return MaskPlan(nan_rows=guard.nan_rows)
         if all(self.values.outweighs(live, index) for index in selects):
+            if (plan := self._boolean(live, guard, SMALL_SHARE)) is not None:
+                return plan
             # What a guard zeroes is one selection: no other mask may join it.
-            for candidate in (live,) if guard is RowGuard.SELECTION else (live, self._apart(live)):
-                if (plan := self._boolean(candidate, guard)) is not None:
-                    return plan
+            apart = self._apart(live) if guard is not RowGuard.SELECTION else live
+            if apart != live and (plan := self._boolean(apart, guard, LOST_SHARE)) is not None:
+                return plan
         if (plan := self._valued(live, adds, selects, guard)) is not None:
             return plan
         for index in selects:
@@ -154,8 +163,9 @@ class MaskPlanner:
         self._check_opposites(live)
         return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
 
-    def _boolean(self, live: tuple[Term, ...], guard: RowGuard) -> MaskPlan | None:
-        """The plan with a boolean mask, biases beside it; None when the terms are no such mask."""
+    def _boolean(self, live: tuple[Term, ...], guard: RowGuard, share: float) -> MaskPlan | None:
+        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Biases in front of
+        selections are to be less than this share of their number: lost where it was not selected, but added."""
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if len(adds) == 1 and not selects:
@@ -166,7 +176,9 @@ class MaskPlanner:
                 return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
-            harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, min(fills)) for index in adds)
+            harmless = len(fills) == 1 and all(
+                self.values.stays_apart(live, index, min(fills), share) for index in adds
+            )
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
                 kept = tuple(term for term in live if not isinstance(term, SelectTerm))
@@ -233,7 +245,9 @@ class MaskPlanner:
             return None
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
-        harmless = all(self.values.stays_apart(live, other, fill) for other in adds if other != index)
+        # In a row that is masked everywhere a finite number has to swallow the biases, too.
+        share = SMALL_SHARE if value == -math.inf else LOST_SHARE
+        harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None

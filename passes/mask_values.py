@@ -24,6 +24,9 @@ SHIFT = 1.0
 """One number up to this, added to all scores, rounds them no more than they are rounded anyway."""
 FLOAT16_MAX = 65504.0
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+SMALL_SHARE = 0.1
+LOST_SHARE = 2.0**-26
+"""Less than half of the last bit of a float32 number: added to it, such a number is lost."""
 COARSE = -256.0
 """From here on a float32 number leaves a score it is added to with less than 16 bits behind the point."""
 
@@ -105,9 +108,11 @@ class TermValues:
         replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
         return abs(next(iter(values))) <= (SHIFT if self.sink_above is None and not replaced else 0.0)
 
-    def stays_apart(self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING) -> bool:
+    def stays_apart(
+        self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE
+    ) -> bool:
         """Is an addend proven to stay far from the fill of a mask, above it and below its opposite, whatever factors
-        follow?
+        follow? It is to be less than this share of the fill.
 
         Nothing competes with -inf: a row of nothing else has no softmax, selected or not. A dominating number outweighs
         scores, and so addends that are scores themselves.
@@ -125,7 +130,7 @@ class TermValues:
             if isinstance(later, ScaleTerm):
                 size *= abs(later.factor)
                 largest = max(largest, size)
-        return largest < -fill / 10
+        return largest < -fill * share
 
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
         """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
