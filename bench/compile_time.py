@@ -6,9 +6,10 @@
 
 The models are two of the kept graphs, a Llama of two layers as torch's two exporters write it (grouped queries,
 rotary positions, a mask made of comparisons, SDPA's guard against NaN), whose second layer is repeated. Weights are
-external data; the output goes to the same folder, so that they stay where they are. Time runs from the call to the
-written file; `CPU s`, the processor time, tells more on a busy machine. Each measurement has a process of its own;
-`memory` is how far it rose above what the imports left.
+external data; the output goes to the same folder, so that they stay where they are. The second table has the same
+models with their weights inside the file as well, as far as 2 GiB allow. Time runs from the call to the written file;
+`CPU s`, the processor time, tells more on a busy machine. Each measurement has a process of its own; `memory` is how
+far it rose above what the imports left.
 
 A peer is a tool of compile_run.py and the interpreter that has it, this one by default. Peers get the same files in
 the same run, each model after ours, as deep as `--peer-layers` allows. Linux only: memory is read from /proc.
@@ -32,6 +33,8 @@ from repeat_layers import place_weights, repeat
 ROOT = Path(__file__).parents[1]
 GRAPHS = {"dynamo": "llama__dynamon_sdpa_op20", "TorchScript": "llama__tsn_sdpa_op17"}
 OURS = "fa_compiler"
+INLINE_LIMIT = 2000 << 20
+"""Weights of fewer bytes than this have room in an ONNX file, beside the graph."""
 
 HEADING = (
     "exporter     layers  nodes  tool                seconds   CPU s  per 1,000 nodes  memory MiB  fused  import s"
@@ -82,7 +85,7 @@ class Bench:
 
     def by_weights(self, sizes: Sequence[int]) -> list[Row]:
         """The second table."""
-        print("\nexporter     layers  weights MiB  seconds   CPU s  memory MiB")
+        print("\nexporter     layers  weights MiB  place     seconds   CPU s  memory MiB")
         rows = []
         exporter, depth = "dynamo", 8
         _, _, narrow = self.model(exporter, depth, 1)
@@ -90,12 +93,16 @@ class Bench:
         for size in sizes:
             times = 1 + max(0, (size << 20) - narrow) // (double - narrow)
             model, nodes, length = self.model(exporter, depth, times)
-            found = self.measure(OURS, sys.executable, model)
-            row = {"exporter": exporter, "layers": depth, "nodes": nodes, "weights": length, "tool": OURS}
-            rows.append({**row, **found})
-            cells = found.get("error") or "{seconds:7.2f} {cpu_seconds:7.2f}".format(**found)
-            memory = found.get("memory", 0) / 2**20
-            print(f"{exporter:12} {depth:6} {length / 2**20:12.1f}  {cells} {memory:11.1f}", flush=True)
+            for place in ("external", "inline") if length < INLINE_LIMIT else ("external",):
+                if place == "inline":
+                    onnx.save(onnx.load(model), model)
+                found = self.measure(OURS, sys.executable, model)
+                row = {"exporter": exporter, "layers": depth, "nodes": nodes, "weights": length, "tool": OURS}
+                rows.append({**row, "place": place, **found})
+                cells = found.get("error") or "{seconds:7.2f} {cpu_seconds:7.2f}".format(**found)
+                memory = found.get("memory", 0) / 2**20
+                size = length / 2**20
+                print(f"{exporter:12} {depth:6} {size:12.1f}  {place:8} {cells} {memory:11.1f}", flush=True)
         return rows
 
     def model(self, exporter: str, layers: int, times: int) -> tuple[Path, int, int]:

@@ -65,7 +65,9 @@ class _Known:
             self._found[key] = self._is_known(*key)
         return self._found[key]
 
-    def _is_known(self, domain: str, op_type: str) -> bool:
+    def _is_known(self, domain: str, op_type: str | bytes) -> bool:
+        if isinstance(op_type, bytes):  # protobuf's way to hand out a string that is damaged
+            raise ValueError(f"the op type {op_type!r} is not UTF-8")
         if domain not in _STANDARD or (domain, op_type) in self._local:
             return True
         domain = "" if domain == "ai.onnx" else domain

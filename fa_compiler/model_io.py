@@ -11,13 +11,12 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fa_compiler import checking
+from fa_compiler import checking, inline_weights
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-PROTO_LIMIT = (1 << 31) - 1
-"""Bytes a protobuf message may have at most."""
 _SMALL = 1 << 10
 """Tensors up to this many bytes are copied without much ado."""
 
@@ -28,6 +27,7 @@ class Loaded:
 
     `proto` is what was given (for an `ir.Model` its serialised form) and is never changed. `files` are the
     real paths of its external data by the `location` the model uses. `name` is for messages and the report.
+    `weights` is the file whose inline weights were left in it: their tensors are external in `proto`.
     """
 
     name: str
@@ -35,16 +35,22 @@ class Loaded:
     folder: Folder
     proto: onnx.ModelProto
     files: dict[str, Path]
+    weights: FileWeights | None = None
 
     @property
     def absolute(self) -> dict[str, str]:
         """From the locations the model uses to absolute paths."""
-        return {place: str(real) for place, real in self.files.items()}
+        return {place: str(real) for place, real in self.files.items()} | self.left
 
     @property
     def relative(self) -> dict[str, str]:
         """From absolute paths back to the locations the model uses."""
-        return {str(real): place for place, real in self.files.items()}
+        return {str(real): place for place, real in self.files.items()} | self.left
+
+    @property
+    def left(self) -> dict[str, str]:
+        """The location of the tensors left in the model's file, which stays what it is, if there are any."""
+        return {} if self.weights is None else {self.weights.location: self.weights.location}
 
     def to_ir(self) -> ir.Model:
         """A fresh IR of the model; external tensors carry absolute real paths and stay on disk."""
@@ -55,7 +61,7 @@ class Loaded:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(cause)}") from error
-        _detach(model, self.files)
+        _detach(model, self.absolute)
         return model
 
 
@@ -70,9 +76,9 @@ def load(model: ModelLike) -> Loaded:
     """
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
-        return _loaded(read_proto(path), str(path), path, Folder.of(path))
+        return _loaded(_read(path), str(path), path, Folder.of(path))
     if isinstance(model, onnx.ModelProto):
-        return _loaded(model, "model", None, Folder.at(Path.cwd()))
+        return _loaded(_Read(model), "model", None, Folder.at(Path.cwd()))
     if isinstance(model, ir.Model):
         return _loaded_ir(model)
     raise TypeError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
@@ -80,27 +86,42 @@ def load(model: ModelLike) -> Loaded:
 
 def load_bytes(content: bytes, folder: Path) -> Loaded:
     """Like `load`, from the serialised form; `folder` is where its external data lie."""
-    return _loaded(_parse(content, "model"), "model", None, Folder.at(folder))
+    return _loaded(_Read(_parse(content, "model")), "model", None, Folder.at(folder))
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Parse an ONNX file, leaving external data alone.
+    """Parse an ONNX file without its large weights, be they in other files or in this one.
 
     Raises:
         InputError: the file cannot be read or is no ONNX model.
     """
+    return _read(path).proto
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A parsed model; `left` are the positions of the main graph's initializers that are left in the file."""
+
+    proto: onnx.ModelProto
+    left: frozenset[int] = frozenset()
+    weights: FileWeights | None = None
+
+
+def _read(path: Path) -> _Read:
     try:
         if path.is_dir():
             raise InputError(f"{path} is a folder; give the .onnx file in it")
         size = path.stat().st_size
         if size > PROTO_LIMIT:
             raise InputError(f"{path} has {size} bytes; an ONNX file over 2 GiB needs its weights in external data")
+        if (skimmed := inline_weights.skim(path)) is not None:
+            return _Read(_parse(skimmed.content, str(path)), skimmed.left, skimmed.weights)
         content = path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-    return _parse(content, str(path))
+    return _Read(_parse(content, str(path)))
 
 
 def _parse(content: bytes, name: str) -> onnx.ModelProto:
@@ -116,16 +137,17 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
-def _loaded(proto: onnx.ModelProto, name: str, path: Path | None, folder: Folder) -> Loaded:
+def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded:
+    proto = read.proto
     files: dict[str, Path] = {}
     if (problem := _not_carried(proto)) is not None:
         raise InputError(f"{name} {problem}")
     if (problem := checking.fault(proto, full=False)) is not None:
         raise InputError(f"{name} is not a valid ONNX model: {problem}")
-    for tensor in all_tensors(proto):
-        if is_external(tensor):
+    for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
+        if is_external(tensor) and index not in read.left:
             files[location(tensor)] = check_external(tensor, folder, name)
-    return Loaded(name, path, folder, proto, files)
+    return Loaded(name, path, folder, proto, files, read.weights)
 
 
 def _loaded_ir(model: ir.Model) -> Loaded:
@@ -136,7 +158,7 @@ def _loaded_ir(model: ir.Model) -> Loaded:
     if len(folders) > 1:
         raise InputError("model: its external data have several base folders; save it to one place first")
     base = folders.pop() if folders else Path.cwd()
-    return _loaded(ir.to_proto(clone), "model", None, Folder.at(base))
+    return _loaded(_Read(ir.to_proto(clone)), "model", None, Folder.at(base))
 
 
 def _not_carried(proto: onnx.ModelProto) -> str | None:
@@ -160,14 +182,14 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from _graphs(inner)
 
 
-def _detach(model: ir.Model, files: dict[str, Path]) -> None:
+def _detach(model: ir.Model, files: dict[str, str]) -> None:
     """Give every tensor an identity of its own, so that a pass renaming it does not reach the given proto, and send
     external ones to the real files."""
 
     def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
             return ir.ExternalTensor(
-                str(files[os.fspath(tensor.location)]),
+                files[os.fspath(tensor.location)],
                 tensor.offset,
                 tensor.length,
                 tensor.dtype,
@@ -187,6 +209,7 @@ def _detach(model: ir.Model, files: dict[str, Path]) -> None:
                 shape=tensor.shape,
                 name=tensor.name,
                 doc_string=tensor.doc_string,
+                metadata_props=dict(tensor.metadata_props),
             )
         return tensor
 

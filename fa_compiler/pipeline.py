@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ import onnx_ir as ir
 
 from fa_compiler import checking, op_registry
 from fa_compiler.errors import InputError, InternalError
+from fa_compiler.inline_weights import bring_in
 from fa_compiler.lowering import OPERATORS
 from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
@@ -34,11 +36,17 @@ class Result:
 
     `model` is an `onnx_ir.Model` if one was given, else an `onnx.ModelProto` (for a path or a proto).
     External data stay external: locations are relative to the output's folder, or to the input's when no
-    output was given.
+    output was given. Weights inside the model's file are read, into `model`, when it is first asked for, if the
+    result was written to an output; until then that file may be removed or replaced, but not written to.
     """
 
-    model: onnx.ModelProto | ir.Model
     report: Report
+    _make: Callable[[], onnx.ModelProto | ir.Model] = field(repr=False)
+
+    @cached_property
+    def model(self) -> onnx.ModelProto | ir.Model:
+        """The fused model."""
+        return self._make()
 
 
 def optimize(
@@ -73,16 +81,17 @@ def optimize(
     proto = copy_of(loaded) if fused is None else fused
     if place is None:
         relocate(proto, loaded.relative)
+        bring_in(proto, loaded.weights)
     else:
         with staging() as stage:
             write_model(proto, loaded, place, stage, report)
             stage.commit()
     if not isinstance(model, ir.Model):
-        return Result(proto, report)
+        return Result(report, lambda: bring_in(proto, loaded.weights))
     result = ir.from_proto(proto)
     base = loaded.folder.base if place is None else place.absolute().parent
     ir.external_data.set_base_dir(result.graph, base)
-    return Result(result, report)
+    return Result(report, lambda: result)
 
 
 def make_options(target: str, soc_version: str | None, cann: str | None, assume: Iterable[str]) -> Options:
@@ -116,6 +125,8 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
         model = loaded.to_ir()
         given = registry_nodes(model)
         report = fuse(model, options, progress)
+        if loaded.weights is not None:
+            loaded.weights.check(by_path=True)  # the passes read it by its path
         report.model, report.target = loaded.name, options.target
         target = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
         verify_nodes(model, given, target, options.cann)

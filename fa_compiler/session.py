@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 import warnings
@@ -16,6 +17,7 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError
+from fa_compiler.inline_weights import serialised
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_io import Loaded, load, load_bytes
 from fa_compiler.passes import Report
@@ -93,18 +95,19 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             register_custom_ops(self._fa_options)
         if proto is None:
             return source
-        files = sorted({location(tensor) for tensor in all_tensors(proto) if is_external(tensor)})
+        external = {location(tensor) for tensor in all_tensors(proto) if is_external(tensor)}
+        files = sorted(external - loaded.left.keys())
         if not files:
-            return bytes(proto.SerializeToString())
+            return _bytes(proto, loaded)
         if not _HAS_FOLDER:
             return self._linked(proto, files, loaded)
-        own = _folder_option(self._fa_options)
-        if isinstance(source, bytes) and own is not None:
-            folder = own.resolve()
+        named = _folder_option(self._fa_options)
+        if isinstance(source, bytes) and named is not None:
+            folder = named.resolve()
         else:
             folder = self._fa_folder = Path(os.path.commonpath([Path(file).parent for file in files]))
-        relocate(proto, {file: os.path.relpath(file, folder) for file in files})
-        return bytes(proto.SerializeToString())
+        relocate(proto, {file: os.path.relpath(file, folder) for file in files} | loaded.left)
+        return _bytes(proto, loaded)
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: Loaded) -> str:
         """The model in a folder of its own with links to its weights; the folder lives as long as the
@@ -114,9 +117,9 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         places = {file: f"{number}.data" for number, file in enumerate(files)}
         for file, place in places.items():
             (folder / place).symlink_to(file)
-        relocate(proto, places)
+        relocate(proto, places | loaded.left)
         path = folder / (loaded.path.name if loaded.path else "model.onnx")
-        path.write_bytes(proto.SerializeToString())
+        path.write_bytes(_bytes(proto, loaded))
         return str(path)
 
     @contextmanager
@@ -137,6 +140,14 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         finally:
             if users is not None and wanted != str(users):
                 options.add_session_config_entry(FOLDER, str(users))
+
+
+def _bytes(proto: onnx.ModelProto, loaded: Loaded) -> bytes:
+    """The serialised model, weights inside the loaded file included, in memory once."""
+    content = io.BytesIO()
+    for chunk in serialised(proto, loaded.weights, loaded.name):
+        content.write(chunk)
+    return content.getvalue()
 
 
 def _config(options: ort.SessionOptions, key: str) -> str:

@@ -71,6 +71,15 @@ def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
         tensor.external_data.add(key="offset", value=str(shift))
 
 
+def make_external(tensor: onnx.TensorProto, place: str, offset: int, length: int) -> None:
+    """Make a tensor external, whatever it was."""
+    for field in ("raw_data", "external_data"):
+        tensor.ClearField(field)
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", place), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+
+
 @dataclass(frozen=True)
 class Folder:
     """Where external data may lie: under `base`, or, when the model file is a link, beside its target.

@@ -15,7 +15,8 @@ import onnx
 
 from fa_compiler import tensors
 from fa_compiler.errors import InputError
-from fa_compiler.model_io import PROTO_LIMIT, Loaded
+from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
+from fa_compiler.model_io import Loaded
 from fa_compiler.passes.report import Report
 
 ALIGNMENT = 1 << 16
@@ -108,7 +109,7 @@ def staging(progress: Progress | None = None) -> Iterator[Staging]:
         stage.discard()
 
 
-def write(path: Path, chunks: Iterable[bytes], target: Path) -> None:
+def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> None:
     """Write and sync a reserved file; errors name `target`."""
     try:
         with path.open("wb") as file:
@@ -139,13 +140,13 @@ def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
 
     External tensors of `proto` must hold absolute real paths as `location`; they are rewritten to what is
     right beside `output`. In the model's own folder they refer to the same files, elsewhere the files are
-    copied.
+    copied. Weights that were left in the model's file are inline in the output.
     """
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage))
     if not report.count("fused"):
         report.notes.append("nothing was fused: the output is a copy of the input")
-    write(staged, [proto.SerializeToString()], output)
+    write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged
 
 
@@ -162,8 +163,10 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
 def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging) -> list[str]:
     external: list[onnx.TensorProto] = []
     inside: list[onnx.TensorProto] = []
+    weights = loaded.weights
     for tensor in tensors.all_tensors(proto):
-        (external if tensors.is_external(tensor) else inside).append(tensor)
+        own = weights is not None and weights.own(tensor)
+        (external if tensors.is_external(tensor) and not own else inside).append(tensor)
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
@@ -176,13 +179,14 @@ def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
         return []
     if is_special(output):
         raise InputError(f"{output} is no regular file, and the model's weights need a file beside it")
-    return _join(external if used else [], used, inline, output, stage)
+    return _join(external if used else [], used, inline, weights, output, stage)
 
 
 def _join(
     external: list[onnx.TensorProto],
     files: list[Path],
     inline: list[onnx.TensorProto],
+    weights: FileWeights | None,
     output: Path,
     stage: Staging,
 ) -> list[str]:
@@ -205,7 +209,7 @@ def _join(
                         if stage.progress is not None:
                             stage.progress("copying weights (MiB)", done >> 20, end >> 20)
                 for tensor in inline:
-                    end = _externalise(tensor, file.fileno(), _aligned(end), data.name)
+                    end = _externalise(tensor, weights, file.fileno(), _aligned(end), data.name)
                 file.truncate(end)
                 os.fsync(file.fileno())
         except OSError as error:
@@ -270,23 +274,29 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
     return os.pwrite(target, chunk, place)
 
 
-def _externalise(tensor: onnx.TensorProto, target: int, place: int, name: str) -> int:
-    content = memoryview(tensor.raw_data)
-    done = 0
-    while done < len(content):
-        done += os.pwrite(target, content[done : done + _CHUNK], place + done)
-    tensor.ClearField("raw_data")
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", name), ("offset", str(place)), ("length", str(len(content)))):
-        tensor.external_data.add(key=key, value=value)
-    return place + len(content)
+def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str) -> int:
+    own = weights is not None and tensors.is_external(tensor)
+    content = weights.chunks(*extent(tensor)) if weights is not None and own else [tensor.raw_data]
+    end = place
+    for chunk in content:
+        view, done = memoryview(chunk), 0
+        while done < len(view):
+            done += os.pwrite(target, view[done : done + _CHUNK], end + done)
+        end += done
+    tensors.make_external(tensor, name, place, end - place)
+    return end
 
 
-def _too_large(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
+def _too_large(inside: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
     """The tensors that have to leave the file, none if it stays below the limit."""
-    if sum(tensor.ByteSize() for tensor in inline) <= INLINE_LIMIT:
+    if sum(tensor.ByteSize() + _left(tensor) for tensor in inside) <= INLINE_LIMIT:
         return []
-    return [tensor for tensor in inline if len(tensor.raw_data) > INLINE_TENSOR]
+    return [tensor for tensor in inside if max(len(tensor.raw_data), _left(tensor)) > INLINE_TENSOR]
+
+
+def _left(tensor: onnx.TensorProto) -> int:
+    """Bytes of a tensor that was left in the model's file."""
+    return extent(tensor)[1] if tensors.is_external(tensor) else 0
 
 
 def _aligned(offset: int) -> int:

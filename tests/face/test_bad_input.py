@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Make, str]] = {
     "text": (_file(b"ir_version: 8\nthis is no protobuf\n"), "not an ONNX model"),
     "zip": (_file(b"PK\x03\x04" + bytes(100)), "not an ONNX model"),
     "truncated": (lambda folder: _file(attention().SerializeToString()[:-20])(folder), "truncated"),
+    "damaged name": (_file(attention().SerializeToString().replace(b"Softmax", b"Soft\xffax")), "is not UTF-8"),
     "no graph": (
         _file(onnx.ModelProto(ir_version=8, producer_name="x").SerializeToString()),
         "holds no graph",

@@ -1,0 +1,108 @@
+"""Walks the wire format of protobuf: where the fields of a serialised message begin and end.
+
+Only what one has to know to step over a field is looked at; a message that cannot be walked is `Malformed`, and
+whether it is damaged or merely unusual is for protobuf to say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+LENGTH_DELIMITED = 2
+"""The kind of strings, bytes, messages and packed numbers."""
+
+_WINDOW = 1 << 16
+_VARINT = 10
+"""Bytes a varint has at most."""
+
+
+class Malformed(Exception):
+    """The bytes are not what they are walked as."""
+
+
+class Field(NamedTuple):
+    """A field of a message: its tag is at `begin`, its content (behind a length, if it has one) from `body` to
+    `end`."""
+
+    number: int
+    kind: int
+    begin: int
+    body: int
+    end: int
+
+
+class Bytes:
+    """Serialised bytes by position; of a file, only a window around the last position is in memory."""
+
+    def __init__(self, read: Callable[[int, int], bytes], content: bytes = b"") -> None:
+        self._read = read
+        self._window = content
+        self._start = 0
+
+    @classmethod
+    def of_file(cls, descriptor: int) -> Bytes:
+        """The bytes of an open file."""
+        return cls(lambda count, position: os.pread(descriptor, count, position))
+
+    @classmethod
+    def of(cls, content: bytes) -> Bytes:
+        """Bytes in memory."""
+        return cls(lambda count, position: content[position : position + count], content)
+
+    def varint(self, position: int) -> tuple[int, int]:
+        """The number at a position, and the position behind it."""
+        index = position - self._start
+        if not 0 <= index <= len(self._window) - _VARINT:
+            self._window, self._start, index = self._read(_WINDOW, position), position, 0
+        value = shift = 0
+        for byte in self._window[index : index + _VARINT]:
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, position
+            shift += 7
+        raise Malformed
+
+
+def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
+    """The fields of the message from `start` to `stop`, in their order.
+
+    Raises:
+        Malformed: they do not fill it exactly, or one is of a kind that ONNX does not use.
+    """
+    position = start
+    while position < stop:
+        begin = position
+        tag, position = data.varint(position)
+        number, kind = tag >> 3, tag & 7
+        if kind == 0:
+            _, end = data.varint(position)
+        elif kind == 1:
+            end = position + 8
+        elif kind == LENGTH_DELIMITED:
+            length, position = data.varint(position)
+            end = position + length
+        elif kind == 5:
+            end = position + 4
+        else:
+            raise Malformed
+        if end > stop or not number:
+            raise Malformed
+        yield Field(number, kind, begin, position, end)
+        position = end
+
+
+def head(number: int, length: int) -> bytes:
+    """What stands before the content of a length-delimited field."""
+    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(length)
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
