@@ -40,6 +40,7 @@ sanitize: $(VENV)/.test
 
 bench: $(VENV)/.package
 	$(BIN)/python bench/kernel.py
+	$(BIN)/python bench/kernel_grad.py
 
 lint: $(VENV)/.test .links
 	$(BIN)/ruff check .
