@@ -227,7 +227,7 @@ def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> by
     if tensors.is_external(tensor):
         return None
     tensors.make_external(tensor, weights.location, raw.body, raw.end - raw.body)
-    return tensor.SerializeToString()
+    return bytes(tensor.SerializeToString())
 
 
 def _is_text(name: str) -> bool:
