@@ -169,9 +169,13 @@ class Matcher:
     def _sink_above(self, sunk: Sunk) -> float:
         """A number no sink is below."""
         interval = self.bounds.of(sunk.step.value)
-        if interval is not None:
-            return interval[0]
-        return -math.inf if sunk.sink.view is not None else sunk.sink.number
+        if sunk.sink.view is None:
+            interval = sunk.sink.number, sunk.sink.number
+        if interval is None:
+            return -math.inf
+        if interval[1] == math.inf:
+            raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sunk.step.node)
+        return interval[0]
 
     def _sink_number(self, step: AddSink) -> float | None:
         """The one number a sink holds, where there is just one in all runs."""

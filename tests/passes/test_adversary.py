@@ -8,8 +8,8 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Block
-from tests.passes.running import Array, assert_same, fused, random_feeds, run
-from tests.passes.test_structure import CROSS, model
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
+from tests.passes.test_structure import CROSS, FLOAT, GRID, LENGTHS, NUMBERS, SELECT, SELF, model
 
 SIZES = ((2, 5, 6, 9, 5), (1, 1, 3, 4, 1), (2, 7, 0, 7, 7), (1, 150, 1, 20, 150), (1, 3, 0, 600, 1))
 """B, S, P, T and U; of the last ones, some are longer than a kernel's tile and a block of its keys."""
@@ -130,3 +130,106 @@ def test_an_infinite_bias_behind_a_band(mask: str, number: str) -> None:
     """A row whose attended keys all have -inf is NaN, or shared by the others where these keep a number."""
     proto = model(mask + BESIDE + MODERATE, f"x0 = Add(s, f0) x = Where(m, x0, {number}) ", CROSS, "bool[B,1,1,T] pad")
     agree(proto)
+
+
+SINK = (
+    "shape_ = Shape(s) three_ = Constant<value=int64[1] {3}>() one1 = Constant<value=int64[1] {1}>() "
+    "lead = Slice(shape_, first, three_, first) full = Concat<axis=0>(lead, one1) e = Expand(t, full) "
+)
+SUNK = "c = Concat<axis=-1>(x, e) p0 = Softmax<axis=-1>(c) p = Slice(p0, first, last, three_, one1) "
+USES = {
+    "selected": SELECT,
+    "added": FLOAT,
+    "replaced": MODERATE + "x = Where(m, s, value) ",
+    "infinite bias": BESIDE + "x0 = Add(s, f0) x = Where(m, x0, minus) ",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.parametrize(
+    "sink", ["0.5, 1.5, 0.0, 3.0", "-1e28, 1.5, 0.0, -3.4e38", "-inf, 1.5, 0.0, -inf", "inf, 1, 2, 3"]
+)
+def test_sinks_beside_rows_without_a_key(use: str, sink: str) -> None:
+    """A sink as low as the mask's number shares such a row with it, one of -inf leaves it alone, +inf is NaN."""
+    mask = f"{CORNER} t = Constant<value=float[1,4,1,1] {{{sink}}}>() {SINK}"
+    body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + use + SUNK + PRODUCT_PV
+    block = agree(parse(body, "bool[B,1,1,T] pad" if "pad" in use else "", inputs=CROSS))
+    assert (block.status == "declined") == sink.startswith("inf")
+
+
+VALUES = {
+    "causal": CORNER + "w = Identity(m) ",
+    "window": CORNER + "lo = Sub(past, two) b = GreaterOrEqual(d, lo) w = And(m, b) ",
+    "causal and padded": CORNER + "w = And(m, pad) ",
+}
+
+
+@pytest.mark.parametrize("number", [0.0, -3.0, 50.0, -150.0, 1e30, -1e29])
+@pytest.mark.parametrize("mask", VALUES.values(), ids=VALUES)
+def test_masked_keys_that_keep_a_score(mask: str, number: float) -> None:
+    """They count even where a whole block of keys is outside of the band, or no key is inside."""
+    value = f"number = Constant<value=float {{{number}}}>() "
+    agree(model(mask + value, "x = Where(w, s, number) ", CROSS, "bool[B,1,1,T] pad" if "pad" in mask else ""))
+
+
+RUNTIME_ONES = [
+    "bool[U,1,1,S] given",
+    "bool[B,U,1,S] given",
+    "bool[B,1,1,U] given",
+    "bool[B,1,U,S] given",
+    "bool[U,S] given",
+    "bool[S,S] given",
+]
+
+
+@pytest.mark.parametrize("given", RUNTIME_ONES)
+@pytest.mark.parametrize("use", [SELECT, FLOAT])
+def test_masks_whose_size_is_one_in_some_runs(given: str, use: str) -> None:
+    """U is a size of its own: 1 in these runs, where the mask is the same along that dimension."""
+    sizes = ((2, 5, 6, 5, 1), (1, 1, 3, 1, 1), (1, 70, 0, 70, 1))
+    agree(model("c = LessOrEqual(j, i) m = And(c, given)", use, SELF, given), sizes)
+
+
+MISTAKABLE = {
+    "reversed buffer": "r = Sub(rows, one) i_ = Sub(r, i1) g = Gather(whole, i_) m = Slice(g, first, columns_, last)",
+    "negative indices": "i_ = Sub(i1, rows) g = Gather(whole, i_) m = Slice(g, first, columns_, last)",
+    "an index before the first": "i_ = Sub(i1, one) g = Gather(whole, i_) m = Slice(g, first, columns_, last)",
+    "sums from the end": (
+        "o = ConstantOfShape<value=int64[1] {1}>(rows_) c = CumSum<reverse=1>(o, zero) cj = Unsqueeze(c, first) "
+        "ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)"
+    ),
+    "sums of sums": "c = CumSum(i1, zero) cj = Unsqueeze(c, first) ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)",
+    "one sum without itself": (
+        "o = ConstantOfShape<value=int64[1] {1}>(rows_) c = CumSum<exclusive=1>(o, zero) e = CumSum(o, zero) "
+        "cj = Unsqueeze(c, first) ci = Unsqueeze(e, last) m = LessOrEqual(cj, ci)"
+    ),
+    "positions with a gap": (
+        "e = Add(rows, three) r = Range(three, e, one) h = Constant<value=int64[2] {0, 1}>() c = Concat<axis=0>(h, r) "
+        "ri = Slice(c, first, rows_) a = Unsqueeze(ri, last) m = LessOrEqual(j, a)"
+    ),
+    "positions twice": (
+        "c = Concat<axis=0>(i1, i1) ri = Slice(c, first, rows_) a = Unsqueeze(ri, last) m = LessOrEqual(j, a)"
+    ),
+    "another first position": (
+        "e = Sub(rows, one) r = Range(zero, e, one) c = Concat<axis=0>(r, first) a = Unsqueeze(c, last) "
+        "m = LessOrEqual(j, a)"
+    ),
+    "clamped positions": "a = Min(i, two) m = LessOrEqual(j, a)",
+    "position of the last row": "r = Gather(i1, end_) m = LessOrEqual(j, r)",
+    "transposed": "t = LessOrEqual(j, i) m = Transpose<perm=[1, 0]>(t)",
+    "reshaped": "t = LessOrEqual(i, j) f_ = Reshape(t, last) m = Reshape(f_, square)",
+    "one or the other": "a = LessOrEqual(j, i) b = LessOrEqual(i, j) m = Xor(a, b)",
+    "selected position": "c = Less(i, j) w = Where(c, i, j) m = Equal(w, j)",
+    "larger position": "c = Max(i, j) m = Equal(c, j)",
+    "two counts": (
+        "a = LessOrEqual(j, i) b = LessOrEqual(i, j) a_ = Cast<to=7>(a) b_ = Cast<to=7>(b) c = Sub(a_, b_) "
+        "m = GreaterOrEqual(c, zero)"
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", MISTAKABLE.values(), ids=MISTAKABLE)
+def test_masks_that_only_nearly_are_a_band(mask: str) -> None:
+    rows = ", ".join(str(int(j <= i)) for i in range(30) for j in range(30))
+    given = f"whole = Constant<value=bool[30,30] {{{rows}}}>() end_ = Constant<value=int64[1] {{-1}}>() "
+    agree(model(given + mask), ((2, 5, 0, 5, 5), (1, 1, 0, 1, 1), (1, 30, 0, 30, 1)))
