@@ -33,7 +33,7 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
         if product is not None:
             for operand in product.operands:
                 interval = bounds.of(operand)
-                if interval is None and constant(operand) is None:
+                if interval is None and constant(operand) is None and not _holds_large(operand, bounds):
                     continue
                 if interval is None or not max(map(abs, interval)) <= MODERATE:
                     return False
@@ -51,6 +51,17 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
         else:
             return False
     return True
+
+
+def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
+    """Is a number beyond what scores are made of combined into it, as that of a mask?"""
+    node = value.producer()
+    while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or not is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
+        return False
+    found = [bounds.of(operand) for operand in node.inputs]
+    return any(each is not None and max(map(abs, each)) > MODERATE for each in found)
 
 
 def _pads_with_zero(node: ir.Node, viewer: Viewer) -> bool:

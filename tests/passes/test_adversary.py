@@ -104,7 +104,7 @@ def test_one_number_added_to_scores_of_which_some_are_replaced(use: str, mask: s
 
 
 OUTER = (
-    "given = Where(pad, nothing, low) ones_ = ConstantOfShape<value=float[1] {1.0}>(rows_) "
+    "ones_ = ConstantOfShape<value=float[1] {1.0}>(rows_) "
     "col = Unsqueeze(ones_, last) bias = MatMul(col, given) limit = Constant<value=float {-1e30}>() "
 )
 
@@ -116,9 +116,16 @@ OUTER = (
         "x0 = Add(s, bias) f = Where(m, nothing, limit) x = Add(x0, f) ",
     ],
 )
-def test_a_product_of_mask_numbers_is_no_score(use: str) -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        "given = Where(pad, nothing, low) ",
+        "n_ = Not(pad) c = Cast<to=1>(n_) sq = Pow(c, two) given = Mul(sq, low) ",
+    ],
+)
+def test_a_product_of_mask_numbers_is_no_score(given: str, use: str) -> None:
     """Where all keys of a row have it, the smaller number of the mask beside it decides."""
-    agree(model("m = LessOrEqual(j, i) " + OUTER, use, more="bool[B,1,1,S] pad"))
+    agree(model("m = LessOrEqual(j, i) " + given + OUTER, use, more="bool[B,1,1,S] pad"))
 
 
 BESIDE = "f0 = Where(pad, nothing, minus) "
