@@ -71,15 +71,19 @@ def test_sink_beside_an_additive_mask(low: float, queries: int, rng: np.random.G
 @pytest.mark.parametrize("value", [-np.inf, np.inf, np.nan, -3e38, 3e38, 100.0])
 @pytest.mark.parametrize("rule", ["", "zero", "infinite"])
 @pytest.mark.parametrize("queries", [2, 30])
-def test_unusual_sinks(value: float, rule: str, queries: int, rng: np.random.Generator) -> None:
-    form = Form(batch=1, queries=queries, keys=700, attrs={"cpu_nan_rows": rule, "pse_type": 0})
+@pytest.mark.parametrize("masked", [None, -1e4])
+def test_unusual_sinks(value: float, rule: str, queries: int, masked: float | None, rng: np.random.Generator) -> None:
+    given = {} if masked is None else {"cpu_mask_value": masked}
+    form = Form(batch=1, queries=queries, keys=700, attrs={"cpu_nan_rows": rule, "pse_type": 0, **given})
     array = mask(rng, (queries, 700))
     array[1] = True
     bias = np.zeros((1, 1, 1, 700), np.float32)
     inputs = form.inputs(rng) | {"sink": np.array([value, 0], np.float32), "atten_mask": array, "real_shift": bias}
-    check(inputs, form.all_attrs)
+    # The statistics of a row whose only scores are a NaN sink and that of masked keys leave the NaN out.
+    wanted = ("attention_out",) if masked is not None and np.isnan(value) else OUTPUTS
+    check(inputs, form.all_attrs, wanted)
     inputs["real_shift"] = np.full_like(bias, -np.inf)
-    check(inputs, form.all_attrs)
+    check(inputs, form.all_attrs, wanted)
 
 
 # --- slopes
@@ -110,8 +114,13 @@ def test_starts(query: int | None, key: int | None, pse_type: int, rng: np.rando
 
 
 def test_slopes_with_a_band_and_long_sequences(rng: np.random.Generator) -> None:
-    form = Form(batch=1, queries=1100, keys=1100, size=8, attrs={"pse_type": 2, "sparse_mode": 4, "pre_tockens": 300,
-                                                                "next_tockens": 100})
+    form = Form(
+        batch=1,
+        queries=1100,
+        keys=1100,
+        size=8,
+        attrs={"pse_type": 2, "sparse_mode": 4, "pre_tockens": 300, "next_tockens": 100},
+    )
     check(form.inputs(rng) | {"real_shift": np.array([0.5, 0.01], np.float32), "atten_mask": TRIANGLE}, form.all_attrs)
 
 
@@ -119,8 +128,10 @@ def test_starts_in_mode_8_are_those_of_the_first_sequence(rng: np.random.Generat
     attrs = {"pse_type": 2, "sparse_mode": 8, "pre_tockens": 100, "next_tockens": 20}
     form = Form("TND", queries=(9, 17, 30), keys=(12, 17, 30), attrs=attrs)
     starts = {"q_start_idx": np.array([3]), "kv_start_idx": np.array([0])}
-    check(form.inputs(rng) | starts | {"real_shift": np.array([0.3, 0.2], np.float32), "atten_mask": TRIANGLE},
-          form.all_attrs)
+    check(
+        form.inputs(rng) | starts | {"real_shift": np.array([0.3, 0.2], np.float32), "atten_mask": TRIANGLE},
+        form.all_attrs,
+    )
 
 
 # --- rope
@@ -192,8 +203,13 @@ def test_dropout_beside_a_mask(queries: int, keys: int, rule: str, rng: np.rando
 
 
 def test_dropout_with_sink_rope_slopes_and_a_band(rng: np.random.Generator) -> None:
-    form = Form(heads=4, kv_heads=2, queries=130, keys=130,
-                attrs={"keep_prob": 0.9, "pse_type": 3, "sparse_mode": 3, "scale_value": 0.2})
+    form = Form(
+        heads=4,
+        kv_heads=2,
+        queries=130,
+        keys=130,
+        attrs={"keep_prob": 0.9, "pse_type": 3, "sparse_mode": 3, "scale_value": 0.2},
+    )
     inputs = form.inputs(rng) | {
         "drop_mask": np.packbits(rng.random(2 * 4 * 130 * 130) < 0.9, bitorder="little"),
         "sink": rng.standard_normal(4, np.float32),
