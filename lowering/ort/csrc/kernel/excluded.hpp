@@ -57,7 +57,8 @@ static void add_excluded(const Span& span) {
   const int64_t columns = span.columns();
   for (int64_t r = 0; r < span.rows(); ++r) {
     // NaN or exp(inf - inf): so far only a row that attends a key has come to it, this one may have its sink alone.
-    if (!(s.max[r] < kInfinity)) s.total[r] = __builtin_nanf("");
+    const float* sink = span.problem.sink;
+    if (sink != nullptr && !(sink[span.head_of(r)] < kInfinity)) s.total[r] = __builtin_nanf("");
     if (is_nan(s.total[r]) || s.max[r] - score > kVanishes || attends_all(span, r)) continue;
     const float max = s.max[r] > score ? s.max[r] : score;
     // A row that attends no key has nothing to shrink.
