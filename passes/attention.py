@@ -59,6 +59,7 @@ from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.structure import Grid
 from fa_compiler.passes.terms import AddTerm, FloorTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
@@ -134,7 +135,7 @@ class Matcher:
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
         values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
-        planner = MaskPlanner(values, self.options, rows, columns, self.positions)
+        planner = MaskPlanner(values, self.options, Grid.of(rows, columns, viewer.space), self.positions)
         plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))

@@ -59,7 +59,7 @@ from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rounding import rounds_alike
 from fa_compiler.passes.shape_rules.context import Shape
-from fa_compiler.passes.structure import Padding, Structure, structure
+from fa_compiler.passes.structure import Grid, Padding, Structure, structure
 from fa_compiler.passes.terms import (
     Add,
     AddTerm,
@@ -106,8 +106,7 @@ class MaskPlanner:
 
     values: TermValues
     options: Options
-    rows: Axes
-    columns: Axes
+    grid: Grid
     positions: dict[Shape, Positions] = field(default_factory=dict)
 
     @property
@@ -297,7 +296,7 @@ class MaskPlanner:
 
         On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives.
         """
-        found = structure(self._masks(terms), self.rows, self.columns, self.viewer, self.positions)
+        found = structure(self._masks(terms), self.grid, self.viewer, self.positions)
         if found is not None and found.mode is not None and found.padding and self.options.target == "ascend":
             return found if NO_EMPTY_ROWS in self.options.assume else None
         return found
@@ -316,7 +315,7 @@ class MaskPlanner:
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key: by its structure, or as a single constant?"""
         masks = self._masks(terms)
-        found = structure(masks, self.rows, self.columns, self.viewer, self.positions)
+        found = structure(masks, self.grid, self.viewer, self.positions)
         if found is not None and found.never_empty:
             return True
         if len(masks) != 1:
@@ -325,7 +324,7 @@ class MaskPlanner:
         if not term.dims:
             return False
         array = constant(term.value if isinstance(term, AddTerm) else term.condition)
-        if array is None or self.viewer.space.resolve(term.dims[-1]) != self.viewer.space.resolve(self.columns):
+        if array is None or self.viewer.space.resolve(term.dims[-1]) != self.viewer.space.resolve(self.grid.columns):
             return False
         excluded = array != (False if isinstance(term, AddTerm) else term.keep)
         return not bool(excluded.all(axis=-1).any())

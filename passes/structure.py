@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.cases import unequal, where
 from fa_compiler.passes.formula import TRUE, All, Always, AtLeastZero, Formula, Given, negation
@@ -26,6 +26,24 @@ from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim, is_capped, settled
 from fa_compiler.passes.terms import AddTerm, SelectTerm
 from fa_compiler.passes.views import Viewer
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The rows and columns of the scores, with the sizes they have before a mask is aligned with them.
+
+    Aligned, a mask's size may stand for that of the scores, which it differs from in runs where theirs is 1: then the
+    mask enlarges them, and no band says so.
+    """
+
+    rows: Axes
+    columns: Axes
+    sizes: tuple[Dim, Dim]
+
+    @staticmethod
+    def of(rows: Axes, columns: Axes, space: AxisSpace) -> Grid:
+        """The grid as it is now."""
+        return Grid(rows, columns, (space.size(rows), space.size(columns)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +65,7 @@ class Structure:
 
 
 def structure(
-    terms: Sequence[AddTerm | SelectTerm], rows: Axes, columns: Axes, viewer: Viewer, known: dict[Shape, Positions]
+    terms: Sequence[AddTerm | SelectTerm], grid: Grid, viewer: Viewer, known: dict[Shape, Positions]
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that helps.
 
@@ -55,24 +73,18 @@ def structure(
     """
     if not terms:
         return None
-    sizes = viewer.space.size(rows), viewer.space.size(columns)
-    band, padding = Band(None, None), []
+    parts: list[Band | Padding] = []
     for term in terms:
-        found = _Reader(viewer, known, rows, columns, *sizes).read(term)
+        found = _Reader(viewer, known, grid).read(term)
         if found is None:
             return None
-        for part in found:
-            if isinstance(part, Padding):
-                padding.append(part)
-                continue
-            both = _intersection(band, part)
-            if both is None:
-                return None
-            band = both
-    mode = sparse_mode(band, *sizes)
-    if mode is None and band != Band(None, None):
+        parts.extend(found)
+    padding = tuple(part for part in parts if isinstance(part, Padding))
+    band = _intersection([part for part in parts if isinstance(part, Band)])
+    mode = None if band is None else sparse_mode(band, *grid.sizes)
+    if band is None or (mode is None and band != Band(None, None)):
         return None
-    return Structure(mode, tuple(padding), not padding and band.never_empty(*sizes))
+    return Structure(mode, padding, not padding and band.never_empty(*grid.sizes))
 
 
 @dataclass(frozen=True)
@@ -81,10 +93,7 @@ class _Reader:
 
     viewer: Viewer
     known: dict[Shape, Positions]
-    row_axes: Axes
-    column_axes: Axes
-    rows: Dim
-    columns: Dim
+    grid: Grid
 
     def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding] | None:
         value = term.value if isinstance(term, AddTerm) else term.condition
@@ -93,7 +102,7 @@ class _Reader:
             return None
         resolve = self.viewer.space.resolve
         places = {resolve(dim): k for k, dim in enumerate(term.dims) if dim}
-        row, column = places.get(resolve(self.row_axes)), places.get(resolve(self.column_axes))
+        row, column = places.get(resolve(self.grid.rows)), places.get(resolve(self.grid.columns))
         if not self._fits(shape, row, column):
             return None
         positions = self.known.setdefault(shape, Positions(self.viewer.info, shape))
@@ -121,13 +130,14 @@ class _Reader:
 
     def _fits(self, shape: Shape, row: int | None, column: int | None) -> bool:
         """Do the mask's rows and columns have the sizes of the scores' in every run that succeeds?"""
+        rows, columns = self.grid.sizes
         known: list[Dim] = []
-        if column is not None and shape[column] != self.columns:
-            cap = is_capped(shape[column], self.columns)
+        if column is not None and shape[column] != columns:
+            cap = is_capped(shape[column], columns)
             if cap is None:
                 return False
-            known.append(Dim(cap) - self.columns)
-        return row is None or settled(shape[row], known) == self.rows
+            known.append(Dim(cap) - columns)
+        return row is None or settled(shape[row], known) == rows
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, dims: Arrangement
@@ -157,19 +167,16 @@ class _Reader:
         return [Padding(Given(given.value, given.axes, not given.when), aligned)]
 
 
-def _intersection(one: Band, other: Band) -> Band | None:
-    """Both bands at once; None when it is not known which bound is the tighter."""
-    lower, upper = one.lower or other.lower, one.upper or other.upper
-    if one.lower is not None and other.lower is not None:
-        lower = _larger(one.lower, other.lower)
-    if one.upper is not None and other.upper is not None:
-        negative = _larger(-one.upper, -other.upper)
-        upper = None if negative is None else -negative
-    unknown = (lower is None) != (one.lower is None and other.lower is None)
-    return None if unknown or (upper is None) != (one.upper is None and other.upper is None) else Band(lower, upper)
+def _intersection(bands: Sequence[Band]) -> Band | None:
+    """All bands at once; None when it is not known which of their bounds are the tightest."""
+    lower = [band.lower for band in bands if band.lower is not None]
+    upper = [-band.upper for band in bands if band.upper is not None]
+    tightest = _largest(lower), _largest(upper)
+    if (lower and tightest[0] is None) or (upper and tightest[1] is None):
+        return None
+    return Band(tightest[0], None if tightest[1] is None else -tightest[1])
 
 
-def _larger(one: Dim, other: Dim) -> Dim | None:
-    if (one - other).is_at_least(0):
-        return one
-    return other if (other - one).is_at_least(0) else None
+def _largest(bounds: Sequence[Dim]) -> Dim | None:
+    """The one that is proven to be at least every other."""
+    return next((one for one in bounds if all((one - other).is_at_least(0) for other in bounds)), None)

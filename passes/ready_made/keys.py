@@ -29,7 +29,7 @@ from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.structure import Structure, structure
+from fa_compiler.passes.structure import Grid, Structure, structure
 from fa_compiler.passes.terms import Add, Masked, SelectTerm, Shift
 
 INT64 = ir.DataType.INT64
@@ -116,9 +116,10 @@ class Keys:
         With `band` that may be a sparse_mode.
         """
         call = self.call
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
         dims = call.viewer.alignment(mask, scores, call.node)
         term = SelectTerm(call.node, mask, not when, -math.inf, dims)
-        found = structure([term], scores[2], scores[3], call.viewer, call.matcher.positions)
+        found = structure([term], grid, call.viewer, call.matcher.positions)
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
             return [Masked(call.along(mask, dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode

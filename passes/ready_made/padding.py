@@ -42,6 +42,7 @@ from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.structure import Grid
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.terms import Add, AddTerm, Masked, Put, RowGuard, Shift
 
@@ -97,7 +98,8 @@ class Additions:
             return MaskPlan()
         rows, columns = self.scores[2:]
         values = TermValues(call.viewer, call.sets, call.bounds, call.options.assume)
-        planner = MaskPlanner(values, call.options, rows, columns, call.matcher.positions)
+        grid = Grid.of(rows, columns, call.viewer.space)
+        planner = MaskPlanner(values, call.options, grid, call.matcher.positions)
         term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, self.scores, call.node))
         return planner.plan((term,), RowGuard.NONE)
 

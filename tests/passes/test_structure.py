@@ -337,3 +337,18 @@ def test_mask_beside_a_bias(use: str, padded: bool) -> None:
 def test_mask_beside_a_bias_of_unknown_size_stays_a_sum() -> None:
     block, _ = same(model("m = LessOrEqual(j, i) ", BESIDE_BIAS["bias, then mask"], more="float[1,4,S,S] bias"))
     assert block.mask == "real_shift"
+
+
+@pytest.mark.parametrize("use", [FLOAT, SELECT])
+def test_a_constant_triangle_that_one_row_of_scores_would_broadcast_to(use: str) -> None:
+    """The triangle has ten rows in every run, the scores ten or one: with one the sum has ten. That is no band."""
+    numbers = ", ".join(str(int(j <= i)) for i in range(10) for j in range(10))
+    body = PRODUCT_QK + NUMBERS + f"m = Constant<value=bool[10,10] {{{numbers}}}>() " + use + SOFTMAX.format("x")
+    inputs = "float[B,4,S,8] q, float[B,4,10,8] k, float[B,4,10,8] v"
+    proto = parse(body + PRODUCT_PV, inputs=inputs, outputs="float[B,4,R,8] y")
+    result, report = fused(proto)
+    assert report.blocks[0].mask == "atten_mask"
+    feeds = _feeds(proto, {"B": 2, "S": 10})
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+    with pytest.raises(Exception, match="atten_mask"):
+        run(result, _feeds(proto, {"B": 2, "S": 1}))
