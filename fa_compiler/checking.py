@@ -2,7 +2,8 @@
 
 The checker gets a light copy: a large or external weight of the main graph becomes a graph input, in a
 subgraph or function the output of an unknown node. Ops of the standard domains that the installed onnx does
-not know are moved to an unknown domain, which the checker leaves alone.
+not know are moved to an unknown domain, which the checker leaves alone, and so is what converters leave behind in
+training graphs (`LEFT_OVER`): it does not run, but the attention beside it can be fused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from fa_compiler.tensors import is_external, is_plain
 LIGHT = 1 << 16
 """Tensors up to this many bytes stay in the light copy: they may steer shape inference."""
 
+LEFT_OVER = {"BatchNormalization": 6}
+"""Standard operators that come with more outputs than they have, and how many: of TensorFlow's FusedBatchNormV3, whose
+gradient reads them, tf2onnx makes a BatchNormalization and keeps all six."""
+
 _PLACEHOLDER = "fa_compiler.placeholder"
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 
@@ -29,6 +34,11 @@ def fault(model: onnx.ModelProto, full: bool) -> str | None:
     except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return one_line(error)
     return None
+
+
+def is_left_over(node: onnx.NodeProto) -> bool:
+    """Has a converter left a node here that is no operator of any version, but looks like one?"""
+    return not node.domain and len(node.output) == LEFT_OVER.get(node.op_type)
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -63,7 +73,7 @@ class _Known:
         key = (node.domain, node.op_type)
         if key not in self._found:
             self._found[key] = self._is_known(*key)
-        return self._found[key]
+        return self._found[key] and not is_left_over(node)
 
     def _is_known(self, domain: str, op_type: str | bytes) -> bool:
         if isinstance(op_type, bytes):  # protobuf's way to hand out a string that is damaged

@@ -22,6 +22,7 @@ from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
+from fa_compiler.runnable import remarks
 from fa_compiler.verification import registry_nodes, verify_nodes
 from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
 
@@ -131,6 +132,8 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
         target = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
         verify_nodes(model, given, target, options.cann)
         proto = _finished(loaded, model) if report.count("fused") else None
+        if options.target == "ort":
+            report.notes.extend(remarks(loaded.proto if proto is None else proto))
     report.seconds = time.perf_counter() - start
     return proto, report
 

@@ -1,0 +1,111 @@
+"""What keeps a graph from running in ONNX Runtime's inference packages, whatever is fused in it.
+
+Training graphs hold operators of the tool that made them: those of onnxruntime-training, and TensorFlow's that tf2onnx
+has no counterpart for. They are left as they are, and named.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx
+from onnx import defs
+
+from fa_compiler.checking import is_left_over
+from fa_compiler.tensors import is_plain
+
+TRAINING_DOMAIN = "com.microsoft"
+TRAINING_ONLY = frozenset(
+    (
+        "AdamOptimizer",
+        "AdamWOptimizer",
+        "BatchNormInternal",
+        "ConcatTraining",
+        "FlattenAndUnpad",
+        "Group",
+        "InPlaceAccumulator",
+        "InPlaceAccumulatorV2",
+        "LambOptimizer",
+        "MixedPrecisionScale",
+        "PadAndUnflatten",
+        "PassThrough",
+        "ReduceAllL2",
+        "ReduceSumTraining",
+        "SGDOptimizer",
+        "SGDOptimizerV2",
+        "Scale",
+        "ScaledSum",
+        "ShrunkenGather",
+        "SoftmaxCrossEntropy",
+        "SoftmaxCrossEntropyLossInternal",
+        "SparseSoftmaxCrossEntropy",
+        "SplitTraining",
+        "YieldOp",
+        "ZeroGradient",
+    )
+)
+"""Operators of onnxruntime-training's graphs that the inference packages do not register; those with Grad in their
+name are not listed."""
+RUNTIMES_OWN = frozenset(
+    (
+        "Affine",
+        "Crop",
+        "DynamicSlice",
+        "GivenTensorFill",
+        "GRUUnit",
+        "ImageScaler",
+        "ParametricSoftplus",
+        "Scale",
+        "ScaledTanh",
+        "SimplifiedLayerNormalization",
+    )
+)
+"""Operators that ONNX Runtime knows in the standard domain and ONNX does not."""
+
+
+def remarks(model: onnx.ModelProto) -> list[str]:
+    """One sentence for each kind of operator that keeps the model from running; none when nothing is known to."""
+    local = {(function.domain, function.name) for function in model.functions}
+    newest = all(opset.version <= defs.onnx_opset_version() for opset in model.opset_import if not opset.domain)
+    training: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    for node in _nodes(model.graph):
+        if (node.domain, node.op_type) in local:
+            continue
+        if node.domain == TRAINING_DOMAIN and ("Grad" in node.op_type or node.op_type in TRAINING_ONLY):
+            training[node.op_type] += 1
+        elif node.domain in ("", "ai.onnx") and newest and not _is_operator(node):
+            unknown[node.op_type] += 1
+    found: list[str] = []
+    if training:
+        found.append(f"runs with onnxruntime-training only: {_listed(training)} of {TRAINING_DOMAIN}")
+    if unknown:
+        found.append(f"runs nowhere: {_listed(unknown)} as the converter left it is no operator of ONNX")
+    return found
+
+
+def _is_operator(node: onnx.NodeProto) -> bool:
+    """Is it an operator of some opset, or one that ONNX Runtime knows under that name?"""
+    return not is_left_over(node) and (node.op_type in RUNTIMES_OWN or bool(defs.has(node.op_type, "")))
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in sorted(counts.items()))
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    pending = [graph]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending.extend(_bodies(node.attribute))
+
+
+def _bodies(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
+    for attribute in attributes:
+        if is_plain(attribute):
+            continue
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
