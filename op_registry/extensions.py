@@ -34,6 +34,7 @@ class Extension:
 
 _FORWARD = ("FlashAttentionScore",)
 _BACKWARD = ("FlashAttentionScoreGrad",)
+_DECODE = ("IncreFlashAttention",)
 
 EXTENSIONS = (
     Extension(
@@ -116,8 +117,19 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-RANGE",
-        _FORWARD + _BACKWARD,
-        "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M)",
+        _FORWARD + _BACKWARD + _DECODE,
+        "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M; decoding: B 65536)",
+    ),
+    Extension(
+        "EXT-DECODE-FLOAT",
+        _DECODE,
+        "query, key, value, pse_shift, antiquant_scale and antiquant_offset may be float32",
+    ),
+    Extension(
+        "EXT-DECODE-INT8",
+        _DECODE,
+        "query, key and value may all be INT8, with dequant_scale1, quant_scale1 and dequant_scale2, as the prototype "
+        "has it; the operator itself does not take it yet",
     ),
 )
 

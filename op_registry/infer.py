@@ -14,14 +14,17 @@ from fa_compiler.op_registry.errors import NodeError
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo, full_attrs
 from fa_compiler.op_registry.registry import get
+from fa_compiler.op_registry.spec import Kind
 
-Inputs = Mapping[str, TensorInfo]
+Inputs = Mapping[str, Any]
+"""TensorInfo by name; of a dynamic input the list of its tensors."""
 
 
 def infer(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """What is known of every output of a node, by name.
 
-    `inputs` maps REG_OP names to TensorInfo, absent ones missing; `attrs` may lack those with a default.
+    `inputs` maps REG_OP names to TensorInfo (of a dynamic input a list), absent ones missing; `attrs` may lack those
+    with a default.
     Raises NodeError if the attributes do not fit the operator, if the layout is unknown, if query, key or
     value is missing or has another rank than the layout says, or if the operator has no rule yet.
     """
@@ -30,7 +33,7 @@ def infer(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> 
     if rule is None:
         raise NodeError(f"no shape inference for {op_type} yet")
     for entry in spec.inputs[:3]:
-        if entry.name not in inputs:
+        if entry.kind is not Kind.OPTIONAL and entry.name not in inputs:
             raise NodeError(f"{op_type} needs the input {entry.name}")
     return rule(inputs, full_attrs(spec, attrs))
 
@@ -84,9 +87,34 @@ def _backward(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]
     }
 
 
+def _decode(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """IncreFlashAttention: attention_out as query; INT8 where quant_scale2 is given, and float16 of an INT8 query."""
+    query: TensorInfo = inputs["query"]
+    dtype = "DT_FLOAT16" if query.dtype == "DT_INT8" else query.dtype
+    return {"attention_out": TensorInfo("DT_INT8" if "quant_scale2" in inputs else dtype, query.shape)}
+
+
+def _ring_update(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """RingAttentionUpdate: each result is as the operand before it."""
+    names = {"attn_out": "prev_attn_out", "softmax_max": "prev_softmax_max", "softmax_sum": "prev_softmax_sum"}
+    return {
+        output: TensorInfo(inputs[name].dtype, inputs[name].shape) for output, name in names.items() if name in inputs
+    }
+
+
+def _update(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """AttentionUpdate: output as one of go, lse_m as one of lse; update_type 0 has no lse_m."""
+    lse, go = inputs["lse"][0], inputs["go"][0]
+    merged = TensorInfo("DT_FLOAT", lse.shape if attrs["update_type"] == 1 else (0,))
+    return {"output": TensorInfo(go.dtype, go.shape), "lse_m": merged}
+
+
 RULES: Mapping[str, Callable[[Inputs, Mapping[str, Any]], dict[str, TensorInfo]]] = {
     "FlashAttentionScore": _forward,
     "FlashAttentionScoreGrad": _backward,
+    "IncreFlashAttention": _decode,
+    "RingAttentionUpdate": _ring_update,
+    "AttentionUpdate": _update,
 }
 
 

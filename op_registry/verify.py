@@ -56,7 +56,9 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     """
     spec = get(node.op_type, cann)
     chip = None if target == "ort" else product(target)
-    tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo)}
+    dynamic = [entry.name for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
+    lists = {name: _listed(node.inputs[name]) for name in dynamic if node.inputs.get(name)}
+    tensors = {name: info for name, info in node.inputs.items() if isinstance(info, TensorInfo) and name not in dynamic}
     faults = list(_names_and_attrs(spec, node, chip))
     attrs, bad = _attributes(spec, node.attrs)
     module = MODULES.get(node.op_type)
@@ -67,7 +69,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     # With an attribute missing or of a wrong type there is nothing to read the numbered rules by.
     if module is not None and all(fault.extension for fault in bad):
         newest = {entry.name: entry.value_if_absent for entry in get(spec.name).attrs}
-        call = Call(spec, tensors, node.outputs, newest | attrs, chip)
+        call = Call(spec, tensors, node.outputs, newest | attrs, chip, lists)
         numbered = [
             _violation(f"{module.rules.prefix}.{number}", fault)
             for number, rule in sorted(module.rules.table.items())
@@ -75,7 +77,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
         ]
         found += numbered
     if not found:
-        found += [_violation(GENERIC, fault) for fault in _outputs(node, tensors)]
+        found += [_violation(GENERIC, fault) for fault in _outputs(node, {**tensors, **lists})]
     if not found and chip is not None:
         found += [_violation(GENERIC, fault) for fault in _product_types(spec, node, chip)]
     return found
@@ -157,7 +159,7 @@ def _types(spec: OpSpec, node: NodeView, own: tuple[str, ...]) -> Iterator[Fault
             yield Fault(name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)}", "aclnn")
 
 
-def _outputs(node: NodeView, tensors: Mapping[str, TensorInfo]) -> Iterator[Fault]:
+def _outputs(node: NodeView, tensors: Mapping[str, Any]) -> Iterator[Fault]:
     """What is stated of the outputs agrees with what follows from the inputs."""
     if not can_infer(node.op_type):
         return
@@ -193,6 +195,10 @@ def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Faul
 def _registered(spec: OpSpec, chip: Product) -> ProductSpec | None:
     newest = get(spec.name)
     return next((found for soc in chip.socs if (found := newest.product(soc)) is not None), None)
+
+
+def _listed(info: TensorInfo | list[TensorInfo]) -> list[TensorInfo]:
+    return [info] if isinstance(info, TensorInfo) else info
 
 
 def _each(node: NodeView) -> Iterator[tuple[str, TensorInfo]]:

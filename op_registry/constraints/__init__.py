@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import ModuleType
 
-from fa_compiler.op_registry.constraints import flash_attention_score, flash_attention_score_grad
+from fa_compiler.op_registry.constraints import (
+    attention_update,
+    flash_attention_score,
+    flash_attention_score_grad,
+    incre_flash_attention,
+    ring_attention_update,
+)
 
 MODULES: Mapping[str, ModuleType] = {
     "FlashAttentionScore": flash_attention_score,
     "FlashAttentionScoreGrad": flash_attention_score_grad,
+    "IncreFlashAttention": incre_flash_attention,
+    "RingAttentionUpdate": ring_attention_update,
+    "AttentionUpdate": attention_update,
 }
 """The operators whose constraints are numbered."""

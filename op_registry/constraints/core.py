@@ -6,8 +6,8 @@ given the benefit of the doubt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -62,13 +62,14 @@ class Rules:
 @dataclass(frozen=True)
 class Call:
     """A node under check. `tensors` are its inputs by name, absent ones missing; `attrs` has every
-    attribute, the defaults filled in; `product` is None for ONNX Runtime."""
+    attribute, the defaults filled in; `product` is None for ONNX Runtime; `lists` are the dynamic inputs."""
 
     spec: OpSpec
     tensors: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
     attrs: Mapping[str, Any]
     product: Product | None
+    lists: Mapping[str, Sequence[TensorInfo]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> TensorInfo | None:
         """The input of that name, or None if it is absent."""

@@ -21,8 +21,8 @@ def minimal(name: str) -> NodeView:
             inputs[entry.name] = [info, info]
         elif entry.kind is Kind.REQUIRED:
             inputs[entry.name] = info
-    samples: dict[str, Any] = {"Int": 8, "Float": 0.5, "String": "BNSD"}
-    attrs = {attr.name: samples[attr.type] for attr in spec.attrs if attr.required}
+    samples: dict[str, Any] = {"Int": 8, "Float": 0.5, "String": "BNSD", "sp": 2, "update_type": 1}
+    attrs = {attr.name: samples.get(attr.name, samples[attr.type]) for attr in spec.attrs if attr.required}
     return NodeView(name, "node", inputs, {}, attrs)
 
 
@@ -78,7 +78,7 @@ def test_a_product_without_the_operator(target: str) -> None:
 
 
 def test_an_operator_may_be_restricted_on_a_product() -> None:
-    node = minimal("IncreFlashAttention")
+    node = minimal("PromptFlashAttention")
     assert verify(node, "310P") == []
     bf16 = NodeView(node.op_type, "node", {**node.inputs, "query": TensorInfo("DT_BF16")}, {}, node.attrs)
     assert [(v.constraint, v.tensor) for v in verify(bf16, "310P")] == [("G0", "query")]
