@@ -35,6 +35,8 @@ class Extension:
 _FORWARD = ("FlashAttentionScore",)
 _BACKWARD = ("FlashAttentionScoreGrad",)
 _DECODE = ("IncreFlashAttention",)
+_SELECTED = ("SparseFlashAttention", "SparseFlashAttentionGrad")
+_INDEXERS = ("LightningIndexer", "LightningIndexerGrad", "SparseLightningIndexerGradKLLoss")
 
 EXTENSIONS = (
     Extension(
@@ -130,6 +132,31 @@ EXTENSIONS = (
         _DECODE,
         "query, key and value may all be INT8, with dequant_scale1, quant_scale1 and dequant_scale2, as the prototype "
         "has it; the operator itself does not take it yet",
+    ),
+    Extension(
+        "EXT-SPARSE-FLOAT",
+        _SELECTED + _INDEXERS,
+        "the tensors of the sparse family that are float16 or bfloat16 on Ascend may all be float32",
+    ),
+    Extension(
+        "EXT-SPARSE-SIZES",
+        _SELECTED + _INDEXERS,
+        "head counts, head sizes (also another one for value, and any rope size or none), the number of "
+        "selected blocks, their size, batch and sequence length may be any",
+    ),
+    Extension(
+        "EXT-SPARSE-HEADS",
+        _SELECTED,
+        "key and value may have any number of heads that divides the query's; sparse_indices has a list for each of "
+        "them, or one for all",
+    ),
+    Extension(
+        "EXT-SPARSE-EMPTY-ROWS",
+        ("SparseFlashAttention",),
+        "the attribute cpu_empty_rows says what a query row gives for which no key is selected: zero, the mean of value"
+        " over all keys of the sequence, or NaN",
+        attr="cpu_empty_rows",
+        values=("", "zero", "mean", "nan"),
     ),
 )
 

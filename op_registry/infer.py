@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fa_compiler.op_registry import sparse_shapes
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.errors import NodeError
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape, measure
@@ -20,15 +21,17 @@ Inputs = Mapping[str, Any]
 """TensorInfo by name; of a dynamic input the list of its tensors."""
 
 
-def infer(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+def infer(
+    op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], cann: str | None = None
+) -> dict[str, TensorInfo]:
     """What is known of every output of a node, by name.
 
     `inputs` maps REG_OP names to TensorInfo (of a dynamic input a list), absent ones missing; `attrs` may lack those
-    with a default.
-    Raises NodeError if the attributes do not fit the operator, if the layout is unknown, if query, key or
-    value is missing or has another rank than the layout says, or if the operator has no rule yet.
+    with a default; `cann` chooses the variant of the prototype. Raises NodeError if the attributes do not fit the
+    operator, if the layout is unknown, if query, key or value is missing or has another rank than the layout says, or
+    if the operator has no rule yet.
     """
-    spec = get(op_type)
+    spec = get(op_type, cann)
     rule = RULES.get(op_type)
     if rule is None:
         raise NodeError(f"no shape inference for {op_type} yet")
@@ -115,6 +118,7 @@ RULES: Mapping[str, Callable[[Inputs, Mapping[str, Any]], dict[str, TensorInfo]]
     "IncreFlashAttention": _decode,
     "RingAttentionUpdate": _ring_update,
     "AttentionUpdate": _update,
+    **sparse_shapes.RULES,
 }
 
 

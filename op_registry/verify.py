@@ -77,7 +77,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
         ]
         found += numbered
     if not found:
-        found += [_violation(GENERIC, fault) for fault in _outputs(node, {**tensors, **lists})]
+        found += [_violation(GENERIC, fault) for fault in _outputs(node, {**tensors, **lists}, cann)]
     if not found and chip is not None:
         found += [_violation(GENERIC, fault) for fault in _product_types(spec, node, chip)]
     return found
@@ -159,11 +159,11 @@ def _types(spec: OpSpec, node: NodeView, own: tuple[str, ...]) -> Iterator[Fault
             yield Fault(name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)}", "aclnn")
 
 
-def _outputs(node: NodeView, tensors: Mapping[str, Any]) -> Iterator[Fault]:
+def _outputs(node: NodeView, tensors: Mapping[str, Any], cann: str | None) -> Iterator[Fault]:
     """What is stated of the outputs agrees with what follows from the inputs."""
     if not can_infer(node.op_type):
         return
-    inferred = infer(node.op_type, tensors, node.attrs)
+    inferred = infer(node.op_type, tensors, node.attrs, cann)
     for name, stated in node.outputs.items():
         right = inferred[name]
         if stated.dtype and right.dtype and stated.dtype != right.dtype:

@@ -14,7 +14,12 @@ from fa_compiler.op_registry.constraints import (
     flash_attention_score,
     flash_attention_score_grad,
     incre_flash_attention,
+    lightning_indexer,
+    lightning_indexer_grad,
     ring_attention_update,
+    sparse_flash_attention,
+    sparse_flash_attention_grad,
+    sparse_lightning_indexer_grad_kl_loss,
 )
 
 MODULES: Mapping[str, ModuleType] = {
@@ -23,5 +28,10 @@ MODULES: Mapping[str, ModuleType] = {
     "IncreFlashAttention": incre_flash_attention,
     "RingAttentionUpdate": ring_attention_update,
     "AttentionUpdate": attention_update,
+    "LightningIndexer": lightning_indexer,
+    "LightningIndexerGrad": lightning_indexer_grad,
+    "SparseFlashAttention": sparse_flash_attention,
+    "SparseFlashAttentionGrad": sparse_flash_attention_grad,
+    "SparseLightningIndexerGradKLLoss": sparse_lightning_indexer_grad_kl_loss,
 }
 """The operators whose constraints are numbered."""

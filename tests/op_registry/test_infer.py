@@ -132,9 +132,9 @@ def test_what_cannot_be_inferred_is_refused() -> None:
         infer(node.op_type, {**node.inputs, "key": tensor((1, 2, 3))}, node.attrs)
     with pytest.raises(NodeError, match="needs the input value"):
         infer(node.op_type, {"query": tensor((1,)), "key": tensor((1,))}, node.attrs)
-    assert not can_infer("LightningIndexer")
-    with pytest.raises(NodeError, match="no shape inference for LightningIndexer yet"):
-        infer("LightningIndexer", {}, {})
+    assert not can_infer("PromptFlashAttention")
+    with pytest.raises(NodeError, match="no shape inference for PromptFlashAttention yet"):
+        infer("PromptFlashAttention", {}, {})
 
 
 def test_stated_outputs_must_agree() -> None:

@@ -1,0 +1,63 @@
+"""SparseFlashAttention: softmax attention of each query token to the keys its list selects.
+
+    S_ij = scale (q_i . k_j + q_rope_i . k_rope_j),  O_i = sum_j P_ij v_j,  j over the list of row i, as often as listed
+
+Entries of sparse_indices are blocks of sparse_block_size keys of the row's own sequence. A row without a key gives 0
+(softmax_max -2e38, softmax_sum 0; beside sinks max = sink, sum = 1), or what cpu_empty_rows says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.sparse import EMPTY_MAX, SparseCall, chosen, joined
+
+
+@operator("SparseFlashAttention")
+def sparse_flash_attention(call: Call) -> dict[str, Output]:
+    """attention_out, and softmax_max and softmax_sum ([0] unless return_softmax_lse)."""
+    side = SparseCall(
+        call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), ("layout_query", "layout_kv"), counted=True
+    )
+    if call.attrs["attention_mode"] != 2:
+        raise call.error("attention_mode", f"must be 2, got {call.attrs['attention_mode']}")
+    query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)
+    if query.shape[-1] != key.shape[-1]:
+        raise call.error("key", f"has head size {key.shape[-1]}, expected {query.shape[-1]}")
+    value = side.by_key("value", side.key_heads, -1)
+    indices = side.indices(any_heads=True)
+    block, scale = int(call.attrs["sparse_block_size"]), float(call.attrs["scale_value"])
+    rule = str(call.attrs.get("cpu_empty_rows", ""))
+    given = call.optional("sinks")
+    sinks = None if given is None else given.astype(np.float64)
+    out = np.zeros((side.tokens, side.heads, value.shape[-1]))
+    top = np.full((side.tokens, side.heads), EMPTY_MAX)
+    total = np.zeros((side.tokens, side.heads))
+    if sinks is not None:
+        top[:], total[:] = sinks, 1.0
+    for row in side.rows():
+        for head in range(side.heads):
+            kv_head = head // side.group
+            places = row.sequence.keys[chosen(indices[row.token, kv_head], block, row.visible, capped=True)]
+            if places.size == 0:
+                if rule == "mean":
+                    out[row.token, head] = value[row.sequence.keys, kv_head].mean(axis=0)
+                elif rule == "nan":
+                    out[row.token, head] = np.nan
+                continue
+            scores = scale * (key[places, kv_head] @ query[row.token, head])
+            largest = scores.max() if sinks is None else max(scores.max(), sinks[head])
+            with np.errstate(invalid="ignore", over="ignore"):
+                weights = np.exp(scores - largest)
+                sum_ = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head] - largest))
+                out[row.token, head] = weights / sum_ @ value[places, kv_head]
+            top[row.token, head], total[row.token, head] = largest, sum_
+    wanted = bool(call.attrs["return_softmax_lse"])
+    statistics = [side.pack_statistics(values) if wanted else np.zeros(0) for values in (top, total)]
+    single = np.dtype(np.float32)
+    return {
+        "attention_out": Output(side.shaped(out), call.tensor("query").dtype),
+        "softmax_max": Output(statistics[0], single),
+        "softmax_sum": Output(statistics[1], single),
+    }

@@ -1,0 +1,66 @@
+"""SparseLightningIndexerGradKLLoss: how far the indexer's distribution is from attention's, and its gradients.
+
+For each row, over the first min(K, visible) entries of its list (all must be keys of the sequence):
+
+    p_j = 1/N1 sum over heads g of exp(scale (q_g . k_j + q_rope_g . k_rope_j) - max_g) / sum_g
+    r_hj = relu(q_index_h . k_index_j);  I_j = sum_h w_h r_hj;  y = softmax(I)
+    loss += sum_j max(p_j, 1e-8) (ln max(p_j, 1e-8) - ln max(y_j, 1e-8))
+    dI = y - p;  dw_h = sum_j dI_j r_hj;  dS_hj = dI_j w_h [r_hj > 0]
+    dq_index_h = sum_j dS_hj k_index_j;  dk_index_j += sum_h dS_hj q_index_h
+
+p is a constant and not normalised: it sums to 1 where the statistics come from the same keys. The gradients are those
+of the loss as long as p and y exceed 1e-8 and p sums to 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.sparse import SparseCall, joined
+
+FLOOR = 1e-8
+
+
+@operator("SparseLightningIndexerGradKLLoss")
+def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
+    """d_query_index, d_key_index, d_weight and the loss, [1]."""
+    side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_key"))
+    if side.mode != 3:
+        raise call.error("sparse_mode", f"must be 3, got {side.mode}")
+    query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)[:, 0]
+    query_index, key_index = side.by_token("query_index", -1, -1), side.by_key("key_index", 1, -1)[:, 0]
+    weight = side.by_token("weight", query_index.shape[1])
+    indices = side.indices()[:, 0]
+    top, total = side.statistics("softmax_max"), side.statistics("softmax_sum")
+    scale = float(call.attrs["scale_value"])
+    d_query, d_key, d_weight = np.zeros_like(query_index), np.zeros_like(key_index), np.zeros_like(weight)
+    loss = 0.0
+    for row in side.rows():
+        used = min(indices.shape[-1], row.visible)
+        if used == 0:
+            continue
+        entries = indices[row.token, :used]
+        if ((entries < 0) | (entries >= len(row.sequence.keys))).any():
+            raise call.error("sparse_indices", f"the first {used} entries of a row must all be keys of its sequence")
+        places = row.sequence.keys[entries]
+        scores = scale * (query[row.token] @ key[places].T)
+        p = np.mean(np.exp(scores - top[row.token][:, None]) / total[row.token][:, None], axis=0)
+        relu = np.maximum(query_index[row.token] @ key_index[places].T, 0.0)
+        index_scores = weight[row.token] @ relu
+        y = np.exp(index_scores - index_scores.max())
+        y /= y.sum()
+        d_scores = y - p
+        p_floor, y_floor = np.maximum(p, FLOOR), np.maximum(y, FLOOR)
+        loss += float(np.sum(p_floor * (np.log(p_floor) - np.log(y_floor))))
+        d_weight[row.token] = relu @ d_scores
+        d_s = d_scores * weight[row.token][:, None] * (relu > 0)
+        d_query[row.token] = d_s @ key_index[places]
+        np.add.at(d_key, places, d_s.T @ query_index[row.token])
+    dtype = call.tensor("query_index").dtype
+    return {
+        "d_query_index": Output(side.shaped(d_query), dtype),
+        "d_key_index": Output(side.shaped_keys(d_key[:, None]), dtype),
+        "d_weight": Output(side.shaped(d_weight), call.tensor("weight").dtype),
+        "loss": Output(np.array([loss]), np.dtype(np.float32)),
+    }

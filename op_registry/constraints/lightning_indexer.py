@@ -1,0 +1,104 @@
+"""The constraints LI.1 to LI.7 of LightningIndexer. Products: A2 and A3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import sparse
+from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Rules
+from fa_compiler.op_registry.geometry import differ, shape_of
+from fa_compiler.op_registry.node import Dim
+from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, SparseSizes
+
+rules = Rules("LI")
+
+_LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_key")
+
+OWN_TYPES = ("query", "key", "weights", "sparse_values", *_LENGTHS)
+"""Tensors whose type a numbered rule looks after."""
+
+
+def _sizes(call: Call) -> SparseSizes | None:
+    return sparse.sizes_of(call, "layout_query", "layout_key")
+
+
+def _batch(call: Call, sizes: SparseSizes) -> Dim:
+    return sizes.queries[0] if call.attr("layout_query") == "BSND" else shape_of(call[_LENGTHS[0]], 1)[0]
+
+
+@rules(1)
+def types(call: Call) -> Iterator[Fault]:
+    """query, key and weights have one type."""
+    yield from sparse.equal_halfs(call, ("query", "key", "weights"), ("sparse_values",))
+
+
+@rules(2)
+def sizes(call: Call) -> Iterator[Fault]:
+    """64 index heads of size 128, one key head, one weight for each token and index head."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    yield from sparse.head_groups(call, sizes, index=True)
+    width = shape_of(call["key"], KEY_LAYOUTS[call.attr("layout_key")])[-1]
+    if differ(width, sizes.d):
+        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.shaped(call, "weights", (*sizes.queries, sizes.n1))
+    yield from sparse.one_of("query", "the head count", sizes.n1, (64,))
+    yield from sparse.one_of("query", "the head size", sizes.d, (128,))
+
+
+@rules(3)
+def layouts(call: Call) -> Iterator[Fault]:
+    """The layouts are known and fit, and so do the ranks."""
+    yield from sparse.layouts(call, "layout_query", "layout_key", ("query",), ("key",))
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.same_batch(sizes, call.attr("layout_query"), call.attr("layout_key"))
+
+
+@rules(4)
+def count(call: Call) -> Iterator[Fault]:
+    """sparse_count is 1 to 2048."""
+    value = call.attr("sparse_count")
+    if not 1 <= value <= 2048:
+        message = f"sparse_count is {value}, expected 1 to 2048"
+        yield Fault("sparse_count", message, extension=sparse.SIZES if value > 0 else None)
+
+
+@rules(5)
+def mode(call: Call) -> Iterator[Fault]:
+    """sparse_mode is 0 or 3, without a window."""
+    yield from sparse.sparse_mode(call, "sparse_mode", (0, 3))
+    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+
+
+@rules(6)
+def values(call: Call) -> Iterator[Fault]:
+    """return_values does not go with PA_BSND."""
+    if call.attr("return_values") and call.attr("layout_key") == PAGED:
+        yield Fault("return_values", f"return_values is set with {PAGED}, expected it unset")
+
+
+@rules(7)
+def lengths(call: Call) -> Iterator[Fault]:
+    """INT32 lengths, cumulative with TND; block_table with PA_BSND only."""
+    yield from sparse.fixed_types(call, dict.fromkeys(_LENGTHS, "DT_INT32"))
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    layout, key_layout = call.attr("layout_query"), call.attr("layout_key")
+    yield from sparse.paging(call, sizes, "layout_key", _batch(call, sizes))
+    if layout == key_layout == "TND":
+        yield from sparse.packed_lengths(call, sizes, _LENGTHS)
+        return
+    if layout == "TND":
+        if call[_LENGTHS[0]] is None:
+            message = f"{_LENGTHS[0]} is absent, expected cumulative lengths with TND"
+            yield Fault(_LENGTHS[0], message, "aclnn", NULLPTR)
+        yield from sparse.ends(call, _LENGTHS[0], sizes.queries[0], exact=False)
+    elif layout == "BSND":
+        yield from sparse.batch_lengths(call, _LENGTHS[0], sizes.queries[0], sizes.queries[1])
+    if key_layout == PAGED and call[_LENGTHS[1]] is None:
+        yield Fault(_LENGTHS[1], f"{_LENGTHS[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
+    most = sizes.keys[1] if key_layout == "BSND" else None
+    yield from sparse.batch_lengths(call, _LENGTHS[1], _batch(call, sizes), most)

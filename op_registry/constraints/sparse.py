@@ -1,0 +1,236 @@
+"""Checks that the operators of the sparse family share.
+
+What an Ascend product limits to a few sizes (D 512, rope 64, K 2048, head counts, one key head) the CPU kernels take at
+any size: such a fault carries the extension's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.geometry import Shape, differ, divide
+from fa_compiler.op_registry.node import Dim
+from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS, SparseSizes, sparse_sizes
+
+FLOAT = "EXT-SPARSE-FLOAT"
+SIZES = "EXT-SPARSE-SIZES"
+HEADS = "EXT-SPARSE-HEADS"
+
+HALFS = ("DT_FLOAT16", "DT_BF16")
+POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+INT64_MAX = 2**63 - 1
+INT32_MAX = 2**31 - 1
+
+MAX_B, MAX_S = 256, 128 << 10
+
+
+def equal_halfs(call: Call, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Fault]:
+    """The named tensors have one type, float16 or bfloat16, or float32 on the CPU."""
+    first = call.dtype(names[0])
+    if first and first not in HALFS:
+        extension = FLOAT if first == "DT_FLOAT" else None
+        yield Fault(names[0], f"{names[0]} is {first}, expected {' or '.join(HALFS)}", "aclnn", extension=extension)
+    stated = {name: call.dtype(name) for name in names[1:]}
+    stated |= {name: call.outputs[name].dtype for name in outputs if name in call.outputs}
+    for name, dtype in stated.items():
+        if first and dtype and dtype != first:
+            yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
+
+
+def fixed_types(call: Call, types: dict[str, str]) -> Iterator[Fault]:
+    """Inputs that have one type only."""
+    for name, wanted in types.items():
+        dtype = call.dtype(name)
+        if dtype and dtype != wanted:
+            yield Fault(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
+
+
+def layouts(call: Call, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Fault]:
+    """The layouts that the attributes `query` and `key` name are known and fit each other, and ranks fit them."""
+    for attribute, known, names in ((query, QUERY_LAYOUTS, rows), (key, _key_layouts(query, key), keys)):
+        layout = call.attr(attribute)
+        if layout not in known:
+            if attribute == query or query != key:
+                message = f"{attribute} is {layout!r}, expected one of {', '.join(known)}"
+                yield Fault(attribute, message, "aclnn")
+            continue
+        for name in names:
+            rank = call.rank(name)
+            if rank is not None and rank != known[layout]:
+                yield Fault(name, f"{name} has rank {rank}, expected {known[layout]} for {layout}", "aclnn")
+    ours, theirs = call.attr(query), call.attr(key)
+    if ours in QUERY_LAYOUTS and theirs in QUERY_LAYOUTS and ours != theirs:
+        yield Fault(key, f"{key} is {theirs} beside {query} {ours}, expected the same or {PAGED}")
+
+
+def _key_layouts(query: str, key: str) -> dict[str, int]:
+    return dict(QUERY_LAYOUTS) if query == key else dict(KEY_LAYOUTS)
+
+
+def sizes_of(
+    call: Call, query: str = "layout", key: str = "layout", names: tuple[str, str] = ("query", "key")
+) -> SparseSizes | None:
+    """The sizes of the call, None where a layout is unknown."""
+    return sparse_sizes(call.attr(query), call.attr(key), call[names[0]], call[names[1]])
+
+
+def shaped(call: Call, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Fault]:
+    """A tensor that is there has this shape; `any_rank` leaves its rank to the rule about layouts."""
+    tensor = call[name]
+    shape = None if tensor is None else tensor.shape
+    if any_rank and shape is not None and len(shape) != len(expected):
+        return
+    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
+        yield Fault(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
+
+
+def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: str | None = SIZES) -> Iterator[Fault]:
+    """A size that is known is one of a few."""
+    choice = tuple(allowed)
+    if isinstance(size, int) and size not in choice:
+        listed = f"{choice[0]} to {choice[-1]}" if isinstance(allowed, range) else ", ".join(map(str, choice))
+        # What no kernel can compute with is no extension.
+        yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if size > 0 else None)
+
+
+def head_groups(call: Call, sizes: SparseSizes, index: bool = False) -> Iterator[Fault]:
+    """One key head. On the CPU key may have several where the query's are a multiple of them (attention, not the
+    indexer)."""
+    if isinstance(sizes.n2, int) and sizes.n2 != 1:
+        fits = sizes.n2 > 0 and not (isinstance(sizes.n1, int) and divide(sizes.n1, sizes.n2) is None)
+        extension = HEADS if fits and not index else None
+        yield Fault("key", f"key has the head count {sizes.n2}, expected 1", extension=extension)
+
+
+def indices(call: Call, sizes: SparseSizes, shared: bool = False) -> Iterator[Fault]:
+    """sparse_indices has one list for each query token and key head; on the CPU attention takes one for all heads."""
+    tensor = call["sparse_indices"]
+    if tensor is None or tensor.shape is None:
+        return
+    expected = (*sizes.queries, sizes.n2, None)
+    shape = tensor.shape
+    if len(shape) != len(expected) or any(map(differ, shape, expected)):
+        heads = len(shape) == len(expected) and shape[-2] == 1
+        only_heads = heads and not any(map(differ, (*shape[:-2], None, None), expected))
+        message = f"sparse_indices has the shape {text(shape)}, expected {text((*expected[:-1], 'K'))}"
+        yield Fault("sparse_indices", message, extension=HEADS if shared and only_heads else None)
+
+
+def selected_count(call: Call) -> Dim:
+    """K, the length of each list of sparse_indices."""
+    tensor = call["sparse_indices"]
+    return tensor.shape[-1] if tensor is not None and tensor.shape else None
+
+
+def sparse_mode(call: Call, name: str, allowed: tuple[int, ...]) -> Iterator[Fault]:
+    """The mask is one the operator has."""
+    value = call.attr(name)
+    if value not in allowed:
+        yield Fault(name, f"{name} is {value}, expected {' or '.join(map(str, allowed))}")
+
+
+def windows(call: Call, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Fault]:
+    """The window is not used and must be as wide as its type."""
+    for name in names:
+        value = call.attr(name)
+        if value != wanted:
+            yield Fault(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
+
+
+def both_or_none(call: Call, names: tuple[str, str]) -> Iterator[Fault]:
+    """Two inputs that only make sense together."""
+    given = [name for name in names if call[name] is not None]
+    if len(given) == 1:
+        other = names[1] if given[0] == names[0] else names[0]
+        yield Fault(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
+
+
+def rope(call: Call, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
+    """The rope parts come in a pair, have the shapes of query and key but for the head size, and that is 64."""
+    names = ("query_rope", "key_rope")
+    yield from both_or_none(call, names)
+    if mandatory and call["query_rope"] is None and call["key_rope"] is None:
+        for name in names:
+            message = f"{name} is absent, expected one: it is optional in the prototype only"
+            yield Fault(name, message, code=NULLPTR, extension=SIZES)
+    widths: list[Dim] = []
+    for name, front in ((names[0], (*sizes.queries, sizes.n1)), (names[1], (*sizes.keys, sizes.n2))):
+        yield from shaped(call, name, (*front, None))
+        tensor = call[name]
+        widths.append(tensor.shape[-1] if tensor is not None and tensor.shape else None)
+    if differ(*widths):
+        yield Fault(names[1], f"key_rope has the head size {widths[1]}, expected {size_text(widths[0])} as query_rope")
+    yield from one_of(names[0], "the head size", widths[0], (64,))
+
+
+def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
+    """Documented ranges of batch and sequence length."""
+    if layout != "BSND":
+        return
+    yield from one_of("query", "the batch", sizes.queries[0], range(1, MAX_B + 1))
+    for name, length in (("query", sizes.queries[1]), ("key", sizes.keys[1])):
+        if isinstance(length, int) and length > MAX_S:
+            message = f"{name} has the sequence length {number(length)}, expected 1 to {number(MAX_S)}"
+            yield Fault(name, message, "document", extension=SIZES)
+
+
+def same_batch(sizes: SparseSizes, layout: str, key_layout: str) -> Iterator[Fault]:
+    """query and key have one batch."""
+    if layout == key_layout == "BSND" and differ(sizes.queries[0], sizes.keys[0]):
+        message = f"key has the batch {sizes.keys[0]}, expected {size_text(sizes.queries[0])} as query"
+        yield Fault("key", message)
+
+
+def ends(call: Call, name: str, total: Dim, exact: bool) -> Iterator[Fault]:
+    """Cumulative lengths of packed sequences: they do not decrease and end at the token count (`exact`) or before."""
+    values = call.content(name)
+    if values is None:
+        return
+    if any(b < a for a, b in pairwise((0, *values))):
+        yield Fault(name, f"{name} holds {values}, expected cumulative lengths, which do not decrease")
+    elif values and isinstance(total, int) and (values[-1] != total if exact else values[-1] > total):
+        wanted = f"{total}" if exact else f"at most {total}"
+        yield Fault(name, f"{name} ends at {values[-1]}, expected {wanted}, the tokens of its tensor")
+
+
+def packed_lengths(call: Call, sizes: SparseSizes, names: tuple[str, str], exact: bool = False) -> Iterator[Fault]:
+    """TND: cumulative lengths of both sides are there, as many of one as of the other."""
+    for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
+        if call[name] is None:
+            yield Fault(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+        else:
+            yield from ends(call, name, total, exact)
+    counts = [tensor.shape[0] if (tensor := call[name]) is not None and tensor.shape else None for name in names]
+    if differ(*counts):
+        yield Fault(names[1], f"{names[1]} has {counts[1]} entries, expected {counts[0]} as {names[0]}")
+    yield from one_of(names[0], "the batch", counts[0], range(1, MAX_B + 1))
+
+
+def batch_lengths(call: Call, name: str, batch: Dim, most: Dim) -> Iterator[Fault]:
+    """Lengths that are not cumulative: one for each sequence of the batch, none longer than its tensor."""
+    tensor = call[name]
+    if tensor is None:
+        return
+    yield from shaped(call, name, (batch,))
+    values = call.content(name) or []
+    for value in values:
+        if value < 0 or (isinstance(most, int) and value > most):
+            yield Fault(name, f"{name} holds {values}, expected lengths from 0 to {size_text(most)}")
+            return
+
+
+def paging(call: Call, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
+    """block_table is there with PA_BSND and only then; its blocks have a size that Ascend takes."""
+    paged = call.attr(key) == PAGED
+    table = call["block_table"]
+    if not paged:
+        if table is not None:
+            yield Fault("block_table", f"block_table is given although {key} is {call.attr(key)}, expected none")
+        return
+    if table is None:
+        yield Fault("block_table", f"block_table is absent, expected one with {PAGED}", "aclnn", NULLPTR)
+    elif table.shape is not None:
+        yield from shaped(call, "block_table", (batch, None))
+    yield from one_of("key", "the block size", sizes.keys[1], range(16, 1025, 16))

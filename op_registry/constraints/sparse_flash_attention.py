@@ -1,0 +1,182 @@
+"""The constraints SFA.1 to SFA.14 of SparseFlashAttention.
+
+Numbers and stages: the project's constraints list, drawn from the operator's tiling and its document. Products: A2, A3;
+950 with the prototype of 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import sparse
+from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Rules
+from fa_compiler.op_registry.geometry import differ, shape_of
+from fa_compiler.op_registry.node import Dim
+from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, SparseSizes
+
+rules = Rules("SFA")
+
+OWN_TYPES = ("query", "key", "value", "query_rope", "key_rope", "attention_out", "sparse_indices")
+"""Tensors whose type a numbered rule looks after."""
+
+_LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
+
+
+def _sizes(call: Call) -> SparseSizes | None:
+    return sparse.sizes_of(call, "layout_query", "layout_kv")
+
+
+def _batch(call: Call, sizes: SparseSizes) -> Dim:
+    if call.attr("layout_query") == "BSND":
+        return sizes.queries[0]
+    return shape_of(call[_LENGTHS[0]], 1)[0]
+
+
+@rules(1)
+def types(call: Call) -> Iterator[Fault]:
+    """query, key, value and the rope parts have one type."""
+    names = ("query", "key", "value", "query_rope", "key_rope")
+    yield from sparse.equal_halfs(call, names, ("attention_out",))
+
+
+@rules(2)
+def layouts(call: Call) -> Iterator[Fault]:
+    """The layouts are known and fit, and so do the ranks."""
+    yield from sparse.layouts(call, "layout_query", "layout_kv", ("query",), ("key", "value"))
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.same_batch(sizes, call.attr("layout_query"), call.attr("layout_kv"))
+
+
+@rules(3)
+def heads(call: Call) -> Iterator[Fault]:
+    """One key head; 1 to 128 query heads, a power of two (any on 950)."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    yield from sparse.head_groups(call, sizes)
+    any_count = call.product is not None and call.product.name == "950"
+    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if any_count else sparse.POWERS)
+
+
+@rules(4)
+def head_sizes(call: Call) -> Iterator[Fault]:
+    """D is Dv is 512; key and value are alike but for the head size."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    rank = KEY_LAYOUTS[call.attr("layout_kv")]
+    width = shape_of(call["key"], rank)[-1]
+    if differ(width, sizes.d):
+        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
+    for name in ("query", "value"):
+        size = sizes.d if name == "query" else shape_of(call["value"], rank)[-1]
+        yield from sparse.one_of(name, "the head size", size, (512,))
+
+
+@rules(5)
+def attention_mode(call: Call) -> Iterator[Fault]:
+    """attention_mode is 2, although its default is another."""
+    value = call.attr("attention_mode")
+    if value != 2:
+        yield Fault("attention_mode", f"attention_mode is {value}, expected 2")
+
+
+@rules(6)
+def rope(call: Call) -> Iterator[Fault]:
+    """Both rope parts or none, of size 64; before the prototype of 2026 both are needed."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
+
+
+@rules(7)
+def mode(call: Call) -> Iterator[Fault]:
+    """sparse_mode is 0 or 3, without a window."""
+    yield from sparse.sparse_mode(call, "sparse_mode", (0, 3))
+    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+
+
+@rules(8)
+def block_size(call: Call) -> Iterator[Fault]:
+    """sparse_block_size is a power of two up to 128 (1 on 950) and divides the size of a page."""
+    size = call.attr("sparse_block_size")
+    only_one = call.product is not None and call.product.name == "950"
+    allowed = (1,) if only_one else sparse.POWERS
+    if size not in allowed:
+        message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
+        yield Fault("sparse_block_size", message, extension=sparse.SIZES if size > 0 else None)
+    sizes = _sizes(call)
+    page = sizes.keys[1] if sizes is not None and call.attr("layout_kv") == PAGED else None
+    if isinstance(page, int) and size > 0 and page % size:
+        message = f"sparse_block_size is {size}, expected a divisor of {page}, the size of a page"
+        yield Fault("sparse_block_size", message, extension=sparse.SIZES)
+
+
+@rules(9)
+def indices(call: Call) -> Iterator[Fault]:
+    """sparse_indices is INT32, one list for each query token."""
+    yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.indices(call, sizes, shared=True)
+
+
+@rules(10)
+def lengths(call: Call) -> Iterator[Fault]:
+    """TND has cumulative lengths of the query, TND and PA_BSND lengths of the keys; one for each sequence."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    layout, key_layout = call.attr("layout_query"), call.attr("layout_kv")
+    if layout == key_layout == "TND":
+        yield from sparse.packed_lengths(call, sizes, _LENGTHS)
+        return
+    if layout == "TND":
+        if call[_LENGTHS[0]] is None:
+            message = f"{_LENGTHS[0]} is absent, expected cumulative lengths with TND"
+            yield Fault(_LENGTHS[0], message, "aclnn", NULLPTR)
+        yield from sparse.ends(call, _LENGTHS[0], sizes.queries[0], exact=False)
+    elif layout == "BSND":
+        yield from sparse.batch_lengths(call, _LENGTHS[0], sizes.queries[0], sizes.queries[1])
+    if key_layout == PAGED and call[_LENGTHS[1]] is None:
+        yield Fault(_LENGTHS[1], f"{_LENGTHS[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
+    most = sizes.keys[1] if key_layout == "BSND" else None
+    yield from sparse.batch_lengths(call, _LENGTHS[1], _batch(call, sizes), most)
+
+
+@rules(11)
+def block_table(call: Call) -> Iterator[Fault]:
+    """block_table goes with PA_BSND, one row for each sequence."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from (
+            fault for fault in sparse.paging(call, sizes, "layout_kv", _batch(call, sizes)) if fault.tensor != "key"
+        )
+
+
+@rules(12)
+def page_size(call: Call) -> Iterator[Fault]:
+    """A page holds a multiple of 16 keys, at most 1024."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", None) if fault.tensor == "key")
+
+
+@rules(13)
+def statistics(call: Call) -> Iterator[Fault]:
+    """return_softmax_lse does not go with PA_BSND."""
+    if call.attr("return_softmax_lse") and call.attr("layout_kv") == PAGED:
+        yield Fault("return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset")
+
+
+@rules(14)
+def not_empty(call: Call) -> Iterator[Fault]:
+    """query holds something; sinks are one for each head."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    if 0 in (*sizes.queries, sizes.n1, sizes.d):
+        yield Fault("query", "query is empty, expected at least one token, head and column", extension=sparse.SIZES)
+    yield from sparse.shaped(call, "sinks", (sizes.n1,))

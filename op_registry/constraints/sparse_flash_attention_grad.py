@@ -1,0 +1,131 @@
+"""The constraints SFAG.1 to SFAG.11 of SparseFlashAttentionGrad, for both orders of its inputs.
+
+SFAG.12 of the project's list is the document's contradiction about determinism; no node can break it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import sparse
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
+from fa_compiler.op_registry.geometry import differ, shape_of
+from fa_compiler.op_registry.sparse_shapes import QUERY_LAYOUTS
+
+rules = Rules("SFAG")
+
+_HALFS = ("query", "key", "value", "d_out", "out", "query_rope", "key_rope")
+_GRADIENTS = ("d_query", "d_key", "d_value", "d_query_rope", "d_key_rope")
+_LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
+
+OWN_TYPES = (*_HALFS, *_GRADIENTS, "sparse_indices", "softmax_max", "softmax_sum", *_LENGTHS)
+"""Tensors whose type a numbered rule looks after."""
+
+
+@rules(1)
+def types(call: Call) -> Iterator[Fault]:
+    """One type for what is attended, FLOAT statistics, INT32 indices and lengths (the document says INT64)."""
+    yield from sparse.equal_halfs(call, _HALFS, _GRADIENTS)
+    fixed = {"sparse_indices": "DT_INT32", "softmax_max": "DT_FLOAT", "softmax_sum": "DT_FLOAT"}
+    yield from sparse.fixed_types(call, fixed | dict.fromkeys(_LENGTHS, "DT_INT32"))
+
+
+@rules(2)
+def layout(call: Call) -> Iterator[Fault]:
+    """The layout is known and ranks fit it."""
+    yield from sparse.layouts(call, "layout", "layout", ("query", "d_out", "out"), ("key", "value"))
+    sizes = sparse.sizes_of(call)
+    if sizes is not None:
+        yield from sparse.same_batch(sizes, call.attr("layout"), call.attr("layout"))
+
+
+@rules(3)
+def heads(call: Call) -> Iterator[Fault]:
+    """One key head; 1 to 128 query heads, a power of two."""
+    sizes = sparse.sizes_of(call)
+    if sizes is not None:
+        yield from sparse.head_groups(call, sizes)
+        yield from sparse.one_of("query", "the head count", sizes.n1, sparse.POWERS)
+
+
+@rules(4)
+def head_sizes(call: Call) -> Iterator[Fault]:
+    """D is 512 everywhere, the rope parts 64 or absent; d_out and out are as the forward pass gives them."""
+    sizes = sparse.sizes_of(call)
+    if sizes is None:
+        return
+    rank = QUERY_LAYOUTS[call.attr("layout")]
+    width = shape_of(call["key"], rank)[-1]
+    if differ(width, sizes.d):
+        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
+    # Without value, it is key (the prototype of 2026).
+    value_width = sizes.d if call["value"] is None else shape_of(call["value"], rank)[-1]
+    for name in ("d_out", "out"):
+        yield from sparse.shaped(call, name, (*sizes.queries, sizes.n1, value_width), any_rank=True)
+    yield from sparse.one_of("query", "the head size", sizes.d, (512,))
+    if call["value"] is not None:
+        yield from sparse.one_of("value", "the head size", value_width, (512,))
+    yield from sparse.rope(call, sizes, mandatory=False)
+
+
+@rules(5)
+def selected(call: Call) -> Iterator[Fault]:
+    """2048 entries in each list of sparse_indices."""
+    sizes = sparse.sizes_of(call)
+    if sizes is not None:
+        yield from sparse.indices(call, sizes, shared=True)
+    yield from sparse.one_of("sparse_indices", "the list length", sparse.selected_count(call), (2048,))
+
+
+@rules(6)
+def block_size(call: Call) -> Iterator[Fault]:
+    """sparse_block_size is 1, 8, 16, 32 or 64."""
+    size = call.attr("sparse_block_size")
+    if size not in (1, 8, 16, 32, 64):
+        message = f"sparse_block_size is {size}, expected 1, 8, 16, 32 or 64"
+        yield Fault("sparse_block_size", message, "document", extension=sparse.SIZES if size > 0 else None)
+
+
+@rules(7)
+def mode(call: Call) -> Iterator[Fault]:
+    """sparse_mode is 0 or 3, without a window."""
+    yield from sparse.sparse_mode(call, "sparse_mode", (0, 3))
+    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT32_MAX, "document")
+
+
+@rules(8)
+def lengths(call: Call) -> Iterator[Fault]:
+    """TND has cumulative lengths; batch and length are in range."""
+    sizes = sparse.sizes_of(call)
+    if sizes is None:
+        return
+    if call.attr("layout") == "TND":
+        yield from sparse.packed_lengths(call, sizes, _LENGTHS)
+    yield from sparse.batch_and_length(sizes, call.attr("layout"))
+
+
+@rules(9)
+def statistics(call: Call) -> Iterator[Fault]:
+    """softmax_max and softmax_sum have the shape of the forward pass."""
+    sizes = sparse.sizes_of(call)
+    if sizes is not None:
+        for name in ("softmax_max", "softmax_sum"):
+            yield from sparse.shaped(call, name, sizes.statistics)
+
+
+@rules(10)
+def rope_gradients(call: Call) -> Iterator[Fault]:
+    """Gradients of the rope parts only where there are rope parts."""
+    for output, name in (("d_query_rope", "query_rope"), ("d_key_rope", "key_rope")):
+        stated = call.outputs.get(output)
+        if stated is not None and call[name] is None and stated.shape != (0,):
+            yield Fault(output, f"{output} is given without {name}, expected none", "aclnn")
+
+
+@rules(11)
+def not_empty(call: Call) -> Iterator[Fault]:
+    """query has heads of some size; no tokens are no fault: the operator returns at once."""
+    sizes = sparse.sizes_of(call)
+    if sizes is not None and 0 in (sizes.n1, sizes.d):
+        yield Fault("query", "query has no heads or columns, expected at least one of each")
