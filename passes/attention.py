@@ -255,6 +255,9 @@ class Matcher:
                 raise Decline(
                     Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
                 ) from decline
+            if is_op(anchor.nodes[0], "LogSoftmax") and len(distinct_consumers(anchor.nodes[0].outputs[0])) > 1:
+                reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
+                raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
             if decline.code == Code.PROBABILITIES_ARE_OUTPUT and _feeds_backward(anchor.output):
                 raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
             raise

@@ -395,6 +395,17 @@ ROWS = [
         outputs="float[B,4,S,1] y, int64[B,4,S,1] i",
         status="not_attention",
     ),
+    # As torch's cross entropy and its gradient read a softmax: p - 1 at the target, times the matrix of the last layer.
+    Row(
+        "loss",
+        "not_attention",
+        "dz",
+        PRODUCT_QK
+        + "l = LogSoftmax<axis=-1>(s) p = Exp(l) n = Constant<value=int64[1] {1}>() first = Gather<axis=3>(l, n) "
+        + "one = Constant<value=float {1.0}>() dz = Sub(p, one) y = MatMul(dz, v)",
+        outputs="float[B,4,S,8] y, float[B,4,S,1] first",
+        status="not_attention",
+    ),
     # Ascend has no attributes of ours.
     Row(
         "ascend_value_wider_than_key",

@@ -1,0 +1,111 @@
+"""Export the training graph of a small GPT to ONNX: loss and gradients of every parameter in one graph.
+
+Needs the `export` extra (torch); nothing is downloaded. What it writes is kept in the repository, without any weights:
+the parameters are inputs of the graph, their gradients outputs, and examples/train.py does the rest. So only someone
+who wants another model runs it:
+
+    pip install -e '.[export]'
+    python examples/make_training.py
+"""
+
+from __future__ import annotations
+
+import lzma
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+GRAPH = Path(__file__).parent / "models" / "gpt_training.onnx.xz"
+VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, 2
+BATCH, LENGTH = 4, 512
+
+
+class Layer(torch.nn.Module):
+    """Causal self-attention in plain operators and an MLP, each behind a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.qkv, self.out = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One layer's output of [BATCH, LENGTH, WIDTH]."""
+        parts = self.qkv(self.before(x)).view(BATCH, LENGTH, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        query, key, value = parts[0], parts[1], parts[2]
+        scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
+        causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        probabilities = scores.masked_fill(~causal, float("-inf")).softmax(-1)
+        mixed = (probabilities @ value).transpose(1, 2).reshape(BATCH, LENGTH, WIDTH)
+        x = x + self.out(mixed)
+        return x + self.down(functional.gelu(self.up(self.between(x))))
+
+
+class Gpt(torch.nn.Module):
+    """Bytes in, the loss of predicting the next byte out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
+        self.register_buffer("known", torch.arange(VOCABULARY), persistent=False)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.last, self.head = torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean cross entropy over [BATCH, LENGTH] tokens."""
+        # The gradient of a lookup is a ScatterND that adds up; ONNX Runtime's loses numbers when several threads meet.
+        chosen = (tokens[..., None] == self.known).float()
+        x = chosen @ self.bytes.weight + self.places.weight
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.last(x)).flatten(0, 1)
+        return functional.cross_entropy(logits, targets.flatten())
+
+
+def export() -> onnx.ModelProto:
+    """The joint graph of loss and gradients, as torch's autograd and its exporter write it."""
+    model = Gpt()
+    parameters = dict(model.named_parameters())
+    names = list(parameters)
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
+    targets = torch.ones(BATCH, LENGTH, dtype=torch.int64)  # one tensor given twice would become one input
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given: Mapping[str, Any] = dict(zip(names, values, strict=True))
+        loss = torch.func.functional_call(model, given, (tokens, targets))
+        return (loss, *torch.autograd.grad(loss, values))
+
+    arguments = (tokens, targets, *parameters.values())
+    graph = make_fx(step, decomposition_table=torch._decomp.core_aten_decompositions())(*arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            graph,
+            tuple(each.detach() for each in arguments),
+            dynamo=True,
+            opset_version=20,
+            input_names=["tokens", "targets", *names],
+            output_names=["loss", *(f"grad.{name}" for name in names)],
+        )
+    assert program is not None
+    proto = program.model_proto
+    for node in proto.graph.node:  # the exporter's diaries are longer than the graph
+        del node.metadata_props[:]
+        node.ClearField("doc_string")
+    for info in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):
+        del info.metadata_props[:]
+    return proto
+
+
+if __name__ == "__main__":
+    model = export()
+    onnx.checker.check_model(model, full_check=True)
+    GRAPH.write_bytes(lzma.compress(model.SerializeToString(), preset=9))
+    print(f"{GRAPH}: {len(model.graph.node)} nodes, {GRAPH.stat().st_size} bytes")

@@ -1,0 +1,193 @@
+"""Train a small GPT for 50 steps, once with its training graph as torch exports it and once with that graph fused.
+
+    python examples/train.py [--steps 50] [--plot curves.svg]
+
+The graph (make_training.py wrote it; torch is not needed here) computes the loss and the gradient of every parameter;
+Adam is done in NumPy. Both runs start from the same parameters and read the same batches, bytes of the licence of this
+project. What is printed: the loss curves, how far they are apart, and the time of a step in ONNX Runtime with its
+default optimisations, which is measured alternately. The exit code is 1 if the curves differ by more than TOLERANCE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as rt
+from rich.console import Console
+from rich.table import Table
+
+import fa_compiler
+
+ROOT = Path(__file__).parents[1]
+GRAPH = ROOT / "examples" / "models" / "gpt_training.onnx.xz"
+TEXT = ROOT / "LICENSE"
+TOLERANCE = 1e-5
+"""Allowed difference of two losses, relative to the larger: that of a single step is float32 rounding, 1e-7, and it
+grows as the parameters of the two runs drift apart by it."""
+
+Array = np.ndarray
+Feeds = dict[str, Array]
+
+
+@dataclass
+class Adam:
+    """The update of all parameters in place."""
+
+    parameters: Feeds
+    rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    count: int = 0
+    moments: dict[str, tuple[Array, Array]] = field(default_factory=dict)
+
+    def step(self, gradients: Mapping[str, Array]) -> None:
+        """One step against the gradients."""
+        self.count += 1
+        first, second = self.betas
+        for name, gradient in gradients.items():
+            mean, square = self.moments.get(name, (np.zeros_like(gradient), np.zeros_like(gradient)))
+            mean, square = first * mean + (1 - first) * gradient, second * square + (1 - second) * gradient**2
+            self.moments[name] = mean, square
+            scale = np.sqrt(square / (1 - second**self.count)) + 1e-8
+            self.parameters[name] = self.parameters[name] - self.rate * mean / (1 - first**self.count) / scale
+
+
+@dataclass
+class Training:
+    """A graph under training, with what it gave so far."""
+
+    session: rt.InferenceSession
+    adam: Adam
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def step(self, batch: Feeds) -> dict[str, Array]:
+        """Loss and gradients of one batch, and the update; returns the gradients."""
+        start = time.perf_counter()
+        loss, *gradients = self.session.run(None, batch | self.adam.parameters)
+        self.seconds.append(time.perf_counter() - start)
+        self.losses.append(float(loss))
+        names = (output.name.removeprefix("grad.") for output in self.session.get_outputs()[1:])
+        found = dict(zip(names, gradients, strict=True))
+        self.adam.step(found)
+        return found
+
+
+def load_graph() -> onnx.ModelProto:
+    """The kept training graph."""
+    return onnx.load_from_string(lzma.decompress(GRAPH.read_bytes()))
+
+
+def session_of(model: onnx.ModelProto) -> rt.InferenceSession:
+    """The model in ONNX Runtime, with the package's operators beside its own."""
+    options = rt.SessionOptions()
+    options.log_severity_level = 3
+    fa_compiler.register_custom_ops(options)
+    return rt.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def start_parameters(model: onnx.ModelProto, seed: int = 0) -> Feeds:
+    """Small random matrices, ones for the weights of normalisations and zeros for biases."""
+    rng = np.random.default_rng(seed)
+    result: Feeds = {}
+    for value in model.graph.input:
+        if value.name in ("tokens", "targets"):
+            continue
+        shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if len(shape) > 1:
+            result[value.name] = (0.02 * rng.standard_normal(shape)).astype(np.float32)
+        else:
+            result[value.name] = np.full(shape, float(value.name.endswith("weight")), np.float32)
+    return result
+
+
+def draw_batch(model: onnx.ModelProto, rng: np.random.Generator) -> Feeds:
+    """Pieces of the text, and the same one byte further on."""
+    text = np.frombuffer(TEXT.read_bytes(), np.uint8).astype(np.int64)
+    size, length = (dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim)
+    starts = rng.integers(0, len(text) - length - 1, size)
+    pieces = np.stack([text[start : start + length + 1] for start in starts])
+    return {"tokens": pieces[:, :-1], "targets": pieces[:, 1:]}
+
+
+def train(steps: int) -> tuple[Training, Training]:
+    """The original and the fused graph, trained side by side."""
+    model = load_graph()
+    fused = fa_compiler.optimize(model)
+    assert isinstance(fused.model, onnx.ModelProto)
+    parameters = start_parameters(model)
+    pair = tuple(Training(session_of(each), Adam(dict(parameters))) for each in (model, fused.model))
+    rng = np.random.default_rng(1)
+    for _ in range(steps):
+        batch = draw_batch(model, rng)
+        for training in pair:
+            training.step(batch)
+    return pair[0], pair[1]
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference of two curves, relative to the larger loss."""
+    return max(abs(a - b) / max(abs(a), abs(b)) for a, b in zip(one, other, strict=True))
+
+
+def plot(curves: Mapping[str, Sequence[float]]) -> str:
+    """Loss curves as an SVG picture; the first is drawn broad and pale, so that another on top of it is seen."""
+    width, height, margin = 640, 360, 48
+    longest = max(map(len, curves.values()))
+    low, high = min(map(min, curves.values())), max(map(max, curves.values()))
+
+    def place(step: int, loss: float) -> str:
+        x = margin + (width - 2 * margin) * step / max(longest - 1, 1)
+        y = height - margin - (height - 2 * margin) * (loss - low) / ((high - low) or 1.0)
+        return f"{x:.1f},{y:.1f}"
+
+    parts = [f'<rect width="{width}" height="{height}" fill="white"/>']
+    for index, loss in enumerate((low, high)):
+        y = float(place(0, loss).split(",")[1])
+        parts.append(f'<line x1="{margin}" x2="{width - margin}" y1="{y}" y2="{y}" stroke="#ddd"/>')
+        parts.append(f'<text x="4" y="{y + 4}">{loss:.3f}</text>')
+        parts.append(f'<text x="{(margin, width - margin)[index]}" y="{height - 28}">{(0, longest)[index]}</text>')
+    parts.append(f'<text x="{width / 2 - 16}" y="{height - 28}">step</text>')
+    for index, (name, losses) in enumerate(curves.items()):
+        colour, stroke = (("#9bd", 6), ("#c30", 1.5))[min(index, 1)]
+        points = " ".join(place(step, loss) for step, loss in enumerate(losses))
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{stroke}"/>')
+        parts.append(f'<text x="{width - 200}" y="{24 + 18 * index}" fill="{colour}">{name}</text>')
+    style = 'font-family="sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>{"".join(parts)}</svg>\n'
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, print, plot."""
+    parser = argparse.ArgumentParser(description="train a small GPT with the original and with the fused graph")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="write both loss curves here")
+    args = parser.parse_args(arguments)
+    if args.steps < 1:
+        parser.error("--steps has to be at least 1")
+    original, fused = train(args.steps)
+    out = Console(highlight=False)
+    table = Table("step", "loss, original", "loss, fused")
+    for step in sorted({*range(0, args.steps, 10), args.steps - 1}):
+        table.add_row(str(step + 1), f"{original.losses[step]:.6f}", f"{fused.losses[step]:.6f}")
+    out.print(table)
+    apart = difference(original.losses, fused.losses)
+    out.print(f"largest relative difference of a loss: {apart:.1e} (allowed: {TOLERANCE:.0e})")
+    times = [1e3 * statistics.median(each.seconds) for each in (original, fused)]
+    out.print(f"loss and gradients of a step: {times[0]:.1f} ms original, {times[1]:.1f} ms fused")
+    if args.plot is not None:
+        args.plot.write_text(plot({"original": original.losses, "fused": fused.losses}))
+        out.print(f"curves: {args.plot}")
+    return int(not apart <= TOLERANCE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
