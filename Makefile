@@ -5,7 +5,7 @@
 #   make test     the test suite
 #   make lint     ruff and mypy
 #   make sanitize the kernel tests on a library built with address and undefined-behaviour sanitizers (slow)
-#   make bench    time the kernel beside ONNX Runtime's own
+#   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
 #   make clean    remove what the above made
 #
@@ -16,6 +16,7 @@ CXX ?= c++
 VENV := .venv
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BENCH := all
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
 
@@ -39,8 +40,7 @@ sanitize: $(VENV)/.test
 		$(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
 
 bench: $(VENV)/.package
-	$(BIN)/python bench/kernel.py
-	$(BIN)/python bench/kernel_grad.py
+	$(BIN)/python -m bench $(BENCH)
 
 lint: $(VENV)/.test .links
 	$(BIN)/ruff check .

@@ -1,0 +1,196 @@
+"""Measures speed and memory of attention, beside other libraries and beside what the machine can do.
+
+    python -m bench kernel --peer-python ../torch/bin/python --peer-python ../openvino/bin/python
+    python -m bench all --quick                  a minute, to see that it works
+    python -m bench gradient --threads 1,2 --cases 4k --out gradients
+    python -m bench show build/bench/bench.json  tables and plots of an earlier run
+
+Ours and ONNX Runtime's own operators run in the interpreter that runs this; torch and OpenVINO in it, too, where they
+are installed, or in the first --peer-python that has them. All peers of a case are visited in turn, round by round,
+with the same threads, and each result is compared with float64 before it is timed: a wrong one is marked and does not
+count. The limit of a case is measured in the same rounds. Results go to the folder --out: bench.json, bench.md and a
+plot for each number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.speed import memory, plot, rounds, tables
+from bench.speed.cases import CASES, QUICK, Case
+from bench.speed.limits import Machine, NoCompiler
+from bench.speed.workers import Workers, interpreters
+
+PARTS = {
+    "kernel": "the forward part and decode steps",
+    "gradient": "the backward part, alone and together with the forward part",
+    "memory": "how far one call makes a process grow",
+    "all": "the three above; of memory only ours, unless --peers is given",
+}
+ROUNDS, QUICK_ROUNDS = 7, 3
+OUT = Path("build/bench")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    head, _, rest = (__doc__ or "").partition("\n\n")
+    shape = argparse.RawDescriptionHelpFormatter
+    main = argparse.ArgumentParser(prog="python -m bench", description=head, epilog=rest, formatter_class=shape)
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, words in PARTS.items():
+        command = commands.add_parser(name, help=words, description=f"Measures {words}.", formatter_class=shape)
+        command.add_argument("--threads", type=_counts, default=[1, 2], metavar="N,N", help="default: 1,2")
+        command.add_argument("--cases", type=_pattern, default=re.compile(""), metavar="REGEX",
+                             help="only cases whose name has a match")  # fmt: skip
+        command.add_argument("--peers", type=_pattern, metavar="REGEX", help="only these peers, and ours")
+        command.add_argument("--rounds", type=int, help=f"default: {ROUNDS}")
+        command.add_argument("--quick", action="store_true", help=f"a few cases, {QUICK_ROUNDS} rounds, about a minute")
+        command.add_argument("--peer-python", action="append", default=[], metavar="PYTHON",
+                             help="an interpreter with torch or OpenVINO; may be given several times")  # fmt: skip
+        command.add_argument("--isa", help="forces a variant of our kernels: baseline, avx2, avx512, avx512bf16")
+        command.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
+    models = commands.add_parser("models", help="whole models (python -m bench models --help)", add_help=False)
+    models.add_argument("rest", nargs=argparse.REMAINDER)
+    show = commands.add_parser("show", help="tables and plots of the JSON of an earlier run")
+    show.add_argument("file", type=Path)
+    return main
+
+
+def _counts(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """The cases of a command."""
+    gradient = {"kernel": (False,), "gradient": (True,), "all": (False, True), "memory": ()}[arguments.command]
+    return [
+        case
+        for case in CASES
+        if case.gradient in gradient
+        and arguments.cases.search(case.name)
+        and (not arguments.quick or case.name in QUICK)
+    ]
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All measurements, with a line of progress for each."""
+    start = time.perf_counter()
+    with Workers(interpreters(arguments.peer_python), arguments.isa) as workers:
+        results: dict[str, Any] = {"about": about(), "cases": [], "memory": []}
+        count = arguments.rounds or (QUICK_ROUNDS if arguments.quick else ROUNDS)
+        with tempfile.TemporaryDirectory() as scratch:
+            machine = Machine.compile(Path(scratch))
+            for case in chosen(arguments):
+                results["cases"] += _case(case, count, arguments, workers, machine)
+        if arguments.command in ("memory", "all") and not arguments.quick:
+            results["memory"] = _memory(arguments, workers)
+        results["about"]["versions"] += [workers.versions[name] for name in workers.pythons if name in workers.versions]
+        results["about"]["minutes"] = round((time.perf_counter() - start) / 60, 1)
+    return results
+
+
+def _case(
+    case: Case, count: int, arguments: argparse.Namespace, workers: Workers, machine: Machine
+) -> list[dict[str, Any]]:
+    done = []
+    with tempfile.TemporaryDirectory() as name:
+        rounds.write_case(case, Path(name))
+        for threads in arguments.threads:
+            peers = arguments.peers or re.compile("")
+            if arguments.quick and not arguments.peers:
+                peers = re.compile("^(?!torch-flex)")  # it compiles for half a minute
+            done.append(rounds.measure(case, Path(name), threads, count, workers, machine, peers))
+            print(progress(done[-1]), file=sys.stderr, flush=True)
+    return done
+
+
+def progress(result: dict[str, Any]) -> str:
+    """One line: how near to the limit everybody came."""
+    shares = {name: tables.percent(result, name) for name in result["peers"]}
+    order = sorted(shares, key=lambda name: (name != "ours", -shares[name]))
+    words = [f"{name} {shares[name]:.0f}{'' if result['peers'][name]['right'] else '!'}" for name in order]
+    return f"{result['case']['name']:20} {result['threads']} limit {result['limit_ms']:8.3f} ms; %: {'  '.join(words)}"
+
+
+def _memory(arguments: argparse.Namespace, workers: Workers) -> list[dict[str, Any]]:
+    peers = arguments.peers or re.compile("" if arguments.command == "memory" else "^$")
+    threads = max(arguments.threads)
+    wanted = []
+    for library in workers.pythons:
+        for peer in workers.get(library, threads).greeting["peers"]:
+            if peer == "ours" or peers.search(peer):
+                wanted.append((library, peer))
+    done = []
+    for case in memory.CASES:
+        if arguments.cases.search(case.name):
+            for row in memory.measure(case, threads, workers, wanted):
+                done.append(row)
+                text = f"{row['mib']:8.1f} MiB" if "mib" in row else row["not"]
+                print(f"memory {row['case']:20} {row['peer']:14} {text}", file=sys.stderr, flush=True)
+    return done
+
+
+def about() -> dict[str, Any]:
+    """The machine and the day."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return {
+        "processor": f"{os.cpu_count()} x {name}",
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "versions": [],
+    }
+
+
+def save(results: dict[str, Any], folder: Path) -> str:
+    """Writes the JSON, the Markdown and the plots; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(results, indent=1) + "\n")
+    text = tables.document(results)
+    (folder / "bench.md").write_text(text)
+    for threads in sorted({result["threads"] for result in results["cases"]}):
+        mine = [result for result in results["cases"] if result["threads"] == threads]
+        title = f"Share of the machine's limit, {threads} thread{'s' * (threads > 1)}, {results['about']['date']}"
+        (folder / f"threads{threads}.svg").write_text(plot.svg(mine, title))
+    return text
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    arguments = parser().parse_args(words)
+    if arguments.command == "models":
+        from bench import models
+
+        return models.main(arguments.rest)
+    try:
+        if arguments.command == "show":
+            print(save(json.loads(arguments.file.read_text()), arguments.file.parent))
+            return 0
+        results = run(arguments)
+    except (NoCompiler, OSError, ValueError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(save(results, arguments.out))
+    print(f"written to {arguments.out} ({results['about']['minutes']} minutes)", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What this machine can do, measured by limits.cc, which the machine's own compiler compiles for each run."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.speed.cases import Case
+from bench.speed.truth import Array
+
+SOURCE = Path(__file__).with_name("limits.cc")
+PROBE = 0.004
+"""Seconds of one measurement of a rate: long against the start of threads, short against a round."""
+
+
+class NoCompiler(RuntimeError):
+    """limits.cc could not be compiled."""
+
+
+@dataclass
+class Machine:
+    """The compiled functions."""
+
+    library: ctypes.CDLL
+
+    @classmethod
+    def compile(cls, folder: Path) -> Machine:
+        """Compiles into the folder with $CXX, or c++. Raises NoCompiler."""
+        compiler, target = os.environ.get("CXX", "c++"), folder / "limits.so"
+        command = [compiler, "-std=c++20", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
+        try:
+            done = subprocess.run([*command, str(SOURCE), "-o", str(target)], capture_output=True, text=True)
+        except OSError as error:
+            raise NoCompiler(f"no C++ compiler {compiler}: install one or set CXX ({error.strerror})") from None
+        if done.returncode:
+            raise NoCompiler(f"{compiler} could not compile {SOURCE.name}: {done.stderr.strip()[:500]}")
+        library = ctypes.CDLL(str(target))
+        for name in ("fma_flops", "bf16_flops", "exp_rate", "read_seconds"):
+            getattr(library, name).restype = ctypes.c_double
+        return cls(library)
+
+    def rate(self, name: str, threads: int) -> float:
+        """Units a second: fma_flops and bf16_flops (0 without such products), or exp_rate."""
+        return float(getattr(self.library, name)(threads, ctypes.c_double(PROBE)))
+
+    def read(self, first: Array, second: Array, threads: int) -> float:
+        """Seconds in which the threads read two arrays of the same size once."""
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (first, second)]
+        return float(self.library.read_seconds(*pointers, ctypes.c_size_t(first.nbytes), threads))
+
+
+@dataclass
+class Rates:
+    """The best rates seen in the rounds of one case."""
+
+    machine: Machine
+    threads: int
+    best: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def probe(self, names: tuple[str, ...]) -> None:
+        """Measures each once more."""
+        for name in names:
+            self.best[name] = max(self.best[name], self.machine.rate(name, self.threads))
+
+
+def needed(case: Case) -> tuple[str, ...]:
+    """The rates that a case's limit is made of. Without bf16 products it is that of float32."""
+    return ("fma_flops", "exp_rate", *(("bf16_flops",) if case.dtype == "bfloat16" else ()))
+
+
+def parts(case: Case, rates: dict[str, float]) -> dict[str, float]:
+    """Seconds of each part of the limit, which is their sum: the exponentials occupy the same pipes as the products.
+
+    The products of float16 count as float32: the processor has none of its own.
+    """
+    products = max(rates["fma_flops"], rates.get("bf16_flops", 0) if case.dtype == "bfloat16" else 0)
+    return {"products": case.flops / products, "exponentials": case.exponentials / rates["exp_rate"]}

@@ -1,0 +1,59 @@
+"""How far one call makes a process grow that holds the inputs and nothing else, at 8,192 rows and keys.
+
+Each peer has a process of its own. The inputs, as much memory as the results take, and what the library allocates
+when it loads are not counted. A mask of full size, where a peer needs one, is an input.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bench.line_server import HelperError
+from bench.speed import graphs, truth
+from bench.speed.cases import Case
+from bench.speed.rounds import too_large
+from bench.speed.workers import Workers
+
+CASES = (
+    Case("long", "forward", 1, 8, 8, 8192, 8192, 64),
+    Case("long-pad", "forward", 1, 8, 8, 8192, 8192, 64, mask="pad"),
+    Case("long-causal", "forward", 1, 8, 8, 8192, 8192, 64, mask="causal"),
+    Case("sliding", "forward", 1, 8, 8, 8192, 8192, 128, mask="window", window=512),
+    Case("fwdbwd-long-causal", "both", 1, 8, 8, 8192, 8192, 64, mask="causal"),
+)
+AIM = 20
+"""MiB that ours may take."""
+
+
+def result_bytes(case: Case) -> int:
+    """What any peer has to write: dq is like out, and dk and dv are like key and value."""
+    rows = case.batch * case.rows * case.heads * case.size * (4 if case.dtype == "float32" else 2)
+    return {"forward": rows, "decode": rows, "backward": rows + case.cache_bytes, "both": 2 * rows + case.cache_bytes}[
+        case.kind
+    ]
+
+
+def measure(case: Case, threads: int, workers: Workers, wanted: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """A row of the results for each (library, peer) that is wanted."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        truth.write_inputs(case, folder)
+        onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
+        for library, peer in wanted:
+            answer: dict[str, Any] = {"not": too_large(peer, case)}
+            if not answer["not"]:
+                with workers.new(library, threads) as server:
+                    try:
+                        server.ask({"case": asdict(case), "folder": name})
+                        answer = server.ask({"grow": peer})
+                        if "mib" in answer:
+                            answer["mib"] -= result_bytes(case) / (1 << 20)
+                    except HelperError as error:
+                        answer = {"not": f"failed: {error}"}
+            yield {"case": case.name, "threads": threads, "peer": peer, **answer}

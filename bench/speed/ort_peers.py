@@ -1,0 +1,148 @@
+"""Ours and ONNX Runtime's own operators, all as sessions of one ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from bench.speed import graphs
+from bench.speed.peer import MASKED, Factory, NotOffered, Peer, Problem
+from bench.speed.truth import OUTPUTS, Array, from_bits, probabilities, to_bits, visible
+from fa_compiler.lowering.ort import register_custom_ops
+
+
+def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
+    """With every optimisation, and our operators."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    register_custom_ops(options)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def bound(problem: Problem, model: onnx.ModelProto, feeds: Mapping[str, Array], shared: Mapping[str, str] | None = None,
+          outputs: Mapping[str, Array] | None = None) -> Peer:  # fmt: skip
+    """A peer whose inputs and outputs stay in the same memory from call to call.
+
+    `feeds` may hold more than the model asks for. `shared` maps outputs to the inputs whose memory they write into;
+    the other outputs of the model go to `outputs`, or to new arrays in the shape of the truth.
+    """
+    case, shared = problem.case, shared or {}
+    made = session(model, problem.threads)
+    types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    shapes = {"out": problem.data["q"].shape, "dq": problem.data["q"].shape}
+    shapes |= {"dk": problem.data["k"].shape, "dv": problem.data["v"].shape}
+    results = dict(outputs or {})
+    for value in made.get_outputs():
+        if value.name not in results and value.name not in shared:
+            results[value.name] = np.empty(shapes.get(value.name) or value.shape, problem.data["q"].dtype)
+    binding = made.io_binding()
+    values = {v.name: _value(feeds[v.name], types[v.name]) for v in made.get_inputs()}
+    for name, given in values.items():
+        binding.bind_ortvalue_input(name, given)
+    for value in made.get_outputs():
+        if value.name in shared:
+            binding.bind_ortvalue_output(value.name, values[shared[value.name]])
+            continue
+        array = results[value.name]
+        shape = value.shape if all(isinstance(size, int) for size in value.shape) and value.shape else array.shape
+        binding.bind_ortvalue_output(value.name, _value(array.reshape(shape), types[value.name]))
+
+    def final() -> list[Array]:
+        return [from_bits(results[name], case.dtype) for name in OUTPUTS[case.kind]]
+
+    return Peer(lambda: made.run_with_iobinding(binding), final)
+
+
+def _value(array: Array, kind: int) -> ort.OrtValue:
+    """On top of the array's memory."""
+    if kind == onnx.TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def ours(problem: Problem) -> Peer:
+    """FlashAttentionScore and FlashAttentionScoreGrad. The gradient alone gets what a forward part left."""
+    case, feeds = problem.case, dict(problem.data)
+    statistics = {name: np.empty((case.batch, case.heads, case.rows, 8), np.float32) for name in ("max", "sum")}
+    if case.mask == "pad":
+        feeds["hidden"] = ~feeds["valid"][:, None, None]
+    if case.kind == "decode":
+        feeds["q"] = feeds["q"].reshape(case.batch, case.heads, case.rows, case.size)
+    if case.kind == "backward":
+        out = np.empty_like(feeds["q"])
+        bound(problem, graphs.fused(case, "statistics"), feeds, outputs=statistics | {"out": out}).call()
+        feeds |= statistics | {"out": out}
+    return bound(problem, graphs.fused(case), feeds)
+
+
+def unfused(problem: Problem) -> Peer:
+    """The exporter's spelling, with all of ONNX Runtime's optimisations."""
+    case = problem.case
+    feeds = problem.data | graphs.padding(case, problem.data)
+    if case.dtype == "bfloat16":
+        raise NotOffered("no bfloat16")
+    if case.kind == "backward":
+        feeds["p"] = to_bits(probabilities(case, problem.data), case.dtype)
+    return bound(problem, graphs.unfused(case), feeds)
+
+
+def multi_head(problem: Problem) -> Peer:
+    """com.microsoft MultiHeadAttention."""
+    feeds = problem.data | _masks(problem)
+    if problem.case.mask == "pad":
+        feeds["kpm"] = feeds["valid"].astype(np.int32)
+    return bound(problem, graphs.multi_head(problem.case), feeds)
+
+
+def group_query(problem: Problem) -> Peer:
+    """com.microsoft GroupQueryAttention."""
+    case, model, feeds = problem.case, graphs.group_query(problem.case), dict(problem.data)
+    feeds["lengths"] = np.full(case.batch, case.keys - 1, np.int32)
+    feeds["total"] = np.array([case.keys], np.int32)
+    if case.kind != "decode":
+        return bound(problem, model, feeds)
+    for name in "kv":
+        feeds[f"past_{name}"] = feeds[name].copy()
+        feeds[name] = np.ascontiguousarray(feeds[name][:, :, -1]).reshape(case.batch, 1, -1)
+        feeds[f"past_{name}"][:, :, -1] = 7  # so that a wrong place for the newest key is seen
+    return bound(problem, model, feeds, {"present_k": "past_k", "present_v": "past_v"})
+
+
+def attention(problem: Problem) -> Peer:
+    """ai.onnx Attention."""
+    case, model, feeds = problem.case, graphs.attention(problem.case), problem.data | _masks(problem)
+    if case.kind == "decode":
+        feeds["q"] = feeds["q"].reshape(case.batch, case.heads, case.rows, case.size)
+    return bound(problem, model, feeds)
+
+
+def _masks(problem: Problem) -> dict[str, Array]:
+    """The additive mask of full size of operators that have neither windows nor padding."""
+    case = problem.case
+    if case.mask == "pad":
+        left = np.broadcast_to(problem.data["valid"][:, None, None], (case.batch, 1, case.rows, case.keys))
+    elif case.mask == "window":
+        band = visible(case, np.arange(case.rows))
+        assert band is not None
+        left = band[None, None]
+    else:
+        return {}
+    return {"wide": to_bits(np.where(left, np.float32(0), np.float32(MASKED)), case.dtype)}
+
+
+PEERS: dict[str, Factory] = {
+    "ours": ours,
+    "ort-unfused": unfused,
+    "ort-mha": multi_head,
+    "ort-gqa": group_query,
+    "ort-attention": attention,
+}
+VERSION = f"onnxruntime {ort.__version__}"
+
+
+def prepare(threads: int) -> None:
+    """Once for a process; the number of threads goes into each session."""

@@ -1,0 +1,170 @@
+"""The measurement of one case: every round visits every peer and the machine's limits once.
+
+A visit is a pause, in which the threads of the peer before stop waiting for more work, a call that is not timed, and
+as many timed calls as fill about 30 ms, at most 5; a decode step has the caches emptied before each. A peer that is
+far slower than the fastest gets fewer rounds. The time of a peer is the median of its calls; the limit of the
+products and exponentials is at the best rate seen in the same rounds, that of a decode step is the median of plain
+reads of the cache in the same rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from bench.line_server import HelperError, LineServer
+from bench.speed import graphs, truth
+from bench.speed.cases import Case
+from bench.speed.limits import Machine, Rates, needed, parts
+from bench.speed.peer import lower_precision
+from bench.speed.worker import FLUSHED
+from bench.speed.workers import Workers, processor_seconds
+
+PROBES = 3
+PAUSE = 0.04
+SLOW = 0.25
+"""Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only."""
+
+
+@dataclass
+class Contestant:
+    """A peer that gave an answer, right or wrong."""
+
+    server: LineServer
+    error: float
+    seconds: float
+    times: list[float] = field(default_factory=list)
+
+    def visits(self, fastest: float, rounds: int) -> int:
+        """The number of rounds in which it takes part."""
+        return min(2, rounds) if self.seconds > max(SLOW, 3 * fastest) else rounds
+
+
+def write_case(case: Case, folder: Path) -> None:
+    """All files that the workers read."""
+    truth.write(case, folder)
+    onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
+
+
+def measure(
+    case: Case, folder: Path, threads: int, rounds: int, workers: Workers, machine: Machine, chosen: re.Pattern[str]
+) -> dict[str, Any]:
+    """One row of the results, as JSON has it. Ours and the peers whose names the pattern finds take part."""
+    servers, absent = workers.take(case, folder, threads)
+    contestants: dict[str, Contestant] = {}
+    for name, server in servers.items():
+        if name != "ours" and not chosen.search(name):
+            continue
+        answer: dict[str, Any] = {"not": too_large(name, case)}
+        if not answer["not"]:
+            answer = _asked(server, {"prepare": name})
+        if "not" in answer:
+            absent[name] = answer["not"]
+        else:
+            contestants[name] = Contestant(server, answer["error"], min(answer["seconds"]))
+    rates, reads = Rates(machine, threads), []
+    cache = [np.load(folder / f"{name}.npy") for name in "kv"] if case.kind == "decode" else []
+    other = np.ones(FLUSHED // 8 if cache else 0)
+    fastest = min((each.seconds for each in contestants.values()), default=0.0)
+    load = _Load([os.getpid(), *{server.greeting["pid"] for server in servers.values()}])
+    for turn in range(rounds):
+        for _ in range(PROBES):
+            rates.probe(needed(case))
+        for _ in range(PROBES if cache else 0):
+            other.sum()
+            reads.append(machine.read(cache[0], cache[1], threads))
+        for name, peer in list(contestants.items()):
+            if turn >= peer.visits(fastest, rounds):
+                continue
+            answer = _visited(name, peer, cold=bool(cache))
+            if "not" in answer:
+                absent[name] = answer["not"]
+                del contestants[name]
+            else:
+                peer.times += answer["seconds"]
+    busy = load.others()
+    workers.forget(threads)
+    limit = {"read": statistics.median(reads)} if cache else parts(case, rates.best)
+    allowed = truth.TOLERANCE[case.dtype]
+    return {
+        "case": asdict(case),
+        "threads": threads,
+        "rounds": rounds,
+        "limit_ms": 1e3 * sum(limit.values()),
+        "limit_parts_ms": {name: 1e3 * seconds for name, seconds in limit.items()},
+        "rates": dict(rates.best),
+        "aim": case.aim,
+        "others_cores": busy,
+        "peers": {name: _summary(peer, name, allowed) for name, peer in contestants.items()},
+        "absent": absent,
+    }
+
+
+def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return server.ask(question)
+    except HelperError as error:
+        return {"not": f"failed: {error}"}
+
+
+def _visited(name: str, peer: Contestant, cold: bool) -> dict[str, Any]:
+    time.sleep(PAUSE)
+    calls = max(1, min(3 if cold else 5, int(0.03 / max(peer.seconds, 1e-6))))
+    warm = int(peer.seconds < SLOW)
+    return _asked(peer.server, {"time": name, "calls": calls, "warm": warm, "flush": cold})
+
+
+def _summary(peer: Contestant, name: str, allowed: float) -> dict[str, Any]:
+    """A NaN error is kept as null: JSON knows no NaN."""
+    if lower_precision(name):
+        allowed = truth.TOLERANCE["bfloat16"]
+    times = sorted(1e3 * seconds for seconds in peer.times)
+    return {
+        "median_ms": statistics.median(times),
+        "min_ms": times[0],
+        "p90_ms": times[int(0.9 * (len(times) - 1))],
+        "calls": len(times),
+        "error": peer.error if peer.error == peer.error else None,
+        "right": peer.error <= allowed,
+    }
+
+
+def too_large(name: str, case: Case) -> str:
+    """Why there is no room for a peer that makes a tensor of all scores, beside the peers that already did."""
+    need = 2.2 * case.score_bytes + (1 << 30)
+    if case.score_bytes < 1 << 30 or name in ("ours", "torch-sdpa", "torch-flex"):
+        return ""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    return "" if free > need else f"not enough memory: {free >> 30} GiB are free, it takes {int(need) >> 30}"
+
+
+class _Load:
+    """How busy others kept the machine."""
+
+    def __init__(self, own: list[int]) -> None:
+        self.own = own
+        self.start = (time.perf_counter(), self._busy(), processor_seconds(own))
+
+    def others(self) -> float | None:
+        """Cores that others, guests of the host among them, used on average since the start; None if unknown."""
+        wall, busy, own = self.start
+        took = max(time.perf_counter() - wall, 1e-3)
+        try:
+            used = processor_seconds(self.own) - own
+        except OSError:  # a worker is gone
+            return None
+        return round(max(0.0, (self._busy() - busy - used) / took), 2)
+
+    @staticmethod
+    def _busy() -> float:
+        user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")

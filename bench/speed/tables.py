@@ -1,0 +1,163 @@
+"""Results as Markdown tables that also read well as they are. The results are those of the JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.speed.cases import Case
+from bench.speed.memory import AIM
+from bench.speed.peer import lower_precision
+
+Result = dict[str, Any]
+
+
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (heading, *rows)) for i in range(len(heading))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return f"| {' | '.join(aligned)} |"
+
+    rule = [(w - 1) * "-" + ":" if i else w * "-" for i, w in enumerate(widths)]
+    return "\n".join([line(heading), line(rule), *map(line, rows)]) + "\n"
+
+
+def number(value: float) -> str:
+    """Three digits, and as many more as stand before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(result: Result, peer: str) -> float:
+    """How near a peer comes to the limit."""
+    return float(100 * result["limit_ms"] / result["peers"][peer]["median_ms"])
+
+
+def best_peer(result: Result) -> str | None:
+    """The fastest other peer that was right and computed in the case's own precision."""
+    fair = {name: peer["median_ms"] for name, peer in result["peers"].items()
+            if peer["right"] and name != "ours" and not lower_precision(name)}  # fmt: skip
+    return min(fair, key=fair.__getitem__, default=None)
+
+
+def reached(result: Result) -> bool | None:
+    """Whether ours is right and at its aim; None where there is no aim, or ours is absent."""
+    mine = result["peers"].get("ours")
+    if mine is None or result["aim"] is None:
+        return None
+    return bool(mine["right"] and round(percent(result, "ours")) >= result["aim"])
+
+
+def main_table(results: Sequence[Result]) -> str:
+    """Ours beside the limit, the aim and the best peer, one row for each case."""
+    rows = []
+    for result in results:
+        mine, best = result["peers"].get("ours"), best_peer(result)
+        ours, share, times = ("-",) * 3
+        if mine is not None:
+            ours = number(mine["median_ms"]) + ("" if mine["right"] else " WRONG")
+            share = f"{percent(result, 'ours'):.0f}"
+            if best is not None:
+                times = f"{result['peers'][best]['median_ms'] / mine['median_ms']:.2f}"
+        aim = {True: "met", False: "missed", None: ""}[reached(result)]
+        rows.append([
+            Case(**result["case"]).name,
+            number(result["limit_ms"]),
+            ours,
+            share,
+            f"{result['aim'] or '-'} {aim}".strip(),
+            "-" if best is None else f"{best} {number(result['peers'][best]['median_ms'])}",
+            "-" if best is None else f"{percent(result, best):.0f}",
+            times,
+        ])  # fmt: skip
+    return table(["case", "limit ms", "ours ms", "% of limit", "aim", "best peer ms", "its %", "times faster"], rows)
+
+
+def peer_table(results: Sequence[Result]) -> str:
+    """Milliseconds of every peer; one that is wrong is in brackets."""
+    names = list(dict.fromkeys(name for result in results for name in result["peers"]))
+    rows = []
+    for result in results:
+        cells = []
+        for name in names:
+            peer = result["peers"].get(name)
+            text = "-" if peer is None else number(peer["median_ms"])
+            cells.append(text if peer is None or peer["right"] else f"({text})")
+        rows.append([result["case"]["name"], *cells])
+    return table(["ms", *names], rows)
+
+
+def memory_table(rows: Sequence[Result]) -> str:
+    """MiB of growth by case and peer."""
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    grown: dict[tuple[str, str], Any] = {(row["case"], row["peer"]): row.get("mib") for row in rows}
+    cells = [
+        [case, *("-" if grown.get((case, peer)) is None else number(max(0.0, grown[case, peer])) for peer in peers)]
+        for case in cases
+    ]
+    return table(["MiB", *peers], cells)
+
+
+def rate_table(results: Sequence[Result]) -> str:
+    """The best rates of all rounds, by number of threads."""
+    words = {"fma_flops": "float32 multiply-add, GFLOP/s", "bf16_flops": "bf16 dot product, GFLOP/s",
+             "exp_rate": "exponentials, G/s"}  # fmt: skip
+    threads = sorted({result["threads"] for result in results})
+
+    def best(name: str, count: int) -> float:
+        return max((r["rates"].get(name, 0.0) for r in results if r["threads"] == count), default=0.0)
+
+    rows = [[text, *(number(best(name, count) * 1e-9) if best(name, count) else "-" for count in threads)]
+            for name, text in words.items()]  # fmt: skip
+    reads = []
+    for count in threads:
+        of = [Case(**r["case"]).cache_bytes / r["limit_ms"] * 1e-6 for r in results
+              if r["threads"] == count and "read" in r["limit_parts_ms"]]  # fmt: skip
+        reads.append(number(max(of)) if of else "-")
+    rows.append(["plain read of a cache, GB/s", *reads])
+    return table(["the machine", *(f"{count} thread{'s' * (count > 1)}" for count in threads)], rows)
+
+
+def remarks(results: Sequence[Result]) -> list[str]:
+    """What a reader has to know beside the numbers."""
+    lines = []
+    for result in results:
+        where = f"{result['case']['name']}, {result['threads']} threads"
+        for name, peer in result["peers"].items():
+            if not peer["right"]:
+                error = "NaN" if peer["error"] is None else f"{peer['error']:.1e}"
+                lines.append(f"{where}: {name} is wrong (error {error}) and does not count")
+        for name, why in result["absent"].items():
+            if "failed" in why or "memory" in why or "answer" in why or name == "ours":
+                lines.append(f"{where}: {name}: {why}")
+        if (result["others_cores"] or 0) > 0.2:
+            lines.append(f"{where}: other processes used {result['others_cores']:.1f} cores meanwhile")
+    return lines
+
+
+def document(results: dict[str, Any]) -> str:
+    """Everything, as one Markdown document."""
+    about = results["about"]
+    text = [f"# Attention on {about['processor']}, {about['date']}\n", f"{', '.join(about['versions'])}.\n"]
+    cases = results["cases"]
+    if cases:
+        text += [
+            "The limit is the time of the multiply-adds and the exponentials at the machine's best rate, for a decode "
+            "step that of reading the cache once; `its %` is the best peer's share of it. Peers with * compute in "
+            "fewer bits than their inputs have and are never the best; times in brackets are of wrong results.\n",
+            rate_table(cases),
+        ]  # fmt: skip
+    for threads in sorted({result["threads"] for result in cases}):
+        mine = [result for result in cases if result["threads"] == threads]
+        text += [f"## {threads} thread{'s' * (threads > 1)}\n", main_table(mine), peer_table(mine)]
+        aimed = [result for result in mine if reached(result) is not None]
+        if aimed:
+            text.append(f"{sum(map(bool, map(reached, aimed)))} of {len(aimed)} aims met.\n")
+    if results["memory"]:
+        text += [f"## Growth of one call, 8,192 rows and keys (aim: {AIM} MiB)\n", memory_table(results["memory"])]
+    notes = remarks(cases)
+    if notes:
+        text += ["## Remarks\n", "".join(f"- {line}\n" for line in notes)]
+    return "\n".join(text)

@@ -1,0 +1,103 @@
+"""The workers of a run: one for each library and number of threads, in the interpreter that has the library."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.line_server import HelperError, LineServer
+from bench.speed.cases import Case
+from bench.speed.worker import LIBRARIES
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 900.0
+"""Seconds for one answer; the slowest are first calls that compile."""
+
+_FIND = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n)))"
+
+
+def interpreters(pythons: Sequence[str]) -> dict[str, str]:
+    """The first interpreter that has each library's package and NumPy, this one before all others.
+
+    Raises OSError or subprocess.CalledProcessError for something that is no Python.
+    """
+    found: dict[str, str] = {"ort": sys.executable}
+    for python in (sys.executable, *pythons):
+        command = [python, "-c", _FIND, "numpy", *LIBRARIES.values()]
+        have = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        for library, package in LIBRARIES.items():
+            if package in have and "numpy" in have:
+                found.setdefault(library, python)
+    return found
+
+
+class Workers:
+    """Started when first needed, ended together."""
+
+    def __init__(self, pythons: Mapping[str, str], isa: str | None = None) -> None:
+        self.pythons = pythons
+        self.isa = isa
+        self.versions: dict[str, str] = {}
+        self._servers: dict[tuple[str, int], LineServer] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self._servers.values():
+            server.__exit__(kind, value, trace)
+
+    def get(self, library: str, threads: int) -> LineServer:
+        """The worker; raises HelperError if it cannot start."""
+        key = (library, threads)
+        if key not in self._servers:
+            self._servers[key] = self.new(library, threads)
+            self.versions[library] = self._servers[key].start()["version"]
+        return self._servers[key]
+
+    def new(self, library: str, threads: int) -> LineServer:
+        """A worker that is not kept; `with` it."""
+        settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
+        if self.isa:
+            settings["FA_COMPILER_ISA"] = self.isa
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        command = ["env", *variables, self.pythons[library], "-m", "bench.speed.worker", library, str(threads)]
+        return LineServer(command, TIMEOUT)
+
+    def take(self, case: Case, folder: Path, threads: int) -> tuple[dict[str, LineServer], dict[str, str]]:
+        """Gives the case to every worker. Who offers each peer, and why libraries are absent."""
+        peers: dict[str, LineServer] = {}
+        absent: dict[str, str] = {}
+        for library in self.pythons:
+            try:
+                server = self.get(library, threads)
+                server.ask({"case": asdict(case), "folder": str(folder)})
+                peers |= dict.fromkeys(server.greeting["peers"], server)
+            except HelperError as error:
+                absent[library] = str(error)
+        return peers, absent
+
+    def forget(self, threads: int) -> None:
+        """Lets go of the case, so that its memory goes back."""
+        for library in self.pythons:
+            if (library, threads) in self._servers:
+                with contextlib.suppress(HelperError):
+                    self._servers[library, threads].ask({"forget": True})
+
+
+def processor_seconds(pids: Sequence[int]) -> float:
+    """Processor time that the processes have used."""
+    ticks = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,214 @@
+"""`python -m bench`: its truth against the project's reference, its tables and plots on made-up numbers, a tiny run.
+
+No time is asserted: a test that fails on a busy machine says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.__main__ import main, parser
+from bench.speed import plot, tables, truth
+from bench.speed.cases import CASES, QUICK, Case
+from bench.speed.limits import parts
+from fa_compiler import reference
+
+ROOT = Path(__file__).parents[2]
+SMALL = Case("small", "both", 2, 4, 2, 9, 9, 8)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        SMALL,
+        replace(SMALL, mask="causal"),
+        replace(SMALL, mask="window", window=3),
+        replace(SMALL, mask="pad"),
+        replace(SMALL, mask="bias", heads=2),
+        replace(SMALL, dtype="bfloat16"),
+        replace(SMALL, kind="decode", rows=1),
+    ],
+    ids=lambda case: f"{case.kind}-{case.mask}-{case.dtype}",
+)
+def test_the_truth_is_that_of_the_reference(case: Case) -> None:
+    data = truth.draw(case)
+    query, key, value = (
+        truth.heads_first(truth.from_bits(data[name], case.dtype), case, heads)
+        for name, heads in (("q", case.heads), ("k", case.kv_heads), ("v", case.kv_heads))
+    )
+    inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
+    attrs: dict[str, Any] = {"head_num": case.heads, "input_layout": "BNSD", "scale_value": case.size**-0.5}
+    hidden = truth.visible(case, np.arange(case.rows))
+    if hidden is not None:
+        inputs["atten_mask"] = ~hidden
+    if case.mask == "pad":
+        inputs["atten_mask"] = np.broadcast_to(~data["valid"][:, None, None], (2, 1, case.rows, case.keys))
+    if case.mask == "bias":
+        inputs["real_shift"], attrs["pse_type"] = data["bias"], 0
+    forward = reference.run("FlashAttentionScore", inputs, attrs)
+    wanted = [forward["attention_out"]]
+    if case.gradient:
+        dy = truth.heads_first(truth.from_bits(data["dy"], case.dtype), case, case.heads)
+        given = {"softmax_max": forward["softmax_max"], "softmax_sum": forward["softmax_sum"],
+                 "attention_in": forward["attention_out"], "dy": dy}  # fmt: skip
+        if "real_shift" in inputs:
+            given["pse_shift"] = inputs.pop("real_shift")
+        gradient = reference.run("FlashAttentionScoreGrad", inputs | given, attrs)
+        wanted += [gradient[name] for name in ("dq", "dk", "dv")]
+    rows, right = truth.truth(case, data)
+    assert len(rows) == case.rows
+    for got, want in zip(right, wanted, strict=True):
+        want = want.transpose(0, 2, 1, 3).reshape(got.shape)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)  # the reference rounds to float32
+
+
+def test_bfloat16_rounds_to_nearest_even() -> None:
+    numbers = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, -3.1415927], np.float32)
+    assert truth.from_bits(truth.to_bits(numbers, "bfloat16"), "bfloat16").tolist() == [1, 1, 1 + 2**-6, -3.140625]
+
+
+def test_an_error_of_one_row_is_seen(tmp_path: Path) -> None:
+    case = replace(SMALL, kind="forward", rows=600, keys=7)
+    truth.write(case, tmp_path)
+    rows = np.load(tmp_path / "rows.npy")
+    assert len(rows) == truth.CHECKED_ROWS and rows[0] == 0 and rows[-1] == case.rows - 1
+    out = np.zeros((case.batch, case.rows, case.heads * case.size))
+    out[:, rows] = np.load(tmp_path / "right_out.npy")
+    assert truth.error(case, tmp_path, [out]) == 0
+    out[1, rows[5], 3] += 1
+    assert truth.error(case, tmp_path, [out]) > 0.1
+    out[1, rows[5], 3] = np.nan
+    assert not truth.error(case, tmp_path, [out]) <= 1
+
+
+def test_work_is_counted() -> None:
+    case = replace(SMALL, kind="forward")
+    assert case.flops == 2 * 4 * 9 * 9 * 4 * 8 and case.exponentials == 2 * 4 * 81
+    assert replace(case, mask="causal").pairs == 2 * 4 * 45
+    assert replace(case, mask="window", window=3).pairs == 2 * 4 * (1 + 2 + 7 * 3)
+    assert replace(case, kind="backward").flops == 2.5 * case.flops
+    assert replace(case, kind="both").exponentials == 2 * case.exponentials
+    assert replace(case, dtype="float16").cache_bytes * 2 == case.cache_bytes
+    rates = {"fma_flops": 2.0, "bf16_flops": 4.0, "exp_rate": 8.0}
+    assert parts(case, rates) == {"products": case.flops / 2, "exponentials": case.exponentials / 8}
+    assert parts(replace(case, dtype="bfloat16"), rates)["products"] == case.flops / 4
+    assert parts(replace(case, dtype="float16"), rates)["products"] == case.flops / 2
+
+
+def test_names_are_unique_and_the_quick_ones_exist() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names) and set(QUICK) <= set(names)
+
+
+def result(name: str, limit: float, threads: int = 1, **peers: float) -> dict[str, Any]:
+    """One made-up row of the JSON: milliseconds of each peer, negative if it was wrong."""
+    case = next(case for case in CASES if case.name == name)
+    made = {
+        peer.replace("_", "-").replace("STAR", "*"): {"median_ms": abs(ms), "min_ms": abs(ms), "p90_ms": abs(ms),
+                                                      "calls": 3, "error": 0.5, "right": ms > 0}
+        for peer, ms in peers.items()
+    }  # fmt: skip
+    return {"case": vars(case), "threads": threads, "limit_ms": limit, "limit_parts_ms": {"products": limit},
+            "rates": {"fma_flops": 1e11, "exp_rate": 1e10}, "aim": case.aim, "others_cores": 0.5, "rounds": 3,
+            "peers": made, "absent": {"ov-sdpa": "failed: no room", "ort-gqa": "no gradient"}}  # fmt: skip
+
+
+RESULTS = [
+    result("bert", 8.5, ours=10, ort_unfused=17, ort_mha=-9, ov_sdpaSTAR=5),
+    result("gpt2", 7.9, ours=10, ort_unfused=5),
+    result("bert", 4.0, threads=2, ort_unfused=8),
+]
+
+
+def cells(text: str, first: str) -> list[str]:
+    """A row of a table."""
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| {first} ")]
+    return [cell.strip() for cell in row.split("|")[1:-1]]
+
+
+def test_the_main_table() -> None:
+    text = tables.main_table(RESULTS[:2])
+    assert cells(text, "bert") == ["bert", "8.5", "10", "85", "85 met", "ort-unfused 17", "50", "1.70"]
+    assert cells(text, "gpt2") == ["gpt2", "7.9", "10", "79", "80 missed", "ort-unfused 5", "158", "0.50"]
+    assert len({len(line) for line in text.splitlines()}) == 1
+    assert cells(tables.main_table(RESULTS[2:]), "bert")[2:5] == ["-", "-", "85"]
+
+
+def test_wrong_results_are_marked_and_never_the_best() -> None:
+    assert tables.best_peer(RESULTS[0]) == "ort-unfused"
+    assert "(9)" in cells(tables.peer_table(RESULTS[:1]), "bert")
+    wrong = result("bert", 8.5, ours=-1)
+    assert "1 WRONG" in tables.main_table([wrong]) and tables.reached(wrong) is False
+    assert any("ours is wrong" in line for line in tables.remarks([wrong]))
+
+
+def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"case": "long", "peer": "ours", "threads": 2, "mib": 12.3}, {"case": "long", "peer": "x", "not": "no"}]
+    about = {"processor": "2 x Made Up", "date": "2026-01-01", "versions": ["onnxruntime 9"]}
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps({"about": about, "cases": RESULTS, "memory": rows}))
+    assert main(["show", str(file)]) == 0
+    text = (tmp_path / "bench.md").read_text()
+    assert capsys.readouterr().out == text + "\n"
+    for words in ("2 x Made Up", "## 1 thread\n", "## 2 threads\n", "1 of 2 aims met", "| long | 12.3 | - |",
+                  "bert, 1 threads: ov-sdpa: failed: no room", "other processes used 0.5 cores"):  # fmt: skip
+        assert words in text
+    assert "no gradient" not in text
+    for threads in (1, 2):
+        ElementTree.parse(tmp_path / f"threads{threads}.svg")
+
+
+def test_bars_are_as_long_as_the_share_of_the_limit() -> None:
+    picture = ElementTree.fromstring(plot.svg(RESULTS[:2], "a < b"))
+    bars = {
+        bar[0].text: float(bar.attrib["width"]) / plot.SCALE for bar in picture.iter() if len(bar) and bar[0].text
+        and bar.tag.endswith("rect")
+    }  # fmt: skip
+    assert bars["bert: ours 10 ms, 85 %"] == pytest.approx(85, abs=0.1)
+    assert bars["gpt2: ort-unfused 5 ms, 158 %"] == plot.LAST
+    assert "bert: ort-mha 9 ms, 94 %, wrong" in bars
+
+
+def test_a_tiny_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bench", "all", "--cases", "^small$", "--peers", "ort", "--rounds", "1",
+               "--threads", "1", "--out", str(tmp_path)]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "bench.json").read_text())["cases"]
+    assert row["case"]["name"] == "small" and row["limit_ms"] > 0 and row["aim"] is None
+    assert {"ours", "ort-unfused", "ort-mha", "ort-gqa"} <= set(row["peers"])
+    assert all(peer["right"] and peer["calls"] >= 1 for peer in row["peers"].values())
+    assert "| small |" in (tmp_path / "bench.md").read_text() and (tmp_path / "threads1.svg").is_file()
+    assert "small" in done.stdout
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], ["kernel", "--help"]):
+        with pytest.raises(SystemExit) as stop:
+            parser().parse_args(words)
+        assert stop.value.code == 0
+    text = capsys.readouterr().out
+    for words in ("kernel", "gradient", "memory", "models", "all", "show", "--quick", "--peer-python", "REGEX"):
+        assert words in text
+
+
+@pytest.mark.parametrize("words", [["kernel", "--cases", "("], ["kernel", "--threads", "two"], ["nothing"], []])
+def test_bad_words_are_refused_in_a_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    assert "python -m bench" in capsys.readouterr().err
+
+
+def test_a_file_that_is_missing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "nowhere.json"]) == 1
+    assert "error: " in capsys.readouterr().err
