@@ -109,8 +109,10 @@ class Builder:
         return node.outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """An initializer with this content; the same value for the same content."""
-        key = ("constant", array.dtype.str, array.shape, array.tobytes())
+        """An initializer with this content; the same value for the same content, or for the same array where it is
+        read-only: those are large and shared."""
+        content = array.tobytes() if array.flags.writeable else id(array)
+        key = ("constant", array.dtype.str, array.shape, content)
         if key not in self._made:
             value = ir.Value(name=self.names.new(f"{PREFIX}_{stem}"))
             value.const_value = ir.tensor(array, name=value.name)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.op_registry.constraints.common import compressed_mask
 from fa_compiler.passes.axes import Arrangement, Axes, product
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import moves
+from fa_compiler.passes.mask_values import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.narrow import is_constant_along, narrowed
 from fa_compiler.passes.options import Options
@@ -24,12 +26,10 @@ from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.views import View
 
 LARGEST = {
-    ir.DataType.FLOAT: float(np.finfo(np.float32).max),
-    ir.DataType.FLOAT16: float(np.finfo(np.float16).max),
+    ir.DataType.FLOAT: FLOAT32_MAX,
+    ir.DataType.FLOAT16: FLOAT16_MAX,
     ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
 }
-TRIANGLE_SIZE = 2048
-"""The atten_mask of sparse_mode 2, 3 and 4 has this size, whatever the sizes of the scores."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,14 @@ class MaskBuilder:
         """True where a position is excluded."""
         parts = self.match.mask.masked
         if not parts:
-            return None if self.match.mask.mode is None else self._triangle()
+            mode = self.match.mask.mode
+            return None if mode is None else self.builder.constant(compressed_mask(mode.sparse_mode), "triangle")
         wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
         values = [self._excluded(part, wanted) for part in parts]
         mask = values[0]
         for value in values[1:]:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
         return mask
-
-    def _triangle(self) -> ir.Value:
-        """The constant that the modes of a band take, one for all nodes of a graph."""
-        ones = np.ones((TRIANGLE_SIZE, TRIANGLE_SIZE), dtype=np.bool_)
-        return self.builder.constant(np.triu(ones, 1), "triangle")
 
     def real_shift(self) -> ir.Value | None:
         """The bias: its steps carried out in order."""

@@ -21,11 +21,11 @@ an output.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Axes
 from fa_compiler.passes.band import Band
+from fa_compiler.passes.mask_values import FLOAT32_MAX
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
@@ -37,7 +37,6 @@ from fa_compiler.passes.terms import Add, Masked, Shift
 
 PAST, LENGTHS, ADDEND, SINK = (3, 4), 5, 10, 11
 SCALES, NORMS = (12, 13), (14, 15)
-LOWEST = float(np.finfo(np.float32).min)
 
 
 def convert(call: Call) -> Converted:
@@ -54,7 +53,7 @@ def convert(call: Call) -> Converted:
     shifts: tuple[Shift, ...] = ()
     addend = call.input(ADDEND)
     if addend is not None and _streamed(call):
-        excluded, shifts = keys.added(addend, addend, scores, LOWEST)
+        excluded, shifts = keys.added(addend, addend, scores, -FLOAT32_MAX)
         masked.extend(excluded)
         if excluded and not call.shape(query)[1].is_at_least(2):
             reason = "a masked row gives 0, but NaN where it is the only one, and how many there are is not known"

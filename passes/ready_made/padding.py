@@ -36,7 +36,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.band import Band
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
-from fa_compiler.passes.mask_values import TermValues
+from fa_compiler.passes.mask_values import FLOAT32_MAX, TermValues
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
@@ -46,7 +46,6 @@ from fa_compiler.passes.structure import Grid
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.terms import Add, AddTerm, Masked, Put, RowGuard, Shift
 
-LOWEST = float(np.finfo(np.float32).min)
 FILTER_FLOOR = -3e38
 BIAS_FLOOR = -1e38
 """Sums above these stay so far above `lowest` that a key with it has probability 0."""
@@ -72,7 +71,7 @@ class Additions:
             return self._bidirectional(padded)
         if padded is None and self.bias is None:
             return self.keys.plan(self.scores, [], (), band)
-        if self.bias is None and self.filter == LOWEST:
+        if self.bias is None and self.filter == -FLOAT32_MAX:
             return self._filled_with_lowest(padded, band)
         if self._stays_above():
             return self.keys.plan(self.scores, [], self._shifts(padded, None), band)
@@ -133,7 +132,7 @@ class Additions:
         if padded is not None:
             steps.append(Put(self.call.aligned(padded, self.scores), True, self.filter))
         if causal is not None:
-            steps.append(Put(self.call.aligned(causal, self.scores), True, LOWEST))
+            steps.append(Put(self.call.aligned(causal, self.scores), True, -FLOAT32_MAX))
         if self.bias is not None:
             steps.append(Add(self.call.aligned(self.bias, self.scores), 1.0))
         return tuple(steps)
