@@ -102,12 +102,14 @@ class MaskPlan:
 
 @dataclass(frozen=True)
 class MaskPlanner:
-    """Turns terms into plans."""
+    """Turns terms into plans; with `as_bias` every mask stays a bias, exactly as it was added or put in."""
 
     values: TermValues
     options: Options
     grid: Grid
     positions: dict[Shape, Positions] = field(default_factory=dict)
+    as_bias: bool = False
+    _structures: dict[tuple[Term, ...], Structure | None] = field(default_factory=dict, init=False)
 
     @property
     def viewer(self) -> Viewer:
@@ -172,16 +174,14 @@ class MaskPlanner:
             term = live[adds[0]]
             boolean = value is not None and self._may_be_boolean(live, value, guard)
             if boolean and value is not None and isinstance(term, AddTerm):
-                return self._masked(live, (self._masked_by_addend(term),), (), value, guard)
+                return self._masked(live, (), value, guard)
         if selects and max(adds, default=-1) < selects[0]:
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
             harmless = len(fills) == 1 and all(
                 self.values.stays_apart(live, index, min(fills), share) for index in adds
             )
             if harmless and self._may_be_boolean(live, min(fills), guard):
-                masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
-                kept = tuple(term for term in live if not isinstance(term, SelectTerm))
-                return self._masked(live, masked, self._shifts(kept), min(fills), guard)
+                return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)
         return None if selects else self._mask_among_biases(live, adds, guard)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -190,20 +190,14 @@ class MaskPlanner:
         values = [self.values.of(live, index) for index in selects]
         fills = {value for each in values for value in each or (math.nan,)}
         behind = bool(selects) and max(adds, default=-1) < selects[0]
-        if self.options.target != "ort" or not behind or len(fills) != 1:
+        if self.as_bias or self.options.target != "ort" or not behind or len(fills) != 1:
             return None
         fill = fills.pop()
         if not math.isfinite(fill) or guard not in (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES):
             return None
-        found = self._structure(live)
-        if found is None:
-            masked = tuple(self._deselected(term) for term in live if isinstance(term, SelectTerm))
-        else:
-            masked = tuple(self._padding(each, live[-1].node) for each in found.padding)
-        kept = tuple(term for term in live if not isinstance(term, SelectTerm))
-        mode = None if found is None else found.mode
+        masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
-        return MaskPlan(masked, self._shifts(kept), mode, nan_rows=_nan_rows(guard), value=value)
+        return MaskPlan(masked, self._shifts(_not_selected(live)), mode, nan_rows=_nan_rows(guard), value=value)
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
@@ -251,26 +245,15 @@ class MaskPlanner:
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
         shifts = self._shifts((*live[:index], *live[index + 1 :]))
-        return self._masked(live, (self._masked_by_addend(term),), shifts, value, guard)
+        return self._masked(live, shifts, value, guard)
 
-    def _masked(
-        self,
-        live: tuple[Term, ...],
-        masked: tuple[Masked, ...],
-        shifts: tuple[Shift, ...],
-        value: float,
-        guard: RowGuard,
-    ) -> MaskPlan:
+    def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
         assumed: list[str] = []
-        found = self._structure(live)
-        mode = None
-        if found is not None:
-            mode = found.mode
-            masked = tuple(self._padding(each, live[-1].node) for each in found.padding)
-            if mode is not None and self.options.target == "ascend":
-                # The triangle takes the place of the mask there: keys excluded besides get a bias.
-                shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
-                masked = ()
+        masked, mode = self._excluded(live)
+        if mode is not None and self.options.target == "ascend":
+            # The triangle takes the place of the mask there: keys excluded besides get a bias.
+            shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
+            masked = ()
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
             empty = "zero"
@@ -291,15 +274,24 @@ class MaskPlanner:
             assumed.append(NO_EMPTY_ROWS)
         return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
-    def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
-        """The structure of the boolean mask these terms make.
+    def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
+        """The boolean mask these terms make: by its structure where it has one, else as it stands.
 
         On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives.
         """
-        found = structure(self._masks(terms), self.grid, self.viewer, self.positions)
-        if found is not None and found.mode is not None and found.padding and self.options.target == "ascend":
-            return found if NO_EMPTY_ROWS in self.options.assume else None
-        return found
+        found = self._structure(terms)
+        joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
+        if found is None or (joined and NO_EMPTY_ROWS not in self.options.assume):
+            masks = self._masks(terms)
+            alone = (self._deselected(e) if isinstance(e, SelectTerm) else self._masked_by_addend(e) for e in masks)
+            return tuple(alone), None
+        return tuple(self._padding(each, terms[-1].node) for each in found.padding), found.mode
+
+    def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
+        """The structure of the boolean mask these terms make."""
+        if terms not in self._structures:
+            self._structures[terms] = structure(self._masks(terms), self.grid, self.viewer, self.positions)
+        return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
         """The terms a boolean mask is made of: selections where there are some, addends beside them are none."""
@@ -315,7 +307,7 @@ class MaskPlanner:
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key: by its structure, or as a single constant?"""
         masks = self._masks(terms)
-        found = structure(masks, self.grid, self.viewer, self.positions)
+        found = self._structure(terms)
         if found is not None and found.never_empty:
             return True
         if len(masks) != 1:
@@ -336,6 +328,8 @@ class MaskPlanner:
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
+        if self.as_bias:
+            return False
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_above is not None:
@@ -447,6 +441,11 @@ class MaskPlanner:
 def _nan_rows(guard: RowGuard) -> str:
     """What a guard that looks at the scores still has to do beside a boolean mask."""
     return guard.nan_rows if guard in (RowGuard.NAN, RowGuard.SCORES) else ""
+
+
+def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms beside the selections."""
+    return tuple(term for term in terms if not isinstance(term, SelectTerm))
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:

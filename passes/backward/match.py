@@ -19,7 +19,7 @@ What fully masked rows give to the gradients has to be what the operator gives t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -33,14 +33,14 @@ from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout import COPY_COST
-from fa_compiler.passes.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.terms import AddTerm, Put, RowGuard, Term
+from fa_compiler.passes.terms import AddTerm, Put
 from fa_compiler.passes.views import View, Viewer
 
 Role = Literal["query", "key", "value"]
@@ -133,16 +133,6 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
     if failure is not None:
         raise failure
     return None
-
-
-class _BiasPlanner(MaskPlanner):
-    """Makes no boolean masks."""
-
-    def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
-        return False
-
-    def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
-        return None
 
 
 @dataclass
@@ -397,8 +387,7 @@ class _Finder:
         """The plan with every mask as a bias, exactly as it was added or put in."""
         given = self.findings.planner
         assert given is not None
-        planner = _BiasPlanner(**{each.name: getattr(given, each.name) for each in fields(given)})
-        return planner.plan(self.findings.terms, self.findings.guard)
+        return replace(given, as_bias=True).plan(self.findings.terms, self.findings.guard)
 
     def _rows_differ(self, reason: str) -> Decline:
         return PairDecline(
