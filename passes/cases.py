@@ -187,14 +187,14 @@ def rounded(number: float, dtype: ir.DataType) -> float | None:
 
 
 def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """Integers may become floats that hold them, floats only floats."""
+    """Integers may become floats, floats only floats; whether the type holds them is for the caller to ask."""
     if isinstance(found, Case):
         chosen, other = cast(found.chosen, dtype), cast(found.other, dtype)
         return None if chosen is None or other is None else case(found.condition, chosen, other)
     if isinstance(found, Affine):
         number = found.const
         if dtype in INTEGERS or dtype in EXACT_FLOATS:
-            return held(found, dtype)
+            return found
         small = number is not None and abs(number) <= 256
         return float(number) if number is not None and small and dtype in SHORT_FLOATS else None
     if found is None or dtype is None or dtype in INTEGERS:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -58,6 +59,7 @@ from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
 from fa_compiler.passes.patterns import diagonals, even_steps
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.slices import slice_bounds
 from fa_compiler.passes.symbolic import Dim, settled
 
 MAX_DEPTH = 60
@@ -82,6 +84,11 @@ class Positions:
         """How many dimensions the masks have."""
         return len(self.sizes)
 
+    @cached_property
+    def _present(self) -> Shape:
+        """What is at least 0 where the mask has elements."""
+        return tuple(size - 1 for size in self.sizes)
+
     @property
     def every(self) -> Index:
         """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
@@ -90,7 +97,7 @@ class Positions:
     def _shape(self, value: ir.Value) -> Shape | None:
         """The shape in runs in which the mask has elements: of others nothing is said."""
         shape = self.info.shape(value)
-        return None if shape is None else tuple(settled(size, (each - 1 for each in self.sizes)) for size in shape)
+        return None if shape is None else tuple(settled(size, self._present) for size in shape)
 
     def truth(self, value: ir.Value | None, index: Index | None) -> Formula | None:
         """When the element at `index`, as a truth value, is true; None when that cannot be said."""
@@ -134,12 +141,11 @@ class Positions:
         if node is None:
             return None
         origin = self._given(value, index)
-        inputs = [(operand, self._broadcast(operand, value, index)) for operand in node.inputs]
         if is_op(node, "Not"):
             inner = self.truth(node.inputs[0], index)
             return None if inner is None else negation(inner)
         if is_op(node, "And", "Or", "Xor", "Where"):
-            parts = [self.truth(*each) for each in inputs]
+            parts = [self.truth(*each) for each in self._operands(node, index)]
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
                 return None
@@ -151,7 +157,7 @@ class Positions:
                 return choice(known[0], negation(known[1]), known[1], origin)
             return choice(known[0], known[1], known[2], origin)
         if is_op(node, *COMPARISONS):
-            left, right = (self.number(*each) for each in inputs)
+            left, right = (self.number(*each) for each in self._operands(node, index))
             return None if left is None or right is None else compared(node.op_type, left, right)
         if is_op(node, "Cast"):
             return self.truth(node.inputs[0], index)
@@ -196,9 +202,8 @@ class Positions:
         node = value.producer()
         if node is None:
             return None
-        inputs = [(operand, self._broadcast(operand, value, index)) for operand in node.inputs]
-        if is_op(node, "Add", "Sub", "Mul", "Min", "Max") and len(inputs) == 2:
-            left, right = (self.number(*each) for each in inputs)
+        if is_op(node, "Add", "Sub", "Mul", "Min", "Max") and len(node.inputs) == 2:
+            left, right = (self.number(*each) for each in self._operands(node, index))
             return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
         if is_op(node, "Neg", "Abs"):
             inner = self.number(node.inputs[0], index)
@@ -207,8 +212,9 @@ class Positions:
                 return negative
             return arithmetic("Max", inner, negative, dtype)
         if is_op(node, "Where"):
-            condition = self.truth(*inputs[0])
-            chosen, other = self.number(*inputs[1]), self.number(*inputs[2])
+            first, second, third = self._operands(node, index)
+            condition = self.truth(*first)
+            chosen, other = self.number(*second), self.number(*third)
             if condition is None or chosen is None or other is None:
                 return None
             return case(condition, chosen, other)
@@ -348,11 +354,14 @@ class Positions:
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def _broadcast(self, operand: ir.Value | None, result: ir.Value, index: Index) -> Index | None:
-        """The operand's index for an index of an element-wise result; None where its size is not proven."""
-        own = None if operand is None else self._shape(operand)
-        shape = self._shape(result)
-        return None if own is None or shape is None else self._fitted(own, shape, index)
+    def _operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
+        """The operands of an element-wise operator, each with its index; None where its size is not proven."""
+        result = self._shape(node.outputs[0])
+        shapes = [None if operand is None else self._shape(operand) for operand in node.inputs]
+        return [
+            (operand, None if own is None or result is None else self._fitted(own, result, index))
+            for operand, own in zip(node.inputs, shapes, strict=True)
+        ]
 
     def _fitted(self, own: Shape, shape: Shape, index: Index) -> Index | None:
         if len(own) > len(shape) or len(shape) != len(index):
@@ -402,7 +411,7 @@ class Positions:
         return tuple(self._zero if size.const == 1 else next(places) for size in own)
 
     def _sliced(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
-        cut = _slice_bounds(node, self.info, len(own))
+        cut = slice_bounds(node, self.info, len(own))
         if cut is None:
             return None
         places = list(index)
@@ -443,31 +452,3 @@ class Positions:
 
 def _varies(array: np.ndarray, axis: int) -> bool:
     return bool((array != np.take(array, [0], axis=axis)).any())
-
-
-def _slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:
-    """(axis, start, step) of a Slice of any opset; None when one is not known."""
-    attr = node.attributes.get("starts")
-    if attr is not None:
-        starts = [Dim(number) for number in attr.as_ints()]
-        listed = node.attributes.get("axes")
-        axes = list(range(len(starts))) if listed is None else list(listed.as_ints())
-        return [(axis % rank, start, 1) for axis, start in zip(axes, starts, strict=True)]
-    vectors: list[tuple[Dim, ...] | None] = []
-    for place in (1, 3, 4):
-        value = input_of(node, place)
-        found = None if value is None else info.content(value)
-        if value is not None and found is None:
-            return None
-        vectors.append((found,) if isinstance(found, Dim) else found)
-    begin, axis_numbers, steps = vectors
-    if begin is None:
-        return None
-    axis_numbers = axis_numbers or tuple(Dim(axis) for axis in range(len(begin)))
-    steps = steps or (Dim(1),) * len(begin)
-    result: list[tuple[int, Dim, int]] = []
-    for axis, start, step in zip(axis_numbers, begin, steps, strict=True):
-        if axis.const is None or step.const is None:
-            return None
-        result.append((axis.const % rank, start, step.const))
-    return result

@@ -26,6 +26,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.slices import slice_bounds
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
@@ -153,24 +154,10 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
 
 def _slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
     """Where a Slice of step 1 begins along an axis; None where that is not known."""
-    starts, axes, steps = (_numbers(node, name, index, info) for name, index in (("starts", 1), ("axes", 3), ("", 4)))
-    if starts is None or any(step != 1 for step in steps or ()):
+    bounds = slice_bounds(node, info, rank)
+    if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
-    places = axes or range(len(starts))
-    pairs = [(start, place % rank) for start, place in zip(starts, places, strict=False) if place is not None]
-    return next((start for start, place in pairs if place == axis), None)
-
-
-def _numbers(node: ir.Node, name: str, index: int, info: ShapeInfo) -> list[int | None] | None:
-    """The entries of a Slice's parameter, each None where it is not known; nothing known of a missing input."""
-    if opset(node) < 10:
-        attr = node.attributes.get(name)
-        return None if attr is None else list(attr.as_ints())
-    value = input_of(node, index)
-    found = None if value is None else info.content(value)
-    if isinstance(found, tuple):
-        return [each.const for each in found]
-    return None if value is None else [None]
+    return next((start.const for place, start, _ in bounds if place == axis), None)
 
 
 def _split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> int | None:
