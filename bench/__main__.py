@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import models
 from bench.speed import memory, plot, rounds, tables
 from bench.speed.cases import CASES, QUICK, Case
 from bench.speed.limits import Machine, NoCompiler
@@ -60,8 +61,7 @@ def parser() -> argparse.ArgumentParser:
                              help="an interpreter with torch or OpenVINO; may be given several times")  # fmt: skip
         command.add_argument("--isa", help="forces a variant of our kernels: baseline, avx2, avx512, avx512bf16")
         command.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
-    models = commands.add_parser("models", help="whole models (python -m bench models --help)", add_help=False)
-    models.add_argument("rest", nargs=argparse.REMAINDER)
+    commands.add_parser("models", help="whole models (its own options: python -m bench models --help)")
     show = commands.add_parser("show", help="tables and plots of the JSON of an earlier run")
     show.add_argument("file", type=Path)
     return main
@@ -174,11 +174,10 @@ def save(results: dict[str, Any], folder: Path) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
+    words = sys.argv[1:] if words is None else list(words)
+    if words[:1] == ["models"]:
+        return models.main(words[1:])
     arguments = parser().parse_args(words)
-    if arguments.command == "models":
-        from bench import models
-
-        return models.main(arguments.rest)
     try:
         if arguments.command == "show":
             print(save(json.loads(arguments.file.read_text()), arguments.file.parent))
