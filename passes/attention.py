@@ -265,7 +265,8 @@ class Matcher:
     def _interior(
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
     ) -> list[tuple[ir.Node, ir.Value]]:
-        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned."""
+        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned,
+        those left out that serve the match alone: they go with it."""
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
         matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
@@ -282,7 +283,8 @@ class Matcher:
                 ]
                 outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
                 outside.extend(each for each in readers if each.graph is not anchor.node.graph)
-                harmless.extend((each, output) for each in readers if each not in outside)
+                inside = [each for each in readers if each not in outside and not _serves_only(each, matched)]
+                harmless.extend((each, output) for each in inside)
                 if not outside and not output.is_graph_output():
                     continue
                 late = output is anchor.output or any(node is other for other in after.nodes)
@@ -491,3 +493,17 @@ def _feeds_backward(probabilities: ir.Value) -> bool:
     return any(reader.op_type in BACKWARD_OPS for reader in readers) or (
         products >= 1 and any(reader.op_type in ("Mul", "Neg") for reader in readers)
     )
+
+
+def _serves_only(reader: ir.Node, matched: set[int], limit: int = 16) -> bool:
+    """Does all that is made from a node's results end in the match, as the target shape of an Expand in it does?"""
+    pending, known = [reader], {id(reader)}
+    while pending:
+        node = pending.pop()
+        if len(known) > limit or any(output.is_graph_output() for output in node.outputs):
+            return False
+        for output in node.outputs:
+            behind = [each for each in distinct_consumers(output) if id(each) not in matched and id(each) not in known]
+            known.update(map(id, behind))
+            pending.extend(behind)
+    return True

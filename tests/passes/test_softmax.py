@@ -51,6 +51,9 @@ SPELLINGS = {
     "as_jax_does": "n3 = ReduceMax<axes=[-1], keepdims=0>(x) low0 = Constant<value=float {-inf}>() n2 = Max(n3, low0) "
     "n1 = Unsqueeze(n2, last) o = Constant<value=int64[4] {1,1,1,1}>() n0 = Expand(n1, o) n = Identity(n0) "
     "d = Sub(x, n) e = Exp(d) t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) ",
+    "target_of_its_own_shape": "n3 = ReduceMax<axes=[-1], keepdims=0>(x) n2 = Unsqueeze(n3, last) sh = Shape(n3) "
+    "c1 = Constant<value=int64[1] {1}>() w = Concat<axis=0>(sh, c1) n = Expand(n2, w) d = Sub(x, n) e = Exp(d) "
+    "t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) ",
     "repeated": EXPONENTIALS + "t1 = ReduceSum<keepdims=1>(e, last) sh = Shape(x) t = Expand(t1, sh) p = Div(e, t) ",
 }
 LOGARITHM_OF_THE_SUM = "l = ReduceLogSumExp<axes=[-1], keepdims=1>(x) d = Sub(x, l) p = Exp(d) "
@@ -70,6 +73,13 @@ def test_the_logarithm_of_the_sum_subtracted(terms: str) -> None:
         assert block.status == "fused"
     else:
         assert (block.code, block.culprit) == ("score_term", "x")
+
+
+def test_a_shape_inside_the_softmax_that_is_an_output() -> None:
+    body = SPELLINGS["target_of_its_own_shape"]
+    proto = parse(NUMBERS + PRODUCT_QK + TERMS["none"] + body + PRODUCT_PV, outputs="float[B,4,S,8] y, int64[4] w")
+    _, report = fused(proto)
+    assert [block.code for block in report.blocks] == ["scores_are_output"]
 
 
 def test_flattened_over_dimensions_of_one() -> None:
