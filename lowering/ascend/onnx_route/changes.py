@@ -1,0 +1,226 @@
+"""How to say in an older opset what a node of a newer one says.
+
+`CHANGES` has, for every operator of the parser that changed after opset 17, the versions at which it did: None where it
+only got more types, so that the node stays as it is (its types are checked in the end), else a rule that turns the form
+of that version into the one before. An operator is not in the table because it did not change.
+
+| what | becomes | because |
+| --- | --- | --- |
+| Cast, CastLike | without saturate, round_mode | both matter for 8-bit floats only |
+| Reduce* with axes as input | axes as attribute | only where they are constant; over no axis at all: Identity |
+| ReduceMax, ReduceMin of booleans | of their 0 and 1 as uint8 | max is or, min is and |
+| Split with num_outputs | sizes as input | equal parts, the last one shorter, as that version says |
+| Pad with axes | pads for all axes | only where both are constant and the rank known |
+| AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before, and another count of the last window |
+| Resize | refused with antialias, axes, keep_aspect_ratio_policy or half_pixel_symmetric | new in 18 and 19 |
+| GridSample linear, cubic | bilinear, bicubic | the same under older names, for images of 4 dimensions |
+| ScatterElements, ScatterND with max or min | refused | new in 18 |
+| IsInf of float16 | of its float32 | infinite stays infinite, nothing else becomes it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, Rule
+from fa_compiler.passes.nodes import constant, int_attr, reduced_axes
+
+NEWEST_SOURCE = 26
+"""The newest opset whose operators this table knows."""
+
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def drop(*names: str) -> Rule:
+    """Leave out attributes that say nothing for the types the parser takes."""
+
+    def rule(rewrite: Rewrite) -> None:
+        for name in names:
+            rewrite.node.attributes.pop(name, None)
+
+    return rule
+
+
+def refuse(**defaults: int | str | None) -> Rule:
+    """Leave out attributes that have their default; None: that are there at all."""
+
+    def rule(rewrite: Rewrite) -> None:
+        for name, default in defaults.items():
+            attr = rewrite.node.attributes.pop(name, None)
+            if attr is not None and (default is None or attr.value != default):
+                rewrite.fail(f"{name} is {attr.value!r}, which opset {rewrite.builder.opset} does not have")
+
+    return rule
+
+
+def axes_as_attribute(rewrite: Rewrite) -> None:
+    """A reduction of opset 18."""
+    node = rewrite.node
+    noop = int_attr(node, "noop_with_empty_axes", 0)
+    node.attributes.pop("noop_with_empty_axes", None)
+    axes = reduced_axes(node) if rewrite.given(1) is not None else []
+    if axes is None:
+        rewrite.fail("its axes are not constant")
+    if axes:
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
+    elif noop:
+        if node.op_type not in ("ReduceMax", "ReduceMin", "ReduceMean", "ReduceProd"):
+            rewrite.fail("a reduction over no axis")
+        return rewrite.replace(rewrite.op("Identity", [rewrite.needed(0)], rewrite.needed(0)))
+    node.resize_inputs(1)
+    return None
+
+
+def booleans(rewrite: Rewrite) -> None:
+    """ReduceMax or ReduceMin of opset 20."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    if rewrite.dtype(data) != ir.DataType.BOOL:
+        return
+    node.replace_input_with(0, builder.cast(data, ir.DataType.UINT8))
+    reduced = node.outputs[0]
+    builder.info.set(reduced, builder.info.shape(reduced), ir.DataType.UINT8)
+    result = builder.op("Cast", [reduced], ir.DataType.BOOL, {"to": int(ir.DataType.BOOL)})
+    ir.convenience.replace_all_uses_with(reduced, result, replace_graph_outputs=True)
+    maker = result.producer()
+    assert maker is not None
+    maker.replace_input_with(0, reduced)
+    if result.is_graph_output():
+        name, reduced.name = reduced.name, result.name
+        result.name = name
+    reduced.dtype = ir.DataType.UINT8
+
+
+def split_sizes(rewrite: Rewrite) -> None:
+    """Split of opset 18."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    attr = node.attributes.pop("num_outputs", None)
+    if attr is None or rewrite.given(1) is not None:
+        return
+    count, shape = attr.as_int(), rewrite.shape(data)
+    axis = rewrite.axis("axis", 0, len(shape))
+    if count != len(node.outputs) or count < 1:
+        rewrite.fail(f"num_outputs is {count} for {len(node.outputs)} outputs")
+    size = shape[axis].const
+    if shape[axis].exact_div(count) is not None:
+        return
+    if size is not None:
+        part = -(-size // count)
+        if part * (count - 1) > size:
+            rewrite.fail(f"{size} elements make no {count} parts")
+        sizes = builder.ints([*[part] * (count - 1), size - part * (count - 1)])
+    else:
+        shape_of = builder.op("Shape", [data], INT64)
+        whole = builder.op("Gather", [shape_of, builder.ints([axis])], INT64, {"axis": 0})
+        raised = builder.op("Add", [whole, builder.ints([count - 1])], INT64)
+        each = builder.op("Div", [raised, builder.ints([count])], INT64)
+        last = builder.op("Sub", [whole, builder.op("Mul", [each, builder.ints([count - 1])], INT64)], INT64)
+        sizes = builder.op("Concat", [*[each] * (count - 1), last], INT64, {"axis": 0})
+    node.resize_inputs(2)
+    node.replace_input_with(1, sizes)
+
+
+def pads_of_all_axes(rewrite: Rewrite) -> None:
+    """Pad of opset 18."""
+    if rewrite.given(3) is None:
+        return
+    rank = len(rewrite.shape(rewrite.needed(0)))
+    axes, pads = constant(rewrite.needed(3)), constant(rewrite.needed(1))
+    if axes is None or pads is None:
+        rewrite.fail("its axes and pads are not both constant")
+    full = np.zeros((2, rank), np.int64)
+    full[:, [int(axis) % rank for axis in axes.reshape(-1)]] = pads.reshape(2, -1)
+    rewrite.node.replace_input_with(1, rewrite.builder.ints(full.reshape(-1).tolist()))
+    rewrite.node.resize_inputs(3)
+
+
+def no_wrap(rewrite: Rewrite) -> None:
+    """Pad of opset 19."""
+    if rewrite.text("mode", "constant") == "wrap":
+        rewrite.fail("mode is 'wrap', which came with opset 19")
+
+
+def pool(rewrite: Rewrite) -> None:
+    """AveragePool of opset 19."""
+    attr = rewrite.node.attributes.get("dilations")
+    if attr is not None and any(step != 1 for step in attr.as_ints()):
+        rewrite.fail("dilations came with opset 19")
+    rewrite.node.attributes.pop("dilations", None)
+    if int_attr(rewrite.node, "ceil_mode", 0):
+        rewrite.fail("ceil_mode counts the last window differently before opset 19")
+
+
+def not_symmetric(rewrite: Rewrite) -> None:
+    """Resize of opset 19."""
+    if rewrite.text("coordinate_transformation_mode", "half_pixel") == "half_pixel_symmetric":
+        rewrite.fail("half_pixel_symmetric came with opset 19")
+
+
+def grid_modes(rewrite: Rewrite) -> None:
+    """GridSample of opset 20."""
+    if len(rewrite.shape(rewrite.needed(0))) != 4:
+        rewrite.fail("before opset 20 it takes 4 dimensions only")
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(name := rewrite.text("mode", "linear"), name)
+    rewrite.node.attributes["mode"] = ir.AttrString("mode", mode)
+
+
+def no_extremes(rewrite: Rewrite) -> None:
+    """ScatterElements and ScatterND of opset 18."""
+    if (reduction := rewrite.text("reduction", "none")) in ("max", "min"):
+        rewrite.fail(f"the reduction {reduction!r} came with opset 18")
+
+
+def infinite_halves(rewrite: Rewrite) -> None:
+    """IsInf of opset 20."""
+    data = rewrite.needed(0)
+    if rewrite.dtype(data) in HALVES:
+        rewrite.node.replace_input_with(0, rewrite.builder.cast(data, ir.DataType.FLOAT))
+
+
+_ANY: dict[int, Rule | None] = dict.fromkeys((19, 21, 23, 24, 25))
+_LATER: dict[int, Rule | None] = dict.fromkeys((21, 23, 24, 25))
+_CASTS: dict[int, Rule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode")}
+_REDUCE: dict[int, Rule | None] = {18: axes_as_attribute}
+_EXTREMES: dict[int, Rule | None] = {18: axes_as_attribute, 20: booleans}
+_SCATTER: dict[int, Rule | None] = {18: no_extremes}
+_TYPES_22: dict[int, Rule | None] = {22: None}
+_ONLY_TYPES = (
+    *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
+    *("Conv", "ConvTranspose", "Det", "EyeLike", "InstanceNormalization", "LpNormalization", "RoiAlign"),
+    *("Dropout", "Elu", "HardSigmoid", "HardSwish", "Mish", "Round", "Selu", "Softplus", "Softsign", "ThresholdedRelu"),
+    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+    *("GRU", "LSTM", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "MaxPool", "MaxRoiPool", "MaxUnpool"),
+)
+
+CHANGES: Mapping[str, Mapping[int, Rule | None]] = {
+    **dict.fromkeys(("Constant", "Identity", "If", "Reshape", "Shape", "Size"), _ANY),
+    **dict.fromkeys(("Flatten", "Squeeze", "Transpose", "Unsqueeze"), _LATER),
+    **dict.fromkeys(_ONLY_TYPES, _TYPES_22),
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"), _REDUCE),
+    **dict.fromkeys(("ReduceProd", "ReduceSumSquare"), _REDUCE),
+    **dict.fromkeys(("ReduceMax", "ReduceMin"), _EXTREMES),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _SCATTER),
+    "AveragePool": {19: pool, 22: None},
+    "Cast": _CASTS,
+    "CastLike": _CASTS,
+    "ConstantOfShape": {20: None, **_LATER},
+    "Equal": {19: None},
+    "GridSample": {20: grid_modes, 22: None},
+    "IsInf": {20: infinite_halves},
+    "IsNaN": {20: None},
+    "LpPool": {18: refuse(ceil_mode=0, dilations=None), 22: None},
+    "Pad": {**_ANY, 18: pads_of_all_axes, 19: no_wrap},
+    "Resize": {18: refuse(antialias=0, axes=None, keep_aspect_ratio_policy="stretch"), 19: not_symmetric},
+    "Split": {18: split_sizes},
+    "SplitToSequence": {24: None},
+    "TopK": {24: None},
+}
+
+
+def convert(rewrite: Rewrite, target: int) -> None:
+    """Bring the node from its opset to an older one, one version after the other."""
+    for version, rule in sorted(CHANGES.get(rewrite.node.op_type, {}).items(), reverse=True):
+        if target < version <= rewrite.source and rule is not None and rewrite.node.graph is not None:
+            rule(rewrite)

@@ -1,0 +1,297 @@
+"""A fused model becomes one that ATC's ONNX parser takes: opset 17 (18 where the model needs it), everything verified.
+
+    functions      inlined, all of them
+    opset          a model of 8 to 17 keeps its own; newer ones become 17, or 18 for operators that came with it
+    nodes          by `changes`, the unknown ones by `expansions`; then each must be one the parser takes, one of ours
+                   (domain `ascend`, for the plugin), or one of domain npu
+    constants      Constant nodes hold a tensor; types the parser knows
+    weights        those of subgraphs that lie in files move to the main graph: the parser looks for the file beside the
+                   model only there
+    names          see `names`
+
+Nothing is guessed: what cannot be converted is a problem that names the node, and all problems are collected. The model
+is changed in place and is of no use after a failure.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+from onnx import defs
+from onnx_ir.passes.common import InlinePass
+
+from fa_compiler.lowering.ascend.onnx_route import changes, names, parser
+from fa_compiler.lowering.ascend.onnx_route.errors import UnfitModel, UnfitNode, about
+from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
+from fa_compiler.op_registry import DOMAIN
+from fa_compiler.op_registry import names as operators
+from fa_compiler.passes.build import Builder, Names
+from fa_compiler.passes.nodes import STANDARD, all_graphs, all_nodes, remember_versions
+from fa_compiler.passes.shapes import ShapeInfo, analyse
+from fa_compiler.passes.surgery import restore_order, sweep
+
+TARGET = 17
+"""The opset that is aimed at: the newest at which the parser takes every reduction and LayerNormalization."""
+
+OLDEST = 8
+"""The oldest opset whose operators the parser takes."""
+
+IR_VERSION = 8
+"""The IR version that goes with opset 17; the parser's schema is older and passes over what it does not know."""
+
+ENTRIES = ("location", "offset", "length")
+"""What an external tensor may say of its place: the parser takes any other entry for the length."""
+
+
+def lower(model: ir.Model) -> None:
+    """Convert a model in place.
+
+    Raises:
+        UnfitModel: with all that stands in the way.
+    """
+    problems = _inline(model)
+    problems += _frame(model)
+    if problems:
+        raise UnfitModel(problems)
+    source = _one_import(model)
+    target = _target(model, source)
+    remember_versions(model)
+    info = analyse(model)
+    _aim(model, target)
+    if problems := _convert(model, info, source, target):
+        raise UnfitModel(problems)
+    if problems := _unfit(model, info, target):
+        raise UnfitModel(problems)
+    for graph in all_graphs(model):
+        _plain_constants(graph)
+    _hoist(model)
+    names.settle(model, all_graphs(model))
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    used = {"" if node.domain in STANDARD else node.domain for node in all_nodes(model.graph)}
+    for domain in set(model.opset_imports) - used - {""}:
+        del model.opset_imports[domain]
+
+
+def only_known_entries(proto: onnx.ModelProto) -> None:
+    """Leave of each external tensor's entries only those the parser knows; a checksum would become its length."""
+    for graph in _proto_graphs(proto.graph):
+        for tensor in graph.initializer:
+            kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in ENTRIES]
+            del tensor.external_data[:]
+            for key, value in kept:
+                tensor.external_data.add(key=key, value=value)
+
+
+def _proto_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
+    inner = (attr.g for node in graph.node for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
+    return [graph, *(found for each in inner for found in _proto_graphs(each))]
+
+
+# -- before ---------------------------------------------------------------------------------------
+
+
+def _inline(model: ir.Model) -> list[str]:
+    """Inline every function; those written for another opset cannot be."""
+    if not model.functions:
+        return []
+    imports = _named(model.opset_imports)
+
+    def fits(function: ir.Function) -> bool:
+        wanted = _named(function.opset_imports)
+        return all(imports.get(domain, version) == version for domain, version in wanted.items())
+
+    for function in model.functions.values():
+        if fits(function):
+            for domain, version in function.opset_imports.items():
+                model.opset_imports.setdefault(domain, version)
+    unfit = {identifier for identifier, function in model.functions.items() if not fits(function)}
+    InlinePass(criteria=fits)(model)
+    called = {node.op_identifier() for node in all_nodes(model.graph)}
+    problems = [
+        about(node, "this function is written for another opset than the model; export with one opset for both")
+        for node in all_nodes(model.graph)
+        if node.op_identifier() in unfit
+    ]
+    for identifier in [identifier for identifier in model.functions if identifier not in called]:
+        del model.functions[identifier]
+    return problems
+
+
+def _frame(model: ir.Model) -> list[str]:
+    """What the parser asks of the graph as a whole."""
+    graph, problems = model.graph, []
+    if not [value for value in graph.inputs if value.name not in graph.initializers]:
+        problems.append("the model has no inputs; ATC takes none without (E16001)")
+    if not graph.outputs:
+        problems.append("the model has no outputs; ATC takes none without (E16001)")
+    for value in (*graph.inputs, *graph.outputs):
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            problems.append(f"'{value.name}' is not a tensor; ATC takes tensors only")
+    return problems
+
+
+def _named(imports: object) -> dict[str, int]:
+    assert isinstance(imports, dict)
+    return {"" if domain in STANDARD else domain: version for domain, version in imports.items()}
+
+
+def _one_import(model: ir.Model) -> int:
+    """The standard opset, imported under one name."""
+    named = _named(dict(model.opset_imports))
+    version = named.get("", 0)
+    if not version:
+        named[""] = version = TARGET
+    model.opset_imports.clear()
+    model.opset_imports.update(named)
+    if not OLDEST <= version <= changes.NEWEST_SOURCE:
+        raise UnfitModel(
+            [
+                f"the model is of opset {version}; opsets {OLDEST} to {changes.NEWEST_SOURCE} can be converted: "
+                f"export it again with {TARGET}"
+            ]
+        )
+    return version
+
+
+def _target(model: ir.Model, source: int) -> int:
+    """The opset that is aimed at: the model's own up to `TARGET`, then that or, if a node needs it, one more."""
+    if source <= TARGET:
+        return source
+    return parser.NEWEST if any(map(_came_with_18, all_nodes(model.graph))) else TARGET
+
+
+def _came_with_18(node: ir.Node) -> bool:
+    """Does the node say what no older opset can?"""
+    if node.domain not in STANDARD or node.op_type in EXPANSIONS:
+        return False
+    if parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET):
+        return True
+    attributes = {name: attr.value for name, attr in node.attributes.items()}
+    if node.op_type in ("ScatterElements", "ScatterND"):
+        return attributes.get("reduction") in ("max", "min")
+    return node.op_type == "Resize" and bool({"antialias", "axes", "keep_aspect_ratio_policy"} & set(attributes))
+
+
+def _aim(model: ir.Model, target: int) -> None:
+    """From here on new nodes are made for the opset that is aimed at."""
+    model.opset_imports[""] = target
+    remember_versions(model)
+    for node in all_nodes(model.graph):
+        node.version = None
+
+
+# -- the nodes ------------------------------------------------------------------------------------
+
+
+def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list[str]:
+    problems = []
+    graphs = all_graphs(model)
+    taken = Names.of(graphs)
+    for graph in graphs:
+        builder = Builder(graph, taken, info)
+        for node in list(graph):
+            if node.domain not in STANDARD:
+                continue
+            rewrite = Rewrite(node, builder, source)
+            try:
+                if not parser.takes("", node.op_type, target) and node.op_type in EXPANSIONS:
+                    EXPANSIONS[node.op_type](rewrite)
+                elif source > target:
+                    changes.convert(rewrite, target)
+            except UnfitNode as reason:
+                problems.append(about(node, str(reason)))
+        if not problems:
+            sweep(graph, [node for node in builder.nodes if node.graph is graph])
+            restore_order(graph)
+    return problems
+
+
+def _plain_constants(graph: ir.Graph) -> None:
+    """Constant nodes that hold a number or a list hold a tensor instead: the parser is sure to read that."""
+    for node in graph:
+        if node.domain not in STANDARD or node.op_type != "Constant" or "value" in node.attributes:
+            continue
+        for name, dtype in _CONSTANTS.items():
+            attr = node.attributes.pop(name, None)
+            if attr is not None:
+                node.attributes["value"] = ir.AttrTensor("value", ir.tensor(attr.value, dtype))
+
+
+_CONSTANTS = {
+    "value_float": ir.DataType.FLOAT,
+    "value_floats": ir.DataType.FLOAT,
+    "value_int": ir.DataType.INT64,
+    "value_ints": ir.DataType.INT64,
+    "value_string": ir.DataType.STRING,
+    "value_strings": ir.DataType.STRING,
+}
+
+
+def _hoist(model: ir.Model) -> None:
+    """Weights in files belong to the main graph."""
+    main = model.graph
+    taken = Names.of(all_graphs(model))
+    for graph in all_graphs(model):
+        if graph is main:
+            continue
+        for name, value in list(graph.initializers.items()):
+            if isinstance(value.const_value, ir.ExternalTensor) and not value.is_graph_input():
+                graph.initializers.pop(name)
+                value.name = taken.new(f"{name}_of_{graph.name or 'subgraph'}")
+                main.register_initializer(value)
+
+
+# -- after ----------------------------------------------------------------------------------------
+
+
+def _unfit(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
+    """What the parser would not take, and what is not legal at the opset that is aimed at."""
+    problems = []
+    for node in all_nodes(model.graph):
+        domain = "" if node.domain in STANDARD else node.domain
+        if domain == DOMAIN:
+            if node.op_type not in operators():
+                problems.append(about(node, "the registry does not know it, so there is no plugin for it"))
+        elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
+            problems.append(about(node, _unknown(domain, node.op_type)))
+        elif not domain:
+            problems += _illegal_types(node, info, target)
+    tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
+    for tensor in tensors:
+        if tensor is not None and (int(tensor.dtype) not in parser.TYPES - parser.NO_CONSTANTS):
+            problems.append(f"'{tensor.name}' is of type {tensor.dtype}, which ATC takes for no constant")
+    return problems
+
+
+def _unknown(domain: str, op_type: str) -> str:
+    if not domain and op_type in ("Attention", "FlexAttention"):
+        return (
+            "attention that was not fused (the report says why), and ATC's parser does not know the operator; "
+            "export with attention in plain operators"
+        )
+    if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
+        return "ATC's parser knows no loops; export with the loop unrolled"
+    if "Linear" in op_type and not domain:
+        return "ATC's parser does not know quantisation; export without, or quantise with Ascend's own tools"
+    return "ATC's parser does not know the operator (E13010); export again without it, or try --route air"
+
+
+def _illegal_types(node: ir.Node, info: ShapeInfo, target: int) -> list[str]:
+    """Inputs of a type that the operator does not have at this opset."""
+    try:
+        schema = defs.get_schema(node.op_type, target)
+    except defs.SchemaError:
+        return []
+    problems = []
+    for index, value in enumerate(node.inputs):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)] if schema.inputs else None
+        dtype = None if value is None else info.dtype(value)
+        if formal is None or dtype is None or value is None:
+            continue
+        name = f"tensor({onnx.TensorProto.DataType.Name(int(dtype)).lower()})"
+        if any(legal.startswith("tensor(") for legal in formal.types) and name not in formal.types:
+            problems.append(
+                about(node, f"its input '{value.name}' is {dtype.name}, which it does not take at opset {target}")
+            )
+    return problems

@@ -1,0 +1,66 @@
+"""What ATC's ONNX parser takes: operators by domain and version, and data types.
+
+`parser_ops.tsv` holds what the parser plugins of CANN's open sources register (2026-08): domain, operator, versions of
+the domain's opset, and whether the plugin expands the node into a graph of its own ("graph"). A closed CANN may take
+a few more; the table is what can be relied on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import onnx
+
+NEWEST = 18
+"""The newest opset of the standard domain for which the parser knows more than a handful of operators."""
+
+NATIVE = ("Constant",)
+"""Operators the parser reads by itself, at every opset: they are in no plugin's list."""
+
+_T = onnx.TensorProto
+TYPES: frozenset[int] = frozenset(
+    (
+        *(_T.FLOAT, _T.FLOAT16, _T.BFLOAT16, _T.DOUBLE, _T.FLOAT8E5M2, _T.FLOAT8E4M3FN, _T.COMPLEX64, _T.COMPLEX128),
+        *(_T.INT8, _T.INT16, _T.INT32, _T.INT64, _T.UINT8, _T.UINT16, _T.UINT32, _T.UINT64, _T.INT4),
+        *(_T.BOOL, _T.STRING),
+    )
+)
+"""Element types the parser knows; `NO_CONSTANTS` of them cannot be the type of a constant."""
+
+NO_CONSTANTS: frozenset[int] = frozenset((_T.FLOAT8E5M2, _T.FLOAT8E4M3FN))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operator the parser takes: at which versions, and whether its plugin makes a graph of the node."""
+
+    versions: frozenset[int]
+    is_graph: bool
+
+
+def entry(domain: str, op_type: str) -> Entry | None:
+    """What the parser registers for an operator ("" is the standard domain), or None if it does not know it."""
+    return _table().get((domain, op_type))
+
+
+def takes(domain: str, op_type: str, version: int) -> bool:
+    """Does the parser take the operator at this version of its domain's opset?"""
+    if not domain and op_type in NATIVE:
+        return True
+    found = entry(domain, op_type)
+    return found is not None and version in found.versions
+
+
+@cache
+def _table() -> Mapping[tuple[str, str], Entry]:
+    text = resources.files(__package__).joinpath("parser_ops.tsv").read_text()
+    rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
+    return {(domain, op): Entry(_versions(text), form == "graph") for domain, op, text, form in rows}
+
+
+def _versions(text: str) -> frozenset[int]:
+    spans = (part.partition("-") for part in text.split(","))
+    return frozenset(number for low, _, high in spans for number in range(int(low), int(high or low) + 1))

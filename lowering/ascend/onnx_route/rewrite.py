@@ -1,0 +1,109 @@
+"""One node to be written for an older opset: what the rules of `changes` and `expansions` work with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.onnx_route.errors import UnfitNode
+from fa_compiler.passes.build import AttrValue, Builder
+from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.surgery import replace_value
+from fa_compiler.passes.symbolic import Dim
+
+INT64 = ir.DataType.INT64
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A node, the builder of its graph, and the opset its form is of."""
+
+    node: ir.Node
+    builder: Builder
+    source: int
+
+    def fail(self, reason: str) -> NoReturn:
+        """Give up."""
+        raise UnfitNode(reason)
+
+    # -- what the node says -------------------------------------------------------------------
+
+    def given(self, index: int) -> ir.Value | None:
+        """An input, or None where it is absent."""
+        return input_of(self.node, index)
+
+    def needed(self, index: int) -> ir.Value:
+        """An input that has to be there."""
+        value = input_of(self.node, index)
+        return self.fail(f"its input {index} is absent") if value is None else value
+
+    def text(self, name: str, default: str) -> str:
+        """A string attribute or its default."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_string()
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute or its default."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_float()
+
+    def dtype(self, value: ir.Value) -> ir.DataType:
+        """The element type of a value."""
+        found = self.builder.info.dtype(value)
+        return (
+            self.fail(f"the type of '{value.name}' is not known; run ONNX's shape inference")
+            if found is None
+            else found
+        )
+
+    def shape(self, value: ir.Value) -> tuple[Dim, ...]:
+        """The sizes of a value, symbols among them."""
+        found = self.builder.info.shape(value)
+        return (
+            self.fail(f"the rank of '{value.name}' is not known; run ONNX's shape inference")
+            if found is None
+            else found
+        )
+
+    def axis(self, name: str, default: int, rank: int) -> int:
+        """An axis attribute as a number from 0 on."""
+        attr = self.node.attributes.get(name)
+        axis = default if attr is None else attr.as_int()
+        if not -rank <= axis < rank:
+            self.fail(f"{name} is {axis} for a tensor of rank {rank}")
+        return axis % rank
+
+    # -- what takes its place -----------------------------------------------------------------
+
+    def op(
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        like: ir.Value,
+        attrs: Mapping[str, AttrValue] | None = None,
+    ) -> ir.Value:
+        """A node whose result has the type of `like`."""
+        return self.builder.op(op_type, inputs, self.dtype(like), attrs)
+
+    def scalar(self, number: float, like: ir.Value) -> ir.Value:
+        """A number as a constant of the type of `like`."""
+        return self.builder.constant(np.array(number, dtype=self.dtype(like).numpy()), "number")
+
+    def replace(self, *values: ir.Value) -> None:
+        """Let `values` take the place of the node's outputs, and remove the node."""
+        for output, value in zip(self.node.outputs, values, strict=False):
+            is_output = output.is_graph_output()
+            replace_value(output, self.builder.alias(value) if is_output else value, rename=is_output)
+        unread = [output for output in self.node.outputs[len(values) :] if output.uses() or output.is_graph_output()]
+        if unread:
+            self.fail(f"its output '{unread[0].name}' has no counterpart")
+        assert self.node.graph is not None
+        self.node.graph.remove(self.node, safe=True)
+
+
+Rule = Callable[[Rewrite], None]
+"""Writes a node anew, in place or by `replace`; raises UnfitNode where it cannot."""
