@@ -63,12 +63,19 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class Opaque:
+    """A value of a kind that is only carried along (NamedAttrs, Bytes, a graph): its bytes in the file."""
+
+    data: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Attr:
     """An attribute: its REG_OP type ("Int", "ListInt", "Tensor"...) and value; a Tensor's value is a Weight, a Type's a
     GE name."""
 
     kind: str
-    value: AttrValue | Weight
+    value: AttrValue | Weight | Opaque
 
 
 @dataclass

@@ -1,0 +1,100 @@
+"""Rules of edges: what GE links after it has made all nodes, and what it finds when it orders them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+
+from fa_compiler.lowering.ascend.air.decode import layout_of, split_edge, type_name
+from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.air.schema import Proto
+from fa_compiler.lowering.ascend.graph import UNDEFINED
+
+NO_GRAPH = Rule("no-graph", Severity.REJECTED, "write the root graph as ModelDef.graph[0]")
+SOURCE = Rule("edge-source", Severity.REJECTED, "name an operator of the same graph")
+OUTPUT = Rule("edge-output", Severity.REJECTED, "give the source a descriptor for every output that is read")
+ANCHOR = Rule("edge-anchor", Severity.REJECTED, "give the operator a descriptor for every input")
+INDEX = Rule("edge-index", Severity.REJECTED, 'write "name:index"')
+GRAPH_INPUT = Rule("graph-input", Severity.REJECTED, "list operators of the graph, or leave the list empty")
+GRAPH_OUTPUT = Rule("graph-output", Severity.REJECTED, "list operators of the graph, or use NetOutput")
+GRAPH_OUTPUT_INDEX = Rule("graph-output-index", Severity.LATER, "list outputs that the operators have")
+DUPLICATE = Rule("duplicate-name", Severity.WRONG, "give each operator of a graph its own name")
+UNLINKED = Rule("unlinked-input", Severity.LATER, 'connect it, or declare it absent (type undefined, layout "")')
+CYCLE = Rule("cycle", Severity.LATER, "break the loop")
+NAME = Rule("empty-name", Severity.NOTE, "give it a name")
+
+SOURCES = ("Data", "RefData", "AippData", "AnnData", "Const", "Constant", "Variable", "FileConstant")
+"""Operators whose input descriptors, if any, are not meant to be connected."""
+
+
+def rejections(model: Proto) -> Iterator[Finding]:
+    """What makes the loader give up, in the order in which it would be met."""
+    if not model.graph:
+        yield NO_GRAPH("", "the file holds no graph")
+    for graph in model.graph:
+        ops = {op.name: op for op in graph.op}
+        for op in graph.op:
+            yield from _links(op, ops)
+        for rule, entries in ((GRAPH_INPUT, graph.input), (GRAPH_OUTPUT, graph.output)):
+            for text in entries:
+                edge = split_edge(text)
+                if edge is None or edge[0] not in ops:
+                    yield rule(graph.name, f"{text!r} is listed, but names no operator")
+
+
+def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
+    anchor = 0
+    for text in op.input:
+        edge = split_edge(text)
+        if edge is not None:
+            name, index = edge
+            if index < 0 and not text.rpartition(":")[2].startswith("-"):
+                yield INDEX(op.name, f"input {text!r} has an index that is no number")
+            elif name not in ops:
+                yield SOURCE(op.name, f"input {text!r} comes from an operator that does not exist")
+            elif index >= len(ops[name].output_desc):
+                yield OUTPUT(op.name, f"{name} has {len(ops[name].output_desc)} outputs, {text!r} reads another")
+            elif index >= 0 and anchor >= len(op.input_desc):
+                yield ANCHOR(op.name, f"input {text!r} has number {anchor}, there are {len(op.input_desc)} descriptors")
+        if edge is None or edge[1] >= 0:
+            anchor += 1
+
+
+def later(graph: Proto) -> Iterator[Finding]:
+    """What GE finds in a loaded graph, or does not notice, of one graph whose edges link."""
+    ops = {op.name: op for op in graph.op}
+    for name, count in Counter(op.name for op in graph.op).items():
+        if count > 1:
+            yield DUPLICATE(name, f"{count} operators have this name; every edge goes to the last one")
+        if not name:
+            yield NAME(graph.name, "an operator has an empty name")
+    for op in graph.op:
+        yield from _unlinked(op)
+    for text in graph.output:
+        name, index = split_edge(text) or ("", -1)
+        if not 0 <= index < len(ops[name].output_desc):
+            yield GRAPH_OUTPUT_INDEX(graph.name, f"the output {text!r} does not exist")
+    yield from _cycle(graph)
+
+
+def _unlinked(op: Proto) -> Iterator[Finding]:
+    if op.type in SOURCES:
+        return
+    edges = [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
+    for anchor, desc in enumerate(op.input_desc):
+        linked = anchor < len(edges) and edges[anchor] is not None
+        dtype, layout = type_name(desc.dtype), layout_of(desc)
+        if not linked and (dtype != UNDEFINED or layout not in ("", "FORMAT_RESERVED")):
+            name = desc.name or f"number {anchor}"
+            yield UNLINKED(op.name, f"input {name} is not connected, but declared as {dtype} {layout}".rstrip())
+
+
+def _cycle(graph: Proto) -> Iterator[Finding]:
+    before = {op.name: {edge[0] for edge in map(split_edge, op.input) if edge is not None} for op in graph.op}
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        loop = error.args[1]
+        shown = loop if len(loop) < 8 else [*loop[:6], "..."]
+        yield CYCLE(loop[0], f"the graph has a loop: {' <- '.join(shown)}")

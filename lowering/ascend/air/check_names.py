@@ -1,0 +1,83 @@
+"""Rules of name maps and attributes: what the loader reads without a word and gets wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.lowering.ascend.air.decode import META
+from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.air.schema import ListValue, Proto
+
+MISSING = Rule("name-map", Severity.WRONG, "write _{side}_name_key and _{side}_name_value")
+UNEQUAL = Rule("name-map-length", Severity.WRONG, "write one position for each name")
+PAST = Rule("name-map-past-descs", Severity.LATER, "name only what has a descriptor")
+TWICE = Rule("name-map-twice", Severity.WRONG, "give each name its own position")
+UNNAMED = Rule("name-map-incomplete", Severity.WRONG, "name every descriptor")
+LOST = Rule("lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute")
+MIXED = Rule("list-kind", Severity.WRONG, "fill the field that val_type names, and no other")
+GRAPH_NAME = Rule("empty-graph-name", Severity.NOTE, "give it a name")
+
+_FIELDS = {
+    ListValue.VT_LIST_STRING: "s",
+    ListValue.VT_LIST_INT: "i",
+    ListValue.VT_LIST_FLOAT: "f",
+    ListValue.VT_LIST_BOOL: "b",
+    ListValue.VT_LIST_BYTES: "bt",
+    ListValue.VT_LIST_TENSOR_DESC: "td",
+    ListValue.VT_LIST_TENSOR: "t",
+    ListValue.VT_LIST_GRAPH: "g",
+    ListValue.VT_LIST_NAMED_ATTRS: "na",
+    ListValue.VT_LIST_DATA_TYPE: "dt",
+}
+
+
+def check(graph: Proto) -> Iterator[Finding]:
+    """The findings of one graph."""
+    if not graph.name:
+        yield GRAPH_NAME("", "a graph has an empty name")
+    for op in graph.op:
+        yield from _map(op, "input", len(op.input_desc))
+        yield from _map(op, "output", len(op.output_desc))
+        yield from _attrs(op.name, op.attr)
+        for desc in (*op.input_desc, *op.output_desc):
+            yield from _attrs(op.name, desc.attr)
+
+
+def _map(op: Proto, side: str, count: int) -> Iterator[Finding]:
+    names, places = f"_{side}_name_key", f"_{side}_name_value"
+    keys = list(op.attr[names].list.s) if names in op.attr else []
+    values = list(op.attr[places].list.i) if places in op.attr else []
+    if len(keys) != len(values):
+        yield UNEQUAL(op.name, f"{names} has {len(keys)} names for {len(values)} positions: GE drops the map")
+        return
+    if count and not keys:
+        hint = MISSING.hint.format(side=side)
+        yield MISSING(op.name, f"its {side}s have no name map: GE finds {side}s by name", hint)
+        return
+    for key, value in zip(keys, values, strict=True):
+        if not 0 <= value < count:
+            name = key.decode(errors="replace")
+            yield PAST(op.name, f"{side} {name} is said to be number {value} of {count}: GE crashes on that")
+    if len({*keys}) < len(keys) or len({*values}) < len(values):
+        yield TWICE(op.name, f"{names} gives a name or a position twice")
+    elif len(keys) < count:
+        yield UNNAMED(op.name, f"{names} names {len(keys)} of {count} {side}s")
+
+
+def _attrs(node: str, attrs: Proto) -> Iterator[Finding]:
+    for name, attr in attrs.items():
+        field = attr.WhichOneof("value")
+        if field is None:
+            yield LOST(node, f"attribute {name} has no value: GE leaves it out")
+        elif field == "list" and name not in META:
+            yield from _list(node, name, attr.list)
+
+
+def _list(node: str, name: str, value: Proto) -> Iterator[Finding]:
+    if value.val_type not in _FIELDS:
+        yield LOST(node, f"the list {name} has no kind (val_type {value.val_type}): GE leaves it out")
+        return
+    filled = [field for field in _FIELDS.values() if getattr(value, field)]
+    wanted = _FIELDS[value.val_type]
+    if any(field != wanted for field in filled):
+        yield MIXED(node, f"the list {name} has values in {', '.join(filled)}, but its kind reads {wanted}")

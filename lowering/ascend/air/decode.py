@@ -1,0 +1,248 @@
+"""From the message of an `.air` file to a graph in memory, as GE's loader understands it.
+
+Lists without a kind are lost, names of inputs and outputs come from the name maps (from the descriptors where there are
+none), a graph without NetOutput gets one from its outputs. The attributes that only say how the file is to be read
+(name maps, `_ir_*`, locations of weights) are not among the operator's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from fa_compiler.lowering.ascend.air.errors import AirError
+from fa_compiler.lowering.ascend.air.schema import ListValue, Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.slots import slot_names
+from fa_compiler.lowering.ascend.dtypes import attr_name
+from fa_compiler.lowering.ascend.graph import UNDEFINED, Attr, Graph, Model, Op, Opaque, Output, TensorDesc, Weight
+
+META = frozenset(f"_{side}_name_{part}" for side in ("input", "output") for part in ("key", "value")) | frozenset(
+    (
+        "_opt_input",
+        "_ir_attr_names",
+        *(f"_ir_{side}_{part}" for side in ("inputs", "outputs") for part in ("key", "value")),
+    )
+)
+"""Attributes that say how the operator's descriptors are to be read."""
+
+CONSTANTS = ("Const", "Constant")
+OUTPUT_NODE = "Node_Output"
+"""The name GE gives the NetOutput it makes from the outputs of a graph."""
+
+_TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
+_SCALARS = {"i": "Int", "f": "Float", "b": "Bool"}
+_LISTS = {
+    ListValue.VT_LIST_STRING: ("s", "ListString"),
+    ListValue.VT_LIST_INT: ("i", "ListInt"),
+    ListValue.VT_LIST_FLOAT: ("f", "ListFloat"),
+    ListValue.VT_LIST_BOOL: ("b", "ListBool"),
+    ListValue.VT_LIST_DATA_TYPE: ("dt", "ListType"),
+}
+_OTHER_LISTS = {
+    ListValue.VT_LIST_BYTES: "ListBytes",
+    ListValue.VT_LIST_TENSOR_DESC: "ListTensorDesc",
+    ListValue.VT_LIST_TENSOR: "ListTensor",
+    ListValue.VT_LIST_GRAPH: "ListGraph",
+    ListValue.VT_LIST_NAMED_ATTRS: "ListNamedAttrs",
+}
+_OTHERS = {"bt": "Bytes", "func": "NamedAttrs", "td": "TensorDesc", "g": "Graph", "expression": "Expression"}
+
+
+def decode(proto: Proto, folder: Path | None = None) -> Model:
+    """The graph of a ModelDef that the loader accepts; `folder` is where its weights' files are.
+
+    Raises AirError for a weight in a file that cannot be found there.
+    """
+    return Model(proto.name, [_graph(graph, folder) for graph in proto.graph])
+
+
+def split_edge(text: str) -> tuple[str, int] | None:
+    """The two parts of an entry of `input`, or None where nothing is connected. The index is what stands behind the
+    last colon; -1 stands for a control edge, and for what is no number."""
+    name, colon, index = text.rpartition(":")
+    if not colon:
+        return None
+    try:
+        return name, int(index)
+    except ValueError:
+        return name, -1
+
+
+def names_of(proto: Proto, side: str) -> dict[int, str] | None:
+    """The name map of an operator's "input" or "output" descriptors, by index; None where there is none."""
+    keys = [_text(name) for name in proto.attr[f"_{side}_name_key"].list.s] if f"_{side}_name_key" in proto.attr else []
+    values = list(proto.attr[f"_{side}_name_value"].list.i) if f"_{side}_name_value" in proto.attr else []
+    if len(keys) != len(values) or not keys:
+        return None
+    return dict(zip(values, keys, strict=True))
+
+
+def type_name(number: int) -> str:
+    """The GE name of a descriptor's type; what GE does not have is undefined."""
+    found = _TYPES.get(number)
+    return UNDEFINED if found is None else str(found.name)
+
+
+def layout_of(proto: Proto) -> str:
+    """The layout of a descriptor: the number that GE writes beside it counts, if it is there."""
+    if "format_for_int" in proto.attr:
+        number = proto.attr["format_for_int"].i
+        return FORMATS.get(number, "")
+    return str(proto.layout)
+
+
+FORMATS = {
+    0: "NCHW",
+    1: "NHWC",
+    2: "ND",
+    3: "NC1HWC0",
+    4: "FRACTAL_Z",
+    16: "HWCN",
+    27: "NDHWC",
+    29: "FRACTAL_NZ",
+    30: "NCDHW",
+    31: "DHWCN",
+    40: "",
+}
+"""Layouts by the number of ge::Format; 40 is "reserved", which an empty layout means, too."""
+
+
+def location_of(proto: Proto) -> tuple[str, int] | None:
+    """The file that holds a constant's data, relative to the `.air`, and its size; None where the data are inside."""
+    if proto.type not in CONSTANTS or not {"location", "value"} <= {*proto.attr} or proto.attr["value"].t.data:
+        return None
+    return _text(proto.attr["location"].s), int(proto.attr["length"].i) if "length" in proto.attr else 0
+
+
+def file_at(folder: Path | None, location: str) -> Path | None:
+    """The file a location stands for, or None where it leads out of the folder."""
+    path = PurePosixPath(location)
+    if folder is None or path.is_absolute() or ".." in path.parts or not location or "\0" in location:
+        return None
+    return folder / path
+
+
+def _graph(proto: Proto, folder: Path | None) -> Graph:
+    graph = Graph(proto.name, [_op(op, folder) for op in proto.op])
+    if proto.output and not any(op.type == "NetOutput" for op in graph.ops):
+        graph.ops.append(_net_output(proto.output, graph))
+    return graph
+
+
+def _net_output(outputs: Sequence[str], graph: Graph) -> Op:
+    ops = {op.name: op for op in graph.ops}
+    sources = [Output(*edge) for edge in dict.fromkeys(map(split_edge, outputs)) if edge is not None]
+    descs = []
+    for number, source in enumerate(sources):
+        found = ops[source.op].output_descs if source.op in ops else []
+        known = found[source.index] if 0 <= source.index < len(found) else TensorDesc("", UNDEFINED)
+        descs.append(TensorDesc(f"x{number}", known.dtype, known.shape, known.layout))
+    return Op(OUTPUT_NODE, "NetOutput", list(sources), descs)
+
+
+def _op(proto: Proto, folder: Path | None) -> Op:
+    op = Op(proto.name, proto.type)
+    for text in proto.input:
+        edge = split_edge(text)
+        if edge is not None and edge[1] < 0:
+            op.controls.append(edge[0])
+        else:
+            op.inputs.append(None if edge is None else Output(*edge))
+    op.inputs += [None] * (len(proto.input_desc) - len(op.inputs))
+    op.input_descs = _descs(proto, "input")
+    op.output_descs = _descs(proto, "output")
+    inside = location_of(proto) is None
+    for name, value in proto.attr.items():
+        if name in META or (not inside and name in ("location", "length")):
+            continue
+        attr = _attr(value)
+        if attr is not None:
+            op.attrs[name] = attr
+    if not inside:
+        op.attrs["value"] = Attr("Tensor", _outside(proto, folder))
+    op.subgraphs = dict(zip(slot_names(op.type, len(proto.subgraph_name)), proto.subgraph_name, strict=True))
+    return op
+
+
+def _descs(proto: Proto, side: str) -> list[TensorDesc]:
+    names = names_of(proto, side)
+    protos = proto.input_desc if side == "input" else proto.output_desc
+    return [_desc(desc, desc.name if names is None else names.get(index, "")) for index, desc in enumerate(protos)]
+
+
+def _desc(proto: Proto, name: str) -> TensorDesc:
+    ranges = None
+    if "shape_range" in proto.attr:
+        rows = [list(row.list_i) for row in proto.attr["shape_range"].list_list_int.list_list_i]
+        ranges = tuple((row[0], row[1]) for row in rows if len(row) == 2)
+    return TensorDesc(name, type_name(proto.dtype), _shape(proto), layout_of(proto), ranges)
+
+
+def _shape(proto: Proto) -> tuple[int, ...] | None:
+    dims = tuple(proto.shape.dim)
+    return None if dims == (-2,) else dims
+
+
+def _attr(proto: Proto) -> Attr | None:
+    """The attribute, or None where the loader loses it."""
+    field = proto.WhichOneof("value")
+    if field in _SCALARS:
+        return Attr(_SCALARS[field], getattr(proto, field))
+    if field == "s":
+        return Attr("String", _text(proto.s))
+    if field == "dt":
+        return Attr("Type", _type(proto.dt))
+    if field == "t":
+        return Attr("Tensor", _weight(proto.t))
+    if field == "list_list_int":
+        return Attr("ListListInt", tuple(tuple(row.list_i) for row in proto.list_list_int.list_list_i))
+    if field == "list_list_float":
+        return Attr("ListListFloat", tuple(tuple(row.list_f) for row in proto.list_list_float.list_list_f))
+    if field == "list":
+        return _list(proto)
+    return Attr(_OTHERS[field], Opaque(proto.SerializeToString())) if field in _OTHERS else None
+
+
+def _list(proto: Proto) -> Attr | None:
+    kind = proto.list.val_type
+    if kind in _OTHER_LISTS:
+        return Attr(_OTHER_LISTS[kind], Opaque(proto.SerializeToString()))
+    if kind not in _LISTS:
+        return None
+    field, name = _LISTS[kind]
+    values = list(getattr(proto.list, field))
+    if name == "ListString":
+        values = [_text(value) for value in values]
+    if name == "ListType":
+        values = [_type(value) for value in values]
+    return Attr(name, tuple(values))
+
+
+def _type(number: int) -> str:
+    return attr_name(number) or UNDEFINED
+
+
+def _weight(proto: Proto) -> Weight:
+    return Weight(type_name(proto.desc.dtype), _shape(proto.desc) or (), len(proto.data), lambda: bytes(proto.data))
+
+
+def _outside(proto: Proto, folder: Path | None) -> Weight:
+    place = location_of(proto)
+    assert place is not None
+    location, length = place
+    path = file_at(folder, location)
+    if path is None or not path.is_file():
+        raise AirError(f"{proto.name}: the file of its data, {location}, is not beside the .air; put it there")
+
+    def load() -> bytes:
+        data = path.read_bytes()
+        if len(data) != length:
+            raise AirError(f"{proto.name}: {location} has {len(data)} bytes, the .air says {length}; restore the file")
+        return data
+
+    desc = proto.attr["value"].t.desc
+    return Weight(type_name(desc.dtype), _shape(desc) or (), length, load)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")

@@ -1,0 +1,35 @@
+"""The messages of an `.air` file, made at import from `ge_ir.proto`, which is the one place their fields stand in."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from google.protobuf import descriptor_pool, message_factory  # type: ignore[import-untyped]
+
+from fa_compiler.lowering.ascend.air.proto_text import file_descriptor
+
+Proto = Any
+"""A protobuf message of one of the classes below; they are made while the module is imported."""
+
+
+def _messages() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("ge_ir.proto").read_text()
+    # A pool of its own: CANN's Python packages declare the same messages in the common one.
+    pool = descriptor_pool.DescriptorPool()
+    file = file_descriptor(text, "ge_ir.proto")
+    pool.AddSerializedFile(file.SerializeToString())
+    return {
+        message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message.name}"))
+        for message in file.message_type
+    }
+
+
+_MESSAGES = _messages()
+ModelDef = _MESSAGES["ModelDef"]
+GraphDef = _MESSAGES["GraphDef"]
+OpDef = _MESSAGES["OpDef"]
+AttrDef = _MESSAGES["AttrDef"]
+TensorDef = _MESSAGES["TensorDef"]
+TensorDescriptor = _MESSAGES["TensorDescriptor"]
+ListValue = AttrDef.ListValue

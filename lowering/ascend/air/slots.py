@@ -1,0 +1,36 @@
+"""Subgraphs as the file has them: a list of names, whose order is that of the prototype.
+
+Inside, Data and NetOutput say by the attribute `_parent_node_index` which input and output of the operator they stand
+for. The inputs that come before the operator's dynamic input (the condition of If) are not passed in.
+"""
+
+from __future__ import annotations
+
+from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from fa_compiler.op_registry.spec import Kind
+
+PARENT_INDEX = "_parent_node_index"
+
+_ORDER = (("then_branch", "else_branch"), ("cond", "body"))
+"""Where the order matters and is not that of the alphabet, in which the prototypes have them."""
+
+
+def slot_names(op_type: str, count: int) -> tuple[str, ...]:
+    """The prototype's names of an operator's `count` subgraphs, in the order of the file.
+
+    A dynamic graph "branches" gives branches0, branches1 and so on, as do names that no prototype has.
+    """
+    prototype = ge_prototype(op_type)
+    names = tuple(sorted(graph.name for graph in prototype.graphs)) if prototype is not None else ()
+    names = next((order for order in _ORDER if set(order) == set(names)), names)
+    if len(names) == count:
+        return names
+    stem = names[0] if len(names) == 1 else "graph"
+    return tuple(f"{stem}{number}" for number in range(count))
+
+
+def first_passed(op_type: str) -> int:
+    """The operator's input that is Data 0 of its subgraphs."""
+    prototype = ge_prototype(op_type)
+    kinds = [entry.kind for entry in prototype.inputs] if prototype is not None else []
+    return kinds.index(Kind.DYNAMIC) if Kind.DYNAMIC in kinds else 0
