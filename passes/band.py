@@ -27,6 +27,12 @@ class Band:
     lower: Dim | None
     upper: Dim | None
 
+    @property
+    def has_diagonal(self) -> bool:
+        """Whether every row i attends the key i in every run, if there is one."""
+        above = self.upper is None or self.upper.is_at_least(0)
+        return above and (self.lower is None or (-self.lower).is_at_least(0))
+
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether every row is left a key in every run that has keys."""
         above = self.upper is None or self.upper.is_at_least(0)

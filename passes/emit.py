@@ -9,7 +9,7 @@ else reads what lies between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,8 @@ from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
-from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
+from fa_compiler.passes.layout import COPY_COST, LAYOUTS, PACKED, Move, arrangement, cost, moves
+from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
@@ -89,6 +90,7 @@ class Fused:
     node: ir.Node
     layout: str
     heads: tuple[int, int]
+    mask: MaskPlan
     notes: tuple[str, ...]
 
 
@@ -128,6 +130,14 @@ class Emitter:
     def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
         """Add the node and let it take the place of the matched result, and so for its companion, if any. Raises
         Decline before any use is changed."""
+        try:
+            return self._emit(match, companion)
+        except Decline:
+            if match.mask.dense is None:
+                raise
+            return self._emit(replace(match, mask=match.mask.dense), companion)
+
+    def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
         places = self._landing_places(match)
         match = match.refined()
         if companion is not None:
@@ -158,6 +168,7 @@ class Emitter:
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
+        inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
         inputs["sink"] = self._sink(match, mover)
         if match.dropout is not None:
             roles = match.roles
@@ -181,7 +192,7 @@ class Emitter:
         if land is not None:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
-        return Fused(node, plan.name, heads, tuple(notes))
+        return Fused(node, plan.name, heads, match.mask, tuple(notes))
 
     def finish(self) -> None:
         """Remove what the fused nodes made superfluous and restore a topological order."""
@@ -199,7 +210,8 @@ class Emitter:
         self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
     ) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
-        plans = [plan for name in LAYOUTS if (plan := self._layout(match, name, landings)) is not None]
+        names = LAYOUTS if match.mask.packed is None else (PACKED,)
+        plans = [plan for name in names if (plan := self._layout(match, name, landings)) is not None]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
             extra = [(companion.cost(match, plan), plan) for plan in plans]
@@ -211,11 +223,11 @@ class Emitter:
     def _layout(
         self, match: AttentionMatch, name: str, landings: list[tuple[ir.Value, Arrangement, int]]
     ) -> LayoutPlan | None:
-        roles, arrange, space = match.roles, LAYOUTS[name], match.space
+        roles, space = match.roles, match.space
         targets = (
-            (match.query, arrange(roles.batch, roles.heads, roles.rows, roles.depth)),
-            (match.key, arrange(roles.batch, roles.kv_heads, roles.columns, roles.depth)),
-            (match.value, arrange(roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
+            (match.query, arrangement(name, roles.batch, roles.heads, roles.rows, roles.depth)),
+            (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.depth)),
+            (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
         )
         operands = []
         for view, target in targets:
@@ -223,7 +235,7 @@ class Emitter:
             if source is None:
                 return None
             operands.append(source)
-        output = arrange(roles.batch, roles.heads, roles.rows, roles.value_depth)
+        output = arrangement(name, roles.batch, roles.heads, roles.rows, roles.value_depth)
         best: Landing | None = None
         for value, dims, saved in landings:
             plan = moves(output, dims)
@@ -343,7 +355,9 @@ class Emitter:
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
         """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
         roles, space = match.roles, match.space
-        stats = [*(space.size(axes) for axes in (roles.batch, roles.heads, roles.rows)), Dim(8)]
+        groups = (roles.batch, roles.heads, roles.rows)
+        groups = (roles.batch + roles.rows, roles.heads) if plan.name == PACKED else groups
+        stats = [*(space.size(axes) for axes in groups), Dim(8)]
         shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
         for output, shape in zip(node.outputs, shapes, strict=True):
             if output.name:

@@ -6,10 +6,11 @@ linearly, with a symbolic offset. A formula is true or false of every element:
     formula := Always(true | false)
              | AtLeastZero(affine)                    a comparison of positions
              | Given(value, axes, when)               a boolean tensor of the graph
+             | SameEntry(value, one, other, when)     two elements of an integer tensor, equal
              | All(formulas) | Some(formulas)
 
-`Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be taken apart is
-read from there.
+`SameEntry`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be taken
+apart is read from there.
 """
 
 from __future__ import annotations
@@ -99,6 +100,17 @@ class Given:
 
 
 @dataclass(frozen=True)
+class SameEntry:
+    """Whether the elements of `value` at two indices are equal is `when`."""
+
+    value: ir.Value
+    one: tuple[Affine, ...]
+    other: tuple[Affine, ...]
+    when: bool = True
+    origin: Given | None = None
+
+
+@dataclass(frozen=True)
 class All:
     """Every part holds."""
 
@@ -114,7 +126,7 @@ class Some:
     origin: Given | None = None
 
 
-Formula = Always | AtLeastZero | Given | All | Some
+Formula = Always | AtLeastZero | Given | SameEntry | All | Some
 
 TRUE, FALSE = Always(True), Always(False)
 
@@ -137,6 +149,8 @@ def negation(formula: Formula) -> Formula:
             return AtLeastZero(affine.times(-1) + -1)
         case Given(value, axes, when):
             return Given(value, axes, not when)
+        case SameEntry():
+            return replace(formula, when=not formula.when, origin=_negated(formula.origin))
         case All(parts, origin):
             return Some(tuple(map(negation, parts)), _negated(origin))
         case Some(parts, origin):

@@ -152,10 +152,10 @@ class _Run:
             op=OP,
             node=fused.node.name,
             layout=fused.layout,
-            mask=match.mask.word,
+            mask=fused.mask.word,
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.info)),
-            assumed=match.mask.assumed,
+            assumed=fused.mask.assumed,
         )
 
 

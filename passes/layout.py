@@ -22,6 +22,13 @@ LAYOUTS: dict[str, Callable[[Axes, Axes, Axes, Axes], Arrangement]] = {
     "SBH": lambda b, n, s, d: (s, b, n + d),
 }
 """The operator's layouts by batch, head, sequence and depth axes."""
+PACKED = "TND"
+"""The layout of packed sequences: the tokens of all batches in one dimension."""
+
+
+def arrangement(layout: str, batch: Axes, heads: Axes, tokens: Axes, depth: Axes) -> Arrangement:
+    """The dimensions of a tensor in a layout."""
+    return (batch + tokens, heads, depth) if layout == PACKED else LAYOUTS[layout](batch, heads, tokens, depth)
 
 
 @dataclass(frozen=True)

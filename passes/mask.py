@@ -81,7 +81,8 @@ class MaskPlan:
     """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows.
 
     `value` is the score of masked keys, where they have one. `mode` is the band that is left of a structural mask;
-    `masked` then excludes keys besides, the same for every row.
+    `masked` then excludes keys besides, the same for every row. `packed` are the labels of packed sequences, each of
+    which attends itself only, within the band; `dense` is the plan that says so by a mask, should that be impossible.
     """
 
     masked: tuple[Masked, ...] = ()
@@ -91,11 +92,14 @@ class MaskPlan:
     nan_rows: str = ""
     value: float | None = None
     assumed: tuple[str, ...] = ()
+    packed: View | None = None
+    dense: MaskPlan | None = None
 
     @property
     def word(self) -> str:
         """The report's short word."""
-        words = [self.mode.word] if self.mode is not None else []
+        words = ["packed"] if self.packed is not None else []
+        words.extend([self.mode.word] if self.mode is not None else [])
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part)
         return "+".join(words) or "none"
 
@@ -109,6 +113,8 @@ class MaskPlanner:
     grid: Grid
     positions: dict[Shape, Positions] = field(default_factory=dict)
     as_bias: bool = False
+    packing: bool = True
+    """May sequences be packed? Not beside dropout, whose mask goes by rows and keys."""
     _structures: dict[tuple[Term, ...], Structure | None] = field(default_factory=dict, init=False)
 
     @property
@@ -250,6 +256,13 @@ class MaskPlanner:
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
         assumed: list[str] = []
         masked, mode = self._excluded(live)
+        found = self._structure(live)
+        if found is not None and found.packing is not None:
+            dense = MaskPlan(masked, shifts, nan_rows=_nan_rows(guard), assumed=_vouched(value))
+            if shifts or not self.packing or self.options.target != "ort":
+                return dense
+            view = self._aligned(found.packing.labels, found.packing.dims, live[-1].node)
+            return replace(dense, masked=(), mode=found.mode, packed=view, dense=dense)
         if mode is not None and self.options.target == "ascend":
             # The triangle takes the place of the mask there: keys excluded besides get a bias.
             shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
@@ -265,8 +278,7 @@ class MaskPlanner:
             empty = "mean"
         else:
             empty = "unmasked"
-        if value > DOMINATING:
-            assumed.append(MASKS_DOMINATE)
+        assumed.extend(_vouched(value))
         if never_empty:
             empty = ""
         elif NO_EMPTY_ROWS in self.options.assume:
@@ -281,7 +293,7 @@ class MaskPlanner:
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
-        if found is None or (joined and NO_EMPTY_ROWS not in self.options.assume):
+        if found is None or found.packing is not None or (joined and NO_EMPTY_ROWS not in self.options.assume):
             masks = self._masks(terms)
             alone = (self._deselected(e) if isinstance(e, SelectTerm) else self._masked_by_addend(e) for e in masks)
             return tuple(alone), None
@@ -290,7 +302,8 @@ class MaskPlanner:
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
         """The structure of the boolean mask these terms make."""
         if terms not in self._structures:
-            self._structures[terms] = structure(self._masks(terms), self.grid, self.viewer, self.positions)
+            masks, sets = self._masks(terms), self.values.sets
+            self._structures[terms] = structure(masks, self.grid, self.viewer, sets, self.positions)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
@@ -436,6 +449,11 @@ class MaskPlanner:
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
             own_dims.append(wanted if own else ())
         return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
+
+
+def _vouched(value: float) -> tuple[str, ...]:
+    """What has to be assumed of a boolean mask that stands for this number."""
+    return (MASKS_DOMINATE,) if value > DOMINATING else ()
 
 
 def _nan_rows(guard: RowGuard) -> str:

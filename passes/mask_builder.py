@@ -30,6 +30,7 @@ LARGEST = {
     ir.DataType.FLOAT16: FLOAT16_MAX,
     ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
 }
+INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,36 @@ class MaskBuilder:
         for value in values[1:]:
             mask = self.builder.op("Or", [mask, value], ir.DataType.BOOL)
         return mask
+
+    def ends(self) -> ir.Value | None:
+        """Where each of the packed sequences ends, counted over all batches: behind every token with another label than
+        the next one, and behind the last of a batch."""
+        view, builder = self.match.mask.packed, self.builder
+        if view is None:
+            return None
+        if builder.opset < 11:
+            raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
+        batch, _, rows, _ = self._groups
+        own_dims = self.match.space.resolve_all(view.base_dims)
+        plan = moves(own_dims, (batch, rows))
+        if plan is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
+        labels = self.mover.apply(view.base, own_dims, plan)
+        dtype, one = builder.info.dtype(labels), builder.ints([1])
+        earlier, later, last = (
+            builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
+            for start, end in ((0, -1), (1, INT64_MAX), (-1, INT64_MAX))
+        )
+        same = builder.op("Equal", [earlier, later], ir.DataType.BOOL)
+        differs = builder.op("Not", [same], ir.DataType.BOOL)
+        # Of no tokens there is no last one, either.
+        always = builder.op("Equal", [last, last], ir.DataType.BOOL)
+        ending = builder.op("Concat", [differs, always], ir.DataType.BOOL, {"axis": 1})
+        places = builder.op("NonZero", [self._flat(ending)], ir.DataType.INT64)
+        return builder.op("Add", [self._flat(places), one], ir.DataType.INT64)
+
+    def _flat(self, value: ir.Value) -> ir.Value:
+        return self.builder.op("Reshape", [value, self.builder.ints([-1])], self.builder.info.dtype(value))
 
     def real_shift(self) -> ir.Value | None:
         """The bias: its steps carried out in order."""

@@ -10,6 +10,7 @@ asked for, as an Affine over the indices of the mask:
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
+            | Equal of two elements of one integer tensor, whatever it holds (SameEntry)
             | Trilu(truth) | number != 0 | a constant of bands
             | any other boolean tensor, as it is (Given)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
@@ -24,6 +25,7 @@ lies beyond a tensor has no element, so nothing is claimed of it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -49,6 +51,7 @@ from fa_compiler.passes.formula import (
     Always,
     Formula,
     Given,
+    SameEntry,
     at_least_zero,
     choice,
     conjunction,
@@ -65,6 +68,8 @@ from fa_compiler.passes.symbolic import Dim, settled
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+LABELS = (ir.DataType.INT64, ir.DataType.INT32)
+"""Types whose numbers are equal or not: of two floats that are no numbers neither can be said."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 Index = tuple[Affine, ...]
 
@@ -145,7 +150,7 @@ class Positions:
             inner = self.truth(node.inputs[0], index)
             return None if inner is None else negation(inner)
         if is_op(node, "And", "Or", "Xor", "Where"):
-            parts = [self.truth(*each) for each in self._operands(node, index)]
+            parts = [self.truth(*each) for each in self.operands(node, index)]
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
                 return None
@@ -157,8 +162,10 @@ class Positions:
                 return choice(known[0], negation(known[1]), known[1], origin)
             return choice(known[0], known[1], known[2], origin)
         if is_op(node, *COMPARISONS):
-            left, right = (self.number(*each) for each in self._operands(node, index))
-            return None if left is None or right is None else compared(node.op_type, left, right)
+            left, right = (self.number(*each) for each in self.operands(node, index))
+            if left is None or right is None:
+                return self._same_entry(*self.operands(node, index), origin) if node.op_type == "Equal" else None
+            return compared(node.op_type, left, right)
         if is_op(node, "Cast"):
             return self.truth(node.inputs[0], index)
         if is_op(node, "Trilu"):
@@ -167,8 +174,29 @@ class Positions:
         if is_op(node, "ConstantOfShape"):
             attr = node.attributes.get("value")
             return Always(attr is not None and bool(attr.as_tensor().numpy().any()))
-        moved = self._moved(node, index)
+        moved = self.moved(node, index)
         return None if moved is None else self.truth(*moved)
+
+    def _same_entry(
+        self,
+        left: tuple[ir.Value | None, Index | None],
+        right: tuple[ir.Value | None, Index | None],
+        origin: Given | None,
+    ) -> SameEntry | None:
+        """Equal elements of one tensor, the nearest that both operands are moved from."""
+        mine, theirs = dict(self._origins(*left)), dict(self._origins(*right))
+        value = next((value for value in mine if value in theirs), None)
+        if value is None or self.info.dtype(value) not in LABELS:
+            return None
+        return SameEntry(value, mine[value], theirs[value], origin=origin)
+
+    def _origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
+        """The element at `index` of a value, and where moving operators brought it from, up to a change of type."""
+        while value is not None and index is not None:
+            yield value, index
+            node = value.producer()
+            moved = None if node is None or is_op(node, "Cast") else self.moved(node, index)
+            value, index = moved or (None, None)
 
     def _given(self, value: ir.Value, index: Index) -> Given | None:
         """The tensor itself, where each of its dimensions is the whole of one of the mask's or 1."""
@@ -203,7 +231,7 @@ class Positions:
         if node is None:
             return None
         if is_op(node, "Add", "Sub", "Mul", "Min", "Max") and len(node.inputs) == 2:
-            left, right = (self.number(*each) for each in self._operands(node, index))
+            left, right = (self.number(*each) for each in self.operands(node, index))
             return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
         if is_op(node, "Neg", "Abs"):
             inner = self.number(node.inputs[0], index)
@@ -212,7 +240,7 @@ class Positions:
                 return negative
             return arithmetic("Max", inner, negative, dtype)
         if is_op(node, "Where"):
-            first, second, third = self._operands(node, index)
+            first, second, third = self.operands(node, index)
             condition = self.truth(*first)
             chosen, other = self.number(*second), self.number(*third)
             if condition is None or chosen is None or other is None:
@@ -232,7 +260,7 @@ class Positions:
             return self._scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy())
         if is_op(node, "Concat"):
             return self._joined(node, index)
-        moved = self._moved(node, index)
+        moved = self.moved(node, index)
         return None if moved is None else self.number(*moved)
 
     @property
@@ -354,7 +382,7 @@ class Positions:
 
     # -- moves ----------------------------------------------------------------------------------
 
-    def _operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
+    def operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
         """The operands of an element-wise operator, each with its index; None where its size is not proven."""
         result = self._shape(node.outputs[0])
         shapes = [None if operand is None else self._shape(operand) for operand in node.inputs]
@@ -375,7 +403,7 @@ class Positions:
             places.append(self._zero if size.const == 1 else place)
         return tuple(places)
 
-    def _moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
+    def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input's element that a moving operator puts at `index`."""
         source = node.inputs[0] if node.inputs else None
         own = None if source is None else self._shape(source)

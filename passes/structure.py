@@ -2,9 +2,11 @@
 
     mask := where every term of it leaves a score as it is          AddTerm holding 0, SelectTerm keeping
 
-    accepted    a conjunction of comparisons that bound j - i, the distance of key and row, and of boolean tensors that
-                do not run along the rows (padding), however the graph computes them (positions.py)
-    emitted     the Band (band.py) and the boolean tensors
+    accepted    a conjunction of comparisons that bound j - i, the distance of key and row, of boolean tensors that do
+                not run along the rows (padding), and of equal labels of packed sequences (packing.py), however the
+                graph computes them (positions.py)
+    emitted     the Band (band.py), the boolean tensors and the labels. Labels are reported only where every token
+                attends itself: within its sequence a band then bounds j - i as it does in the whole
     refused     everything else; the mask then stays the tensor it was
 
 Sound because a formula is taken only where it holds at every position of every run: the mask's dimensions must have
@@ -19,12 +21,14 @@ from dataclasses import dataclass
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.cases import unequal, where
-from fa_compiler.passes.formula import TRUE, All, Always, AtLeastZero, Formula, Given, negation
+from fa_compiler.passes.formula import TRUE, Affine, All, Always, AtLeastZero, Formula, Given, SameEntry, negation
 from fa_compiler.passes.narrow import is_constant_along
+from fa_compiler.passes.packing import Packing, Runs
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim, is_capped, settled
 from fa_compiler.passes.terms import AddTerm, SelectTerm
+from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import Viewer
 
 
@@ -56,16 +60,17 @@ class Padding:
 
 @dataclass(frozen=True)
 class Structure:
-    """A mask as the sparse_mode of a band and tensors without rows. `never_empty`: every row is left a key in every
-    run that has keys."""
+    """A mask as the sparse_mode of a band and tensors without rows, within packed sequences where there is a
+    `packing`. `never_empty`: every row is left a key in every run that has keys."""
 
     mode: SparseMode | None
     padding: tuple[Padding, ...]
     never_empty: bool
+    packing: Packing | None = None
 
 
 def structure(
-    terms: Sequence[AddTerm | SelectTerm], grid: Grid, viewer: Viewer, known: dict[Shape, Positions]
+    terms: Sequence[AddTerm | SelectTerm], grid: Grid, viewer: Viewer, sets: ValueSets, known: dict[Shape, Positions]
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that helps.
 
@@ -73,14 +78,21 @@ def structure(
     """
     if not terms:
         return None
-    parts: list[Band | Padding] = []
+    parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _Reader(viewer, known, grid).read(term)
+        found = _Reader(viewer, sets, known, grid).read(term)
         if found is None:
             return None
         parts.extend(found)
     padding = tuple(part for part in parts if isinstance(part, Padding))
     band = _intersection([part for part in parts if isinstance(part, Band)])
+    packings = {part for part in parts if isinstance(part, Packing)}
+    if packings:
+        attends_itself = band is not None and band.has_diagonal
+        mode = None if band is None else sparse_mode(band, *grid.sizes)
+        if len(packings) > 1 or padding or not attends_itself or (mode is None and band != Band(None, None)):
+            return None
+        return Structure(mode, (), True, packings.pop())
     mode = None if band is None else sparse_mode(band, *grid.sizes)
     if band is None or (mode is None and band != Band(None, None)):
         return None
@@ -92,10 +104,11 @@ class _Reader:
     """Reads one term."""
 
     viewer: Viewer
+    sets: ValueSets
     known: dict[Shape, Positions]
     grid: Grid
 
-    def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding] | None:
+    def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding | Packing] | None:
         value = term.value if isinstance(term, AddTerm) else term.condition
         shape = self.viewer.info.shape(value)
         if shape is None:
@@ -110,7 +123,7 @@ class _Reader:
         if formula is None:
             return None
         parts = formula.parts if isinstance(formula, All) else (formula,)
-        result: list[Band | Padding] = []
+        result: list[Band | Padding | Packing] = []
         for part in parts:
             found = self._part(part, shape, row, column, term.dims)
             if found is None:
@@ -141,9 +154,13 @@ class _Reader:
 
     def _part(
         self, part: Formula, shape: Shape, row: int | None, column: int | None, dims: Arrangement
-    ) -> list[Band | Padding] | None:
+    ) -> list[Band | Padding | Packing] | None:
         if part == TRUE:
             return []
+        if isinstance(part, SameEntry):
+            packing = self._packing(part, shape, row, column, dims)
+            if packing is not None:
+                return [packing]
         if isinstance(part, AtLeastZero):
             affine = part.affine
             if affine.least(shape).is_at_least(0):
@@ -165,6 +182,35 @@ class _Reader:
             return None
         aligned = tuple(() if axis is None else dims[axis] for axis in given.axes)
         return [Padding(Given(given.value, given.axes, not given.when), aligned)]
+
+    def _packing(
+        self, part: SameEntry, shape: Shape, row: int | None, column: int | None, dims: Arrangement
+    ) -> Packing | None:
+        """Labels at the row and at the column, of as many tokens as there are rows and columns."""
+        own = self.viewer.info.shape(part.value)
+        along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
+        if own is None or not part.when or row is None or column is None or len(along) != 1:
+            return None
+        (axis,) = along
+        indices = [Affine.index(k, len(shape)) for k in range(len(shape))]
+        if {part.one[axis], part.other[axis]} != {indices[row], indices[column]}:
+            return None
+        if not own[axis] == shape[row] == shape[column] or self.grid.sizes[0] != self.grid.sizes[1]:
+            return None
+        placed: list[Axes] = []
+        for k, (size, place) in enumerate(zip(own, part.one, strict=True)):
+            others = (m for m in range(len(shape)) if m not in (row, column))
+            whole = [m for m in others if place == indices[m] and size == shape[m]]
+            if k == axis:
+                placed.append(self.grid.rows)
+            elif size.const == 1:
+                placed.append(())
+            elif whole:
+                placed.append(dims[whole[0]])
+            else:
+                return None
+        runs = Runs(self.viewer.info, self.sets)
+        return Packing(part.value, tuple(placed)) if runs.holds(part.value, axis) else None
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:

@@ -101,7 +101,7 @@ class ValueSets(Analysis[ValueSet]):
             return self._where(node)
         if op == "Concat":
             return _union(self.of(operand) for operand in node.inputs)
-        if op in ("ScatterND", "ScatterElements") and node.attributes.get("reduction") is None:
+        if op in ("ScatterND", "ScatterElements") and _overwrites(node):
             return _union((self.of(node.inputs[0]), self.of(node.inputs[2])))
         if op == "Trilu":
             return _union((self.of(node.inputs[0]), _ZERO))
@@ -153,6 +153,11 @@ class ValueSets(Analysis[ValueSet]):
 
 _BOOL: ValueSet = frozenset((0.0, 1.0))
 _ZERO: ValueSet = frozenset((0.0,))
+
+
+def _overwrites(node: ir.Node) -> bool:
+    reduction = node.attributes.get("reduction")
+    return reduction is None or reduction.as_string() == "none"
 
 
 def _content(array: np.ndarray) -> ValueSet | None:

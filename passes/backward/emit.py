@@ -20,7 +20,7 @@ from fa_compiler.passes.backward.quantities import TOLERANCE
 from fa_compiler.passes.build import PREFIX, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter, LayoutPlan, Source, cheapest_source
-from fa_compiler.passes.layout import COPY_COST, LAYOUTS, Move, cost, moves
+from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import replace_value
@@ -220,10 +220,10 @@ class Backward:
 
 def _arrangement(role: Role, roles: Roles, layout: str) -> Arrangement:
     """The axes of a gradient: those of what it is the gradient of."""
-    arrange = LAYOUTS[layout]
     if role == "query":
-        return arrange(roles.batch, roles.heads, roles.rows, roles.depth)
-    return arrange(roles.batch, roles.kv_heads, roles.columns, roles.depth if role == "key" else roles.value_depth)
+        return arrangement(layout, roles.batch, roles.heads, roles.rows, roles.depth)
+    depth = roles.depth if role == "key" else roles.value_depth
+    return arrangement(layout, roles.batch, roles.kv_heads, roles.columns, depth)
 
 
 def _axes(dims: Arrangement) -> set[object]:

@@ -75,6 +75,11 @@ ACCEPTED: Mapping[str, Tested] = {
         "sliding windows, bands": {"pattern": ("window", "cached_window", "band")},
         "padding beside": {"padding": ("", "and", "times", "gather"), "bound": (False, True)},
     },
+    "packed sequences": {
+        "counts of cumulative lengths reached": "test_packing.py",
+        "running sums": "test_packing.py",
+        "breaks in position_ids": "test_packing.py",
+    },
     "biases": {
         "any tensor added": {"form": ("bias",), "infinite": (False, True)},
         "relative positions, ALiBi": "test_spellings.py",

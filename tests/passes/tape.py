@@ -38,7 +38,8 @@ class Training:
     scale: str = "mul"
     """none, mul, div, query, both."""
     mask: str = "none"
-    """none, select (input), select_const (a triangle), select_twice, add (input of 0 and fill), bias (input)."""
+    """none, select (input), select_const (a triangle), select_twice, add (input of 0 and fill), bias (input), packed
+    (sequences end to end by cumulative lengths), packed_causal."""
     fill: float = -math.inf
     guard: str = "none"
     """none, nan: Where(IsNaN(p), 0, p), with the gradient of the guarded or of the plain probabilities; safe."""
@@ -58,8 +59,12 @@ class Tape:
 
     def __init__(self, case: Training) -> None:
         sizes = dict(case.sizes)
+        if case.mask.startswith("packed"):
+            sizes["T"] = sizes["S"]
         sizes["G"] = sizes["N"] // sizes["K"]
         self.case, self.writer = case, Writer(17, sizes, case.symbolic, "computed")
+        if case.mask.startswith("packed"):
+            self.writer.equal["T"] = "S"
         self.records: list[tuple[str, Rule]] = []
         self.dims: dict[str, list[str]] = {}
 
@@ -283,6 +288,8 @@ def _masked(tape: Tape, scores: str) -> str:
     if case.mask == "select_const":
         keep = w.const(np.tri(rows, columns, dtype=np.bool_))
         return tape.selected(scores, keep, case.fill)
+    if case.mask.startswith("packed"):
+        return tape.selected(scores, _own_sequence(tape, case.mask == "packed_causal"), case.fill)
     padding = [w.size("B"), 1, 1, columns]
     if case.mask in ("select", "select_twice"):
         for index in range(1 if case.mask == "select" else 2):
@@ -298,6 +305,21 @@ def _masked(tape: Tape, scores: str) -> str:
             scores, w.input("m0", TensorProto.FLOAT, "1NST", lambda rng: rng.standard_normal(shape, np.float32))
         )
     return scores
+
+
+def _own_sequence(tape: Tape, causal: bool) -> str:
+    """True within a sequence: as many cumulative lengths, in any order, are reached by the row as by the key."""
+    w = tape.writer
+    length = w.size("S")
+    ends = w.input("ends", TensorProto.INT64, "3", lambda rng: rng.integers(0, length + 1, 3))
+    places = w.op("Range", w.const(0, "int64"), w.scalar("S"), w.const(1, "int64"))
+    reached = w.op("Cast", w.op("GreaterOrEqual", w.unsqueeze(places, 1), ends), to=TensorProto.INT64)
+    labels = w.op("ReduceSum", reached, w.const([1], "int64"), keepdims=0)
+    rows, columns = w.unsqueeze(labels, 1), w.unsqueeze(labels, 0)
+    same = w.op("Equal", rows, columns)
+    if not causal:
+        return same
+    return w.op("And", same, w.op("LessOrEqual", w.unsqueeze(places, 0), w.unsqueeze(places, 1)))
 
 
 def _some_rows_empty(rng: np.random.Generator, shape: Sequence[int]) -> Array:
