@@ -355,8 +355,8 @@ class Emitter:
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
         """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
         roles, space = match.roles, match.space
-        groups = (roles.batch, roles.heads, roles.rows)
-        groups = (roles.batch + roles.rows, roles.heads) if plan.name == PACKED else groups
+        groups = [roles.batch, roles.heads, roles.rows]
+        groups = [roles.batch + roles.rows, roles.heads] if plan.name == PACKED else groups
         stats = [*(space.size(axes) for axes in groups), Dim(8)]
         shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
         for output, shape in zip(node.outputs, shapes, strict=True):

@@ -55,6 +55,7 @@ from fa_compiler.passes.mask_values import (
 )
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.packing import Runs
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rounding import rounds_alike
@@ -302,8 +303,8 @@ class MaskPlanner:
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
         """The structure of the boolean mask these terms make."""
         if terms not in self._structures:
-            masks, sets = self._masks(terms), self.values.sets
-            self._structures[terms] = structure(masks, self.grid, self.viewer, sets, self.positions)
+            masks, runs = self._masks(terms), Runs(self.viewer.info, self.values.sets)
+            self._structures[terms] = structure(masks, self.grid, self.viewer, self.positions, runs)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:

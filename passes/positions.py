@@ -162,9 +162,10 @@ class Positions:
                 return choice(known[0], negation(known[1]), known[1], origin)
             return choice(known[0], known[1], known[2], origin)
         if is_op(node, *COMPARISONS):
-            left, right = (self.number(*each) for each in self.operands(node, index))
+            one, other = self.operands(node, index)
+            left, right = self.number(*one), self.number(*other)
             if left is None or right is None:
-                return self._same_entry(*self.operands(node, index), origin) if node.op_type == "Equal" else None
+                return self._same_entry(one, other, origin) if node.op_type == "Equal" else None
             return compared(node.op_type, left, right)
         if is_op(node, "Cast"):
             return self.truth(node.inputs[0], index)

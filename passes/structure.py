@@ -28,7 +28,6 @@ from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim, is_capped, settled
 from fa_compiler.passes.terms import AddTerm, SelectTerm
-from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import Viewer
 
 
@@ -70,17 +69,22 @@ class Structure:
 
 
 def structure(
-    terms: Sequence[AddTerm | SelectTerm], grid: Grid, viewer: Viewer, sets: ValueSets, known: dict[Shape, Positions]
+    terms: Sequence[AddTerm | SelectTerm],
+    grid: Grid,
+    viewer: Viewer,
+    known: dict[Shape, Positions],
+    runs: Runs | None = None,
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that helps.
 
-    `known` keeps what was read of masks by their shape: the layers of a model share them.
+    Without `runs` no labels are looked for. `known` keeps what was read of masks by their shape: the layers of a model
+    share them.
     """
     if not terms:
         return None
     parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _Reader(viewer, sets, known, grid).read(term)
+        found = _Reader(viewer, known, grid, runs).read(term)
         if found is None:
             return None
         parts.extend(found)
@@ -104,9 +108,9 @@ class _Reader:
     """Reads one term."""
 
     viewer: Viewer
-    sets: ValueSets
     known: dict[Shape, Positions]
     grid: Grid
+    runs: Runs | None
 
     def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding | Packing] | None:
         value = term.value if isinstance(term, AddTerm) else term.condition
@@ -189,7 +193,7 @@ class _Reader:
         """Labels at the row and at the column, of as many tokens as there are rows and columns."""
         own = self.viewer.info.shape(part.value)
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
-        if own is None or not part.when or row is None or column is None or len(along) != 1:
+        if self.runs is None or own is None or not part.when or row is None or column is None or len(along) != 1:
             return None
         (axis,) = along
         indices = [Affine.index(k, len(shape)) for k in range(len(shape))]
@@ -209,8 +213,7 @@ class _Reader:
                 placed.append(dims[whole[0]])
             else:
                 return None
-        runs = Runs(self.viewer.info, self.sets)
-        return Packing(part.value, tuple(placed)) if runs.holds(part.value, axis) else None
+        return Packing(part.value, tuple(placed)) if self.runs.holds(part.value, axis) else None
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:
