@@ -40,9 +40,6 @@ OLDEST = 8
 IR_VERSION = 8
 """The IR version that goes with opset 17; the parser's schema is older and passes over what it does not know."""
 
-ENTRIES = ("location", "offset", "length")
-"""What an external tensor may say of its place: the parser takes any other entry for the length."""
-
 
 def lower(model: ir.Model) -> None:
     """Convert a model in place.
@@ -77,7 +74,7 @@ def only_known_entries(proto: onnx.ModelProto) -> None:
     """Leave of each external tensor's entries only those the parser knows; a checksum would become its length."""
     for graph in _proto_graphs(proto.graph):
         for tensor in graph.initializer:
-            kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in ENTRIES]
+            kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in parser.EXTERNAL_ENTRIES]
             del tensor.external_data[:]
             for key, value in kept:
                 tensor.external_data.add(key=key, value=value)

@@ -1,14 +1,12 @@
 """What ATC's ONNX parser takes: operators by domain and version, and data types.
 
-`parser_ops.tsv` holds what the parser plugins of CANN's open sources register (2026-08): domain, operator, versions of
-the domain's opset, and whether the plugin expands the node into a graph of its own ("graph"). A closed CANN may take
-a few more; the table is what can be relied on.
+`parser_ops.tsv` holds what the parser plugins of CANN's open sources register (2026-08): domain, operator and versions
+of the domain's opset. A closed CANN may take a few more; the table is what can be relied on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
@@ -32,33 +30,22 @@ TYPES: frozenset[int] = frozenset(
 
 NO_CONSTANTS: frozenset[int] = frozenset((_T.FLOAT8E5M2, _T.FLOAT8E4M3FN))
 
-
-@dataclass(frozen=True)
-class Entry:
-    """An operator the parser takes: at which versions, and whether its plugin makes a graph of the node."""
-
-    versions: frozenset[int]
-    is_graph: bool
-
-
-def entry(domain: str, op_type: str) -> Entry | None:
-    """What the parser registers for an operator ("" is the standard domain), or None if it does not know it."""
-    return _table().get((domain, op_type))
+EXTERNAL_ENTRIES = ("location", "offset", "length")
+"""What a tensor in a file may say of its place: the parser takes any other entry for the length."""
 
 
 def takes(domain: str, op_type: str, version: int) -> bool:
     """Does the parser take the operator at this version of its domain's opset?"""
     if not domain and op_type in NATIVE:
         return True
-    found = entry(domain, op_type)
-    return found is not None and version in found.versions
+    return version in _table().get((domain, op_type), ())
 
 
 @cache
-def _table() -> Mapping[tuple[str, str], Entry]:
+def _table() -> Mapping[tuple[str, str], frozenset[int]]:
     text = resources.files(__package__).joinpath("parser_ops.tsv").read_text()
     rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return {(domain, op): Entry(_versions(text), form == "graph") for domain, op, text, form in rows}
+    return {(domain, op): _versions(text) for domain, op, text in rows}
 
 
 def _versions(text: str) -> frozenset[int]:

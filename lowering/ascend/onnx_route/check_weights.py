@@ -1,0 +1,53 @@
+"""Weights as ATC's ONNX parser reads them: their types, and where those in files are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.onnx_route import parser
+
+CONSTANT = Rule("constant-type", Severity.REJECTED, "use a type that ATC takes for constants (E19999)")
+NO_FILE = Rule("weights-file", Severity.LATER, "put the file beside the model")
+ENTRY = Rule("weights-entry", Severity.WRONG, "write the model again with location, offset and length only")
+BRANCH = Rule("weights-in-branch", Severity.LATER, "move the weight to the main graph")
+
+
+def check_weights(graph: onnx.GraphProto, folder: Path | None, is_main: bool) -> Iterator[Finding]:
+    """What is wrong with a graph's initializers and Constant nodes; `folder` is the model's (None: files are not looked
+    for)."""
+    for tensor in graph.initializer:
+        yield from _tensor(tensor, tensor.name, folder)
+        if not is_main and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            yield BRANCH(tensor.name, "it lies in a file, which ATC looks for beside the model in the main graph only")
+    for node in graph.node:
+        for attr in node.attribute:
+            if attr.type == onnx.AttributeProto.TENSOR:
+                yield from _tensor(attr.t, node.name or node.output[0], folder)
+
+
+def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterator[Finding]:
+    if tensor.data_type not in parser.TYPES - parser.NO_CONSTANTS:
+        yield CONSTANT(name, f"its type is {ir.DataType(tensor.data_type)}")
+        return
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    for key in entries:
+        if key not in parser.EXTERNAL_ENTRIES:
+            yield ENTRY(name, f"the entry '{key}' of its external data is read as the length")
+    if folder is None:
+        return
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    needed = int(entries.get("offset", "0")) + (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    place = folder / entries.get("location", "")
+    if not place.is_file():
+        yield NO_FILE(name, f"its file '{entries.get('location', '')}' is not beside the model")
+    elif place.stat().st_size < needed:
+        yield NO_FILE(name, f"its file '{place.name}' has {place.stat().st_size} bytes, {needed} are needed")
