@@ -4,8 +4,11 @@
 
 The operator multiplies a kept probability by 1 / keep_prob, so that keep_prob is 1 / c, other numbers on the
 probabilities taken into it. It takes one bit for each score, in the order batch, head, row, key, the first in the
-lowest bit of its byte. A mask that is computed from the probabilities themselves (an active Dropout operator) is not
-known beside them.
+lowest bit of its byte.
+
+An active Dropout operator is refused: it draws its mask where it stands. Drawn beside the probabilities, by another
+Dropout, the mask would be as large as the scores and no longer the same in every run: a runtime may fold a Dropout of
+constants, and merge two of the same input.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from fa_compiler.passes.emit import OP, Emitter, Fused
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import remember_versions
+from fa_compiler.passes.nodes import is_op, remember_versions
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
@@ -115,7 +115,8 @@ class _Run:
             backward = _declined(label(decline.gradient) or name, decline)
             return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         except Decline as decline:
-            return [_declined(name, decline)] if alone.code == Code.TRAINING else []
+            nearer = alone.code == Code.TRAINING or is_op(decline.culprit, "Dropout")
+            return [_declined(name, decline)] if nearer else []
         if pair is None:
             return []
         forward = self._fused(name, pair.match.forward, pair.fused)

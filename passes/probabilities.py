@@ -42,6 +42,7 @@ from fa_compiler.passes.score_guard import score_tests
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
+DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 QUANTISING = ("QuantizeLinear", "DequantizeLinear")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -121,6 +122,9 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         known = _passes_on(node, current, viewer) or operand(node, current) is not None
+        if is_op(node, "Dropout") and not known:
+            reason = "an active Dropout draws its mask while it runs, and the operator takes one that is known before"
+            raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
         if not known and not infinity.selects(node, current):
             raise Decline(
                 Code.PROBABILITY_TERM,

@@ -12,6 +12,8 @@ Grammar, from the probabilities downwards and, where another operand comes in, u
             | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, of the guard, or
                                                           the drop mask
             | Cast(drop mask)                             zeros and ones: keep * F
+            | DropoutGrad(region, drop mask, ratio)        com.microsoft: region * drop mask / (1 - ratio)
+            | DropoutGrad(region, ...)                     not in training mode: the region itself
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
 multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
@@ -30,7 +32,7 @@ from fa_compiler.passes.backward.quantities import E, F, G, L, P, Quantity, Rows
 from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
 from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.match import AttentionMatch
-from fa_compiler.passes.nodes import input_of, int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, reduced_axes
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.terms import SelectTerm
 from fa_compiler.passes.value_sets import ValueSets
@@ -145,8 +147,26 @@ class Region:
             return self._selected(node)
         if node.domain == "com.microsoft" and node.op_type in ("SoftmaxGrad", "SoftmaxGrad_13"):
             return self._softmax_gradient(node)
+        if node.domain == "com.microsoft" and node.op_type == "DropoutGrad":
+            return self._dropout_gradient(node)
         product = any_contraction(node, self.viewer.info)
         return None if product is None else self._product(product)
+
+    def _dropout_gradient(self, node: ir.Node) -> Tensor | None:
+        """The gradient through a Dropout with a known mask, or through one that is switched off."""
+        tensor, mode, given = self.tensor(node.inputs[0]), input_of(node, 3), input_of(node, 2)
+        flag = constant(mode, limit=1)
+        ratio = None if given is None else self.viewer.info.scalar(given)
+        if tensor is None or (mode is not None and flag is None):
+            return None
+        # onnxruntime-training's kernel does not look at the mask where nothing was dropped.
+        if flag is None or not flag.any() or ratio == 0.0:
+            return tensor
+        kept = self._kept(node.inputs[1])
+        scaled = kept.quantity.scaled(1.0 / (1.0 - ratio)) if kept and ratio and 0.0 < ratio < 1.0 else None
+        if kept is None or scaled is None:
+            return None
+        return _tensor(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
 
     def _kept(self, value: ir.Value | None) -> Tensor | None:
         """The drop mask, of zeros and ones: `keep` times F."""

@@ -12,7 +12,7 @@ _DOMAIN = "com.microsoft"
 
 
 @rule(
-    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GeluGrad", "SoftmaxGrad", "SoftmaxGrad_13"),
+    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "GeluGrad", "SoftmaxGrad", "SoftmaxGrad_13", "DropoutGrad"),
     *("BiasSoftmax", "RotaryEmbedding", "TanhGrad", "SigmoidGrad", "ReluGrad", "Inverse"),
     domain=_DOMAIN,
 )

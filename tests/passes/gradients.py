@@ -28,6 +28,17 @@ class SoftmaxGrad_13(OpRun):  # noqa: N801  (the operator's name)
         return (((gradient - rows) * softmax).astype(softmax.dtype),)
 
 
+class DropoutGrad(OpRun):
+    """The gradient through a Dropout, as onnxruntime-training's graphs have it."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, gradient: Array, mask: Array, ratio: Array, mode: Array | None = None) -> tuple[Array]:
+        if mode is None or not mode or ratio == 0:
+            return (gradient,)
+        return ((gradient * mask / (1 - ratio)).astype(gradient.dtype),)
+
+
 class FusedMatMul(OpRun):
     """A matrix product with transposed operands and a factor."""
 
@@ -55,7 +66,7 @@ def fused_pair(
 
 def evaluate(model: onnx.ModelProto, feeds: Feeds) -> dict[str, Array]:
     """All outputs, computed by the reference evaluator."""
-    session = _Evaluator(model, new_ops=[SoftmaxGrad_13, FusedMatMul])
+    session = _Evaluator(model, new_ops=[SoftmaxGrad_13, DropoutGrad, FusedMatMul])
     names = [output.name for output in model.graph.output]
     with np.errstate(all="ignore"):
         return dict(zip(names, session.run(None, dict(feeds)), strict=True))

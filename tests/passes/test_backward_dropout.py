@@ -9,11 +9,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from fa_compiler.passes import Code
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import parse, random_feeds, run
 from tests.passes.test_backward_rejects import BODY
 
-KEEP = "<float c = {0.4}, float keep = {0.8}, float inverse = {1.25}, int64[1] last = {-1}, float zero = {0.0}>"
+KEEP = "<float c = {0.4}, float keep = {0.8}, float inverse = {1.25}, int64[1] last = {-1}, float zero = {0.0}, "
+KEEP += "float ratio = {0.2}, float other = {0.6}, bool on = {1}, bool off = {0}>"
 INPUTS = "float[B,4,5,8] q, float[B,4,7,8] k, float[B,4,7,8] v, float[B,4,5,8] g"
 DROPPED = {
     "kt": f"b = Less(noise, keep) f = Cast<to=1>(b) d = Div(f, keep) {BODY['kt']}",
@@ -57,7 +59,64 @@ def test_dropout_with_a_known_mask(changes: Mapping[str, str], noise: str) -> No
             assert_close(got[name], value, 1e-5)
 
 
+GRADIENT = "dp0 = MatMul(g, vt) dp = com.microsoft.DropoutGrad"
+OPERATORS = {
+    "DropoutGrad": {"dp": f"{GRADIENT}(dp0, b, ratio, on)"},
+    "a multiple by DropoutGrad": {"dp": f"{GRADIENT}(dp0, b, other, on)"},
+    "DropoutGrad of a Dropout that is off": {
+        "p": "p0 = Softmax<axis=-1>(m) p, kept = Dropout(p0, ratio, off)",
+        "y": "y = MatMul(p, v)",
+        "pt": "pt = Transpose<perm=[0,1,3,2]>(p)",
+        "dp": "dp0 = MatMul(g, vt) dp = Identity(dp0)",
+        "ds": "ds0 = Sub(t, u) ds = com.microsoft.DropoutGrad(ds0, kept, ratio, off)",
+    },
+    "DropoutGrad where nothing is dropped": {
+        "y": "y = MatMul(p, v)",
+        "pt": "pt = Transpose<perm=[0,1,3,2]>(p)",
+        "dp": f"{GRADIENT}(dp0, b, zero, on)",
+    },
+    "DropoutGrad without a mode": {
+        "y": "y = MatMul(p, v)",
+        "pt": "pt = Transpose<perm=[0,1,3,2]>(p)",
+        "dp": f"{GRADIENT}(dp0, b, ratio)",
+    },
+}
+
+
+@pytest.mark.parametrize("changes", OPERATORS.values(), ids=OPERATORS)
+def test_the_operator_of_onnxruntime_training(changes: Mapping[str, str]) -> None:
+    original = model(changes)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"], report.blocks[0]
+    feeds = feeds_of(original, 0)
+    wanted, got = evaluate(original, feeds), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
+def test_a_dropout_that_draws_its_mask_is_declined() -> None:
+    """By its own reason, not by that of those who read the probabilities, too."""
+    for seed in ("", "<seed=7>"):
+        original = model(
+            {
+                "p": f"p = Softmax<axis=-1>(m) pd, mask = Dropout{seed}(p, ratio, on)",
+                "y": "y = MatMul(pd, v)",
+                "dp": f"{GRADIENT}(dp0, mask, ratio, on)",
+            }
+        )
+        changed, report = fused_pair(original)
+        (block,) = report.blocks
+        assert (block.status, block.code, block.culprit) == ("declined", Code.PROBABILITY_TERM, "pd")
+        assert "draws its mask" in (block.reason or "") and "random numbers" in (block.hint or "")
+        assert changed == ir.to_proto(ir.from_proto(original)), "a declined model was changed"
+
+
 DECLINED = {
+    "DropoutGrad of another mask": {"dp": f"b2 = Less(keep, noise) {GRADIENT}(dp0, b2, ratio, on)"},
+    "DropoutGrad by a mode that is not known": {
+        "dp": f"yes = ReduceMax<keepdims=0>(noise) mode = Cast<to=9>(yes) {GRADIENT}(dp0, b, ratio, mode)"
+    },
+    "DropoutGrad switched off": {"dp": f"{GRADIENT}(dp0, b, ratio, off)"},
     "not in the gradient": {"dp": "dp = MatMul(g, vt)"},
     "not in the gradient of the values": {"pt": "pt = Transpose<perm=[0,1,3,2]>(p)"},
     "another mask in the gradient": {
