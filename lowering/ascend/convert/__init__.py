@@ -1,0 +1,8 @@
+"""ONNX models as GE graphs, and GE graphs as ONNX models: two tables, written apart, so that each tests the other."""
+
+from __future__ import annotations
+
+from fa_compiler.lowering.ascend.convert.errors import UnmappedError, UnmappedNode, UnreadableError
+from fa_compiler.lowering.ascend.convert.to_ge import to_ge
+
+__all__ = ["UnmappedError", "UnmappedNode", "UnreadableError", "to_ge"]

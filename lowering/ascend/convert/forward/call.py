@@ -1,0 +1,297 @@
+"""What a function of the forward table sees of an ONNX node, and how it is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.op_registry import dtypes
+from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Dim
+
+STANDARD = ""
+MICROSOFT = "com.microsoft"
+
+READ_LIMIT = 1 << 16
+"""Constants of more elements are not read: no axis list or size vector is that long."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """An ONNX node whose inputs are already tensors of the GE graph."""
+
+    node: ir.Node
+    e: Emitter
+    inputs: Sequence[Tensor | None]
+    info: ShapeInfo
+    opset: int
+
+    # -- inputs ----------------------------------------------------------------------------------
+
+    def has(self, index: int) -> bool:
+        """Whether input `index` is there."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def x(self, index: int = 0) -> Tensor:
+        """Input `index`. Raises CannotMapError if it is absent."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        if tensor is None:
+            raise CannotMapError(f"input {index} is missing")
+        return tensor
+
+    def present(self) -> list[Tensor]:
+        """The inputs that are there."""
+        return [tensor for tensor in self.inputs if tensor is not None]
+
+    def array(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The content of a small input that is the same in every run."""
+        if not self.has(index):
+            return None
+        value = self.node.inputs[index]
+        assert value is not None
+        found = constant(value, READ_LIMIT)
+        if found is not None:
+            return found
+        content = self.info.fact(value).content
+        if content is None:
+            return None
+        if content.dtype != object:
+            return content
+        numbers = [item.const for item in content.reshape(-1)]
+        if any(number is None for number in numbers):
+            return None
+        return np.asarray(numbers, np.int64).reshape(content.shape)
+
+    def integers(self, index: int) -> list[int] | None:
+        """The elements of an integer input, where they are the same in every run."""
+        found = self.array(index)
+        return None if found is None else [int(number) for number in found.reshape(-1)]
+
+    def content(self, index: int) -> list[Dim] | None:
+        """The elements of a small integer vector, as far as they are known as sizes."""
+        value = self.node.inputs[index]
+        found = None if value is None else self.info.fact(value).content
+        if found is None or found.dtype != object or found.ndim != 1:
+            return None
+        return list(found)
+
+    def dims(self, index: int) -> tuple[Dim, ...] | None:
+        """The symbolic shape of input `index`."""
+        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        return None if value is None else self.info.shape(value)
+
+    # -- attributes ------------------------------------------------------------------------------
+
+    def integer(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_int()
+
+    def number(self, name: str, default: float) -> float:
+        """A float attribute."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_float()
+
+    def word(self, name: str, default: str) -> str:
+        """A string attribute."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.as_string()
+
+    def listed(self, name: str) -> list[int] | None:
+        """A list of integers, None if the attribute is absent."""
+        attr = self.node.attributes.get(name)
+        return None if attr is None else [int(number) for number in attr.as_ints()]
+
+    def axis(self, default: int, of: int = 0) -> int:
+        """The attribute `axis`, from the front. Raises CannotMapError for an unknown rank."""
+        return self.front(self.integer("axis", default), self.x(of).rank)
+
+    @staticmethod
+    def front(axis: int, rank: int) -> int:
+        """An axis counted from the front."""
+        if not -rank <= axis < max(rank, 1):
+            raise CannotMapError(f"axis {axis} is outside a tensor of rank {rank}")
+        return axis + rank if axis < 0 else axis
+
+    # -- outputs ---------------------------------------------------------------------------------
+
+    def out(self, index: int = 0) -> Type:
+        """Type and shape of output `index`."""
+        return type_of(self.node.outputs[index], self.info)
+
+    def wanted(self, index: int) -> bool:
+        """Whether anything reads output `index`."""
+        if index >= len(self.node.outputs):
+            return False
+        value = self.node.outputs[index]
+        return bool(value.name) and (bool(value.uses()) or value.is_graph_output())
+
+    # -- emitting --------------------------------------------------------------------------------
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        """`x` in another type."""
+        if x.dtype == dtype:
+            return x
+        if x.value is not None:
+            return self.e.const(x.value, dtype)
+        return self.e.op("Cast", x, dst_type=GE_NUMBERS[dtype], out=x.with_dtype(dtype))
+
+    def like(self, number: float, x: Type) -> Tensor:
+        """A number as a scalar of the type of `x`."""
+        return self.e.const(number, x.dtype)
+
+    def reshape(self, x: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
+        """`x` in a shape of constant sizes (-1: what is left) and vectors of one computed size."""
+        shape = tuple(part if isinstance(part, int) else -1 for part in parts)
+        if -1 in shape and None not in (x.shape,) and x.shape is not None and -1 not in x.shape:
+            rest = int(np.prod([size for size in shape if size >= 0]))
+            if shape.count(-1) == 1 and rest:
+                shape = tuple(int(np.prod(x.shape)) // rest if size == -1 else size for size in shape)
+        return self.e.op("Reshape", x, self.vector(parts), out=x.with_shape(shape))
+
+    def vector(self, parts: Sequence[int | Tensor]) -> Tensor:
+        """Sizes as one int64 vector; the tensors among them have one element each."""
+        if all(isinstance(part, int) for part in parts):
+            return self.e.ints([part for part in parts if isinstance(part, int)])
+        pieces = [self.e.ints([part]) if isinstance(part, int) else part for part in parts]
+        if len(pieces) == 1:
+            return pieces[0]
+        out = Type("DT_INT64", (len(pieces),))
+        return self.e.op("ConcatD", pieces, concat_dim=0, N=len(pieces), out=out)
+
+    def size(self, x: Tensor, axis: int) -> int | Tensor:
+        """The size of an axis: a number, or a vector of one element that is computed when the model runs."""
+        if x.shape is not None and x.shape[axis] >= 0:
+            return x.shape[axis]
+        return self.element(self.shape(x), axis)
+
+    def shape(self, x: Tensor) -> Tensor:
+        """The shape of `x` as an int64 vector."""
+        if x.shape is not None and -1 not in x.shape:
+            return self.e.ints(x.shape)
+        rank = -1 if x.shape is None else len(x.shape)
+        return self.e.op("Shape", x, dtype=GE_NUMBERS["DT_INT64"], out=Type("DT_INT64", (rank,)))
+
+    def element(self, vector: Tensor, index: int) -> Tensor:
+        """Element `index` of a vector, as a vector of one element."""
+        return self.cut(vector, [index], [index + 1])
+
+    def cut(self, x: Tensor, begin: Sequence[int], end: Sequence[int], axes: Sequence[int] = (0,)) -> Tensor:
+        """`x` from `begin` to `end` along `axes`."""
+        shape = None if x.shape is None else list(x.shape)
+        for axis, first, last in zip(axes, begin, end, strict=True):
+            if shape is not None and (shape[axis] >= 0 or last >= 0 <= first):
+                size = shape[axis]
+                ends = [n + size if n < 0 else n for n in (first, last)]
+                shape[axis] = max(0, (ends[1] if size < 0 else min(ends[1], size)) - ends[0])
+        return self.e.op(
+            "StridedSliceV2",
+            x,
+            self.e.ints(begin),
+            self.e.ints(end),
+            self.e.ints(axes),
+            self.e.ints([1] * len(axes)),
+            out=x.with_shape(None if shape is None else tuple(shape)),
+        )
+
+    def binary(self, op_type: str, a: Tensor, b: Tensor, dtype: str | None = None) -> Tensor:
+        """An operator of two tensors that broadcast."""
+        return self.e.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
+
+    def unary(self, op_type: str, x: Tensor, **attrs: Any) -> Tensor:
+        """An operator that keeps type and shape."""
+        return self.e.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)
+
+    def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
+        """`x` with its axes in another order."""
+        if list(perm) == list(range(len(perm))):
+            return x
+        shape = None if x.shape is None else tuple(x.shape[axis] for axis in perm)
+        return self.e.op("Transpose", x, self.e.ints(perm), out=x.with_shape(shape))
+
+    def unsqueeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        """`x` with axes of size 1, at these places of the result."""
+        if not axes:
+            return x
+        shape = None
+        if x.shape is not None:
+            sizes = iter(x.shape)
+            shape = tuple(1 if axis in axes else next(sizes) for axis in range(len(x.shape) + len(axes)))
+        return self.e.op("Unsqueeze", x, axes=sorted(axes), out=x.with_shape(shape))
+
+    def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
+        """`x` without these axes of size 1."""
+        if not axes:
+            return x
+        shape = None if x.shape is None else tuple(s for axis, s in enumerate(x.shape) if axis not in axes)
+        return self.e.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
+
+
+GE_NUMBERS = {
+    "DT_FLOAT": 0,
+    "DT_FLOAT16": 1,
+    "DT_INT8": 2,
+    "DT_INT32": 3,
+    "DT_UINT8": 4,
+    "DT_INT16": 6,
+    "DT_UINT16": 7,
+    "DT_UINT32": 8,
+    "DT_INT64": 9,
+    "DT_UINT64": 10,
+    "DT_DOUBLE": 11,
+    "DT_BOOL": 12,
+    "DT_STRING": 13,
+    "DT_COMPLEX64": 16,
+    "DT_COMPLEX128": 17,
+    "DT_BF16": 27,
+    "DT_INT4": 29,
+    "DT_FLOAT8_E5M2": 35,
+    "DT_FLOAT8_E4M3FN": 36,
+}
+"""ge::DataType, the numbering of attributes (a descriptor in the file has another one)."""
+
+Handler = Callable[[Call], "Tensor | Sequence[Tensor]"]
+HANDLERS: dict[tuple[str, str], Handler] = {}
+
+
+def handles(*op_types: str, domain: str = STANDARD) -> Callable[[Handler], Handler]:
+    """Register a function for ONNX operators of a domain."""
+
+    def register(handler: Handler) -> Handler:
+        for op_type in op_types:
+            HANDLERS[domain, op_type] = handler
+        return handler
+
+    return register
+
+
+def type_of(value: ir.Value, info: ShapeInfo) -> Type:
+    """Type and shape of an ONNX value in GE's terms. Raises CannotMapError where the type is unknown or GE has none."""
+    dtype = info.dtype(value) or value.dtype
+    if dtype is None:
+        raise CannotMapError(f"the type of '{value.name}' is not known", "run ONNX's shape inference on the model")
+    name = dtypes.from_onnx(int(dtype))
+    if name is None or name not in GE_NUMBERS:
+        raise CannotMapError(f"GE has no type {dtype.name.lower()}, which '{value.name}' has")
+    return Type(name, sizes(info.shape(value)))
+
+
+def sizes(dims: Sequence[Dim] | None) -> Shape:
+    """Symbolic sizes as a GE shape."""
+    return None if dims is None else tuple(-1 if dim.const is None else dim.const for dim in dims)
+
+
+def broadcast(a: Shape, b: Shape) -> Shape:
+    """The shape of two tensors together, as far as it is known."""
+    if a is None or b is None:
+        return None
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b, strict=True)
+    return tuple(y if x == 1 else x if y == 1 else max(x, y) for x, y in pairs)

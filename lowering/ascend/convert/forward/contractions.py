@@ -1,0 +1,170 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, broadcast, handles
+
+
+def matmul(call: Call, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
+    """The product of the last two axes; the others broadcast. Of two matrices it is MatMulV2, else BatchMatMulV2."""
+    shape = None
+    if a.shape is not None and b.shape is not None:
+        batch = broadcast(a.shape[:-2], b.shape[:-2]) or ()
+        shape = (*batch, a.shape[-1 if adj_a else -2], b.shape[-2 if adj_b else -1])
+        if len(shape) == 2:
+            return call.e.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
+    return call.e.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
+
+
+@handles("MatMul")
+def _matmul(call: Call) -> Tensor:
+    """A vector is a row on the left and a column on the right, whose axis is not in the result."""
+    a, b = call.x(0), call.x(1)
+    row, column = a.rank == 1, b.rank == 1
+    product = matmul(call, call.unsqueeze(a, [0]) if row else a, call.unsqueeze(b, [1]) if column else b)
+    rank = product.rank
+    return call.squeeze(product, [rank - 2] * row + [rank - 1] * column)
+
+
+@handles("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
+def _fused_matmul(call: Call) -> Tensor:
+    """alpha times the product; transBatch, which moves the first axis, has no counterpart."""
+    if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
+        raise CannotMapError("GE has no product of operands whose batch axis lies inside", "write a Transpose")
+    product = matmul(call, call.x(0), call.x(1), bool(call.integer("transA", 0)), bool(call.integer("transB", 0)))
+    return _scaled(call, product, call.number("alpha", 1.0))
+
+
+@handles("Gemm")
+def _gemm(call: Call) -> Tensor:
+    """alpha a b + beta c. A vector c goes in as MatMulV2's bias where neither factor is in the way."""
+    a, b = call.x(0), call.x(1)
+    flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    out = call.out()
+    columns = -1 if b.shape is None else b.shape[0 if flip_b else 1]
+    c = call.x(2) if call.has(2) else None
+    if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
+        return call.e.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
+    product = call.e.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
+    product = _scaled(call, product, alpha)
+    return product if c is None else call.e.op("Add", product, _scaled(call, c, beta), out=out)
+
+
+def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else call.e.op("Mul", x, call.like(factor, x), out=Type(x.dtype, x.shape))
+
+
+@handles("Einsum")
+def _einsum(call: Call) -> Tensor:
+    """Operands are contracted one after the other, each pair as one matrix product.
+
+    GE's own Einsum takes few types and, when it is expanded for a device, few equations.
+    """
+    equation = call.word("equation", "").replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    ranks = [tensor.rank for tensor in call.present()]
+    hidden = max((rank - len(term.replace("...", ""))) for rank, term in zip(ranks, terms, strict=True))
+    spread = [_spread(term, rank - len(term.replace("...", ""))) for rank, term in zip(ranks, terms, strict=True)]
+    if arrow:
+        wanted = _spread(result, hidden if "..." in result else 0)
+    else:
+        letters = sorted(label for term in terms for label in term if label.isalpha())
+        once = [label for label in letters if letters.count(label) == 1]
+        wanted = [*_spread("...", hidden), *once]
+    if any(len(set(term)) != len(term) for term in [*spread, wanted]):
+        raise CannotMapError("an operand names an axis twice", "take the diagonal by other operators")
+    tensor, labels = call.x(0), spread[0]
+    for place, other in enumerate(spread[1:], start=1):
+        later = {*wanted, *(label for term in spread[place + 1 :] for label in term)}
+        tensor, labels = _contract(call, (tensor, labels), (call.x(place), other), later)
+    tensor, labels = _summed(call, tensor, labels, set(wanted))
+    return call.transpose(tensor, [labels.index(label) for label in wanted])
+
+
+def _spread(term: str, hidden: int) -> list[str]:
+    """Labels of the axes; those of the ellipsis are numbered from the last."""
+    before, dots, after = term.partition("...")
+    return [*before, *([str(place) for place in range(hidden - 1, -1, -1)] if dots else []), *after]
+
+
+_Operand = tuple[Tensor, list[str]]
+
+
+def _contract(call: Call, a: _Operand, b: _Operand, later: set[str]) -> _Operand:
+    """Two operands as one; `later` are the labels that are still needed."""
+    (x, xs), (y, ys) = _summed(call, *a, later | set(b[1])), _summed(call, *b, later | set(a[1]))
+    both = [label for label in xs if label in ys]
+    for label in both:
+        sizes = {_known(x, xs, label), _known(y, ys, label)} - {-1}
+        if len(sizes) > 1:
+            raise CannotMapError(f"the axis {label} has different sizes", "expand the smaller one before it")
+    batch = [label for label in both if label in later]
+    inner = [label for label in both if label not in later]
+    mine = [label for label in xs if label not in both]
+    other = [label for label in ys if label not in both]
+    row = _folded(call, x, xs, [*batch, *mine, *inner], len(batch), len(mine))
+    column = _folded(call, y, ys, [*batch, *inner, *other], len(batch), len(inner))
+    product = matmul(call, row, column)
+    labels = [*batch, *mine, *other]
+    if len(mine) != 1 or len(other) != 1:
+        parts = [_size(call, (x, xs), (y, ys), label) for label in labels]
+        product = call.reshape(product, _one_open(parts))
+    return product, labels
+
+
+def _known(x: Tensor, labels: list[str], label: str) -> int:
+    return -1 if x.shape is None else x.shape[labels.index(label)]
+
+
+def _size(call: Call, a: _Operand, b: _Operand, label: str) -> int | Tensor:
+    x, labels = a if label in a[1] else b
+    return call.size(x, labels.index(label))
+
+
+def _one_open(parts: Sequence[int | Tensor]) -> list[int | Tensor]:
+    """A single computed size becomes -1, where no other is 0."""
+    computed = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
+    if len(computed) != 1 or any(part == 0 for part in parts if isinstance(part, int)):
+        return list(parts)
+    return [-1 if place in computed else part for place, part in enumerate(parts)]
+
+
+def _summed(call: Call, x: Tensor, labels: list[str], needed: set[str]) -> _Operand:
+    axes = [axis for axis, label in enumerate(labels) if label not in needed]
+    if not axes:
+        return x, labels
+    shape = None if x.shape is None else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
+    total = call.e.op(
+        "ReduceSum", x, call.e.ints(axes), keep_dims=False, noop_with_empty_axes=False, out=x.with_shape(shape)
+    )
+    return total, [label for label in labels if label in needed]
+
+
+def _folded(call: Call, x: Tensor, labels: list[str], order: list[str], batch: int, first: int) -> Tensor:
+    """`x` as [batch..., product of the next `first` axes, product of the rest]."""
+    x = call.transpose(x, [labels.index(label) for label in order])
+    if first == 1 and len(order) - batch == 2:
+        return x
+    sizes = [call.size(x, axis) for axis in range(len(order))]
+    rows = _product(call, sizes[batch : batch + first])
+    columns = _product(call, sizes[batch + first :])
+    return call.reshape(x, _one_open([*sizes[:batch], rows, columns]))
+
+
+def _product(call: Call, sizes: Sequence[int | Tensor]) -> int | Tensor:
+    number = 1
+    computed: Tensor | None = None
+    for size in sizes:
+        if isinstance(size, int):
+            number *= size
+        else:
+            computed = size if computed is None else call.binary("Mul", computed, size)
+    if computed is None or number == 1:
+        return number if computed is None else computed
+    return call.binary("Mul", computed, call.e.ints([number]))

@@ -1,0 +1,196 @@
+"""Element by element: operators whose GE counterpart depends on types, attributes or the number of inputs."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import GE_NUMBERS, MICROSOFT, Call, handles
+from fa_compiler.op_registry.dtypes import from_onnx
+
+_FLOATS = ("DT_FLOAT", "DT_FLOAT16", "DT_BF16", "DT_DOUBLE")
+
+
+@handles("Cast")
+def _cast(call: Call) -> Tensor:
+    dtype = from_onnx(call.integer("to", 0))
+    if dtype is None or dtype not in GE_NUMBERS:
+        raise CannotMapError(f"GE has no type with ONNX's number {call.integer('to', 0)}")
+    return call.e.op("Cast", call.x(), dst_type=GE_NUMBERS[dtype], out=call.x().with_dtype(dtype))
+
+
+@handles("CastLike")
+def _cast_like(call: Call) -> Tensor:
+    dtype = call.x(1).dtype
+    return call.e.op("Cast", call.x(), dst_type=GE_NUMBERS[dtype], out=call.x().with_dtype(dtype))
+
+
+@handles("Identity")
+def _identity(call: Call) -> Tensor:
+    return call.x()
+
+
+@handles("Dropout")
+def _dropout(call: Call) -> Tensor:
+    """Only when it does nothing: training is switched on by an input, and the mask is then read."""
+    training = call.array(2) if call.has(2) else np.zeros(())
+    if training is None or training.any():
+        raise CannotMapError("it drops values while the model runs", "export for inference (model.eval())")
+    if call.wanted(1):
+        raise CannotMapError("its mask is read", "export for inference (model.eval())")
+    return call.x()
+
+
+@handles("Div")
+def _div(call: Call) -> Tensor:
+    """Integers are divided towards zero, as ONNX Runtime does."""
+    return call.e.op("RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out())
+
+
+@handles("Mod")
+def _mod(call: Call) -> Tensor:
+    """fmod 0: the sign of the divisor; fmod 1: that of the dividend, which is GE's Mod. FloorMod lacks small types."""
+    if call.integer("fmod", 0):
+        return call.e.op("Mod", *call.inputs, out=call.out())
+    if call.x().dtype in ("DT_INT8", "DT_INT16", "DT_UINT8", "DT_UINT16"):
+        wide = [call.cast(x, "DT_INT32") for x in call.present()]
+        return call.cast(call.binary("FloorMod", wide[0], wide[1]), call.x().dtype)
+    return call.e.op("FloorMod", *call.inputs, out=call.out())
+
+
+@handles("Pow")
+def _pow(call: Call) -> Tensor:
+    """The exponent may have a type of its own; the result has the base's."""
+    base, exponent = call.x(0), call.x(1)
+    number = call.array(1)
+    if number is not None and number.size == 1 and float(number.reshape(())) == 2 and number.ndim <= base.rank:
+        return call.unary("Square", base) if base.dtype in (*_FLOATS, "DT_INT32", "DT_INT64") else _power(call)
+    if base.dtype not in _FLOATS and exponent.dtype in _FLOATS:
+        raise CannotMapError("an integer to the power of a fraction", "cast the base to float32")
+    return _power(call)
+
+
+def _power(call: Call) -> Tensor:
+    return call.e.op("Pow", call.x(0), call.cast(call.x(1), call.x(0).dtype), out=call.out())
+
+
+@handles("Xor")
+def _xor(call: Call) -> Tensor:
+    """One of them, and not both."""
+    a, b = call.x(0), call.x(1)
+    both = call.unary("LogicalNot", call.binary("LogicalAnd", a, b))
+    return call.binary("LogicalAnd", call.binary("LogicalOr", a, b), both)
+
+
+@handles("Min", "Max")
+def _extremum(call: Call) -> Tensor:
+    op_type = "Minimum" if call.node.op_type == "Min" else "Maximum"
+    return reduce(lambda a, b: call.binary(op_type, a, b), call.present())
+
+
+@handles("Sum")
+def _sum(call: Call) -> Tensor:
+    """AddN does not broadcast."""
+    return _added(call, call.present())
+
+
+@handles("Mean")
+def _mean(call: Call) -> Tensor:
+    inputs = call.present()
+    return call.binary("RealDiv", _added(call, inputs), call.like(len(inputs), inputs[0]))
+
+
+def _added(call: Call, inputs: list[Tensor]) -> Tensor:
+    if len(inputs) == 1:
+        return inputs[0]
+    shapes = {call.dims(index) for index in range(len(inputs))}
+    if len(inputs) > 2 and len(shapes) == 1 and None not in shapes:
+        return call.e.op("AddN", inputs, N=len(inputs), out=call.out())
+    return reduce(lambda a, b: call.binary("Add", a, b), inputs)
+
+
+@handles("Clip")
+def _clip(call: Call) -> Tensor:
+    """Bounds are attributes before opset 11, scalars since. Where the lower one is greater, the upper one wins."""
+    x = call.x()
+    low = call.like(call.number("min", 0.0), x) if "min" in call.node.attributes else None
+    high = call.like(call.number("max", 0.0), x) if "max" in call.node.attributes else None
+    low = call.x(1) if call.has(1) else low
+    high = call.x(2) if call.has(2) else high
+    if low is not None:
+        x = call.e.op("Maximum", x, low, out=Type(x.dtype, x.shape))
+    if high is not None:
+        x = call.e.op("Minimum", x, high, out=Type(x.dtype, x.shape))
+    return x
+
+
+@handles("IsInf")
+def _is_inf(call: Call) -> Tensor:
+    x = call.x()
+    infinite = call.e.op("IsInf", x, out=call.out())
+    positive, negative = bool(call.integer("detect_positive", 1)), bool(call.integer("detect_negative", 1))
+    if positive and negative:
+        return infinite
+    if not positive and not negative:
+        return call.e.op("LogicalAnd", infinite, call.e.const(False, "DT_BOOL"), out=call.out())
+    sign = call.e.op("Greater" if positive else "Less", x, call.like(0, x), out=call.out())
+    return call.e.op("LogicalAnd", infinite, sign, out=call.out())
+
+
+@handles("Gelu")
+def _gelu(call: Call) -> Tensor:
+    return call.e.op("GeluV2", call.x(), approximate=call.word("approximate", "none"), out=call.out())
+
+
+@handles("Gelu", domain=MICROSOFT)
+def _gelu_microsoft(call: Call) -> Tensor:
+    return call.e.op("GeluV2", call.x(), approximate="none", out=call.out())
+
+
+@handles("BiasGelu", domain=MICROSOFT)
+def _bias_gelu(call: Call) -> Tensor:
+    return call.unary("GeluV2", call.binary("Add", call.x(0), call.x(1)), approximate="none")
+
+
+@handles("FastGelu", domain=MICROSOFT)
+def _fast_gelu(call: Call) -> Tensor:
+    x = call.binary("Add", call.x(0), call.x(1)) if call.has(1) else call.x()
+    return call.unary("GeluV2", x, approximate="tanh")
+
+
+@handles("QuickGelu", domain=MICROSOFT)
+def _quick_gelu(call: Call) -> Tensor:
+    """x * sigmoid(alpha * x)."""
+    return call.unary("Swish", call.x(), scale=call.number("alpha", 1.702))
+
+
+@handles("Swish")
+def _swish(call: Call) -> Tensor:
+    return call.unary("Swish", call.x(), scale=call.number("alpha", 1.0))
+
+
+@handles("Elu")
+def _elu(call: Call) -> Tensor:
+    return call.unary("Elu", call.x(), alpha=call.number("alpha", 1.0))
+
+
+@handles("LeakyRelu")
+def _leaky_relu(call: Call) -> Tensor:
+    return call.unary("LeakyRelu", call.x(), negative_slope=call.number("alpha", 0.01))
+
+
+@handles("HardSigmoid")
+def _hard_sigmoid(call: Call) -> Tensor:
+    alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
+    return call.unary("HardSigmoid", call.x(), alpha=alpha, beta=beta)
+
+
+@handles("PRelu")
+def _prelu(call: Call) -> Tensor:
+    """GE's PRelu wants the slopes as one vector of channels; ONNX broadcasts any."""
+    x, slope = call.x(0), call.x(1)
+    below = call.binary("Less", x, call.like(0, x), "DT_BOOL")
+    return call.e.op("SelectV2", below, call.binary("Mul", x, slope), x, out=call.out())

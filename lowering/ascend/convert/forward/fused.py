@@ -1,0 +1,66 @@
+"""The operators of the domain "ascend": the node form is REG_OP's already, one to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fa_compiler.lowering.ascend.convert.emit import Input, Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, Call
+from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
+from fa_compiler.op_registry.errors import RegistryError
+from fa_compiler.op_registry.infer import can_infer, infer
+from fa_compiler.op_registry.node import TensorInfo, bind_inputs
+from fa_compiler.passes.node_view import node_view
+
+
+def _fused(call: Call) -> Sequence[Tensor]:
+    """Inputs in REG_OP order, every attribute written; what is read while the graph is compiled is a constant."""
+    spec = get(call.node.op_type)
+    given = {name: attr.value for name, attr in call.node.attributes.items()}
+    try:
+        bound = bind_inputs(spec, list(call.inputs), given)
+        attrs = full_attrs(spec, given)
+    except RegistryError as error:
+        raise CannotMapError(str(error)) from None
+    extra = [name for name in attrs if name not in spec.attr_names and not name.endswith("_count")]
+    if extra:
+        raise CannotMapError(f"the attribute {extra[0]} is for ONNX Runtime only", 'optimise with target "ascend"')
+    for entry in spec.inputs:
+        value = bound[entry.name]
+        if entry.value_depend is not None and isinstance(value, Tensor):
+            bound[entry.name] = _constant(call, value)
+    inputs: list[Input] = [bound[entry.name] for entry in spec.inputs]
+    return call.e.op(
+        spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names}
+    )[: len(call.node.outputs)]
+
+
+def _constant(call: Call, tensor: Tensor) -> Tensor:
+    """An input that the operator reads while the graph is compiled, where it can: as a constant, if it is one."""
+    array = call.array(next(place for place, given in enumerate(call.inputs) if given is tensor))
+    return tensor if array is None else call.e.const(array, tensor.dtype)
+
+
+def _outputs(call: Call) -> list[Type]:
+    """Types of all outputs of the prototype, those that nothing reads included: GE has a descriptor for each."""
+    spec = get(call.node.op_type)
+    known = [call.out(index) if value.name else None for index, value in enumerate(call.node.outputs)]
+    inferred: dict[str, TensorInfo] = {}
+    if can_infer(spec.name):
+        view = node_view(call.node, call.info)
+        inferred = infer(spec.name, view.inputs, view.attrs)
+    types: list[Type] = []
+    for index, name in enumerate(spec.output_names):
+        found = inferred.get(name)
+        if found is not None and found.dtype:
+            shape = None if found.shape is None else tuple(d if isinstance(d, int) else -1 for d in found.shape)
+            types.append(Type(dtypes.canonical(found.dtype), shape))
+        elif index < len(known) and (declared := known[index]) is not None:
+            types.append(declared)
+        else:
+            raise CannotMapError(f"type and shape of its output {name} are not known")
+    return types
+
+
+HANDLERS.update({(DOMAIN, op_type): _fused for op_type in names()})

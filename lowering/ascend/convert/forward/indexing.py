@@ -1,0 +1,136 @@
+"""Reading and writing at indices, and finding them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+
+
+
+def _never_negative(call: Call, index: int) -> bool:
+    array = call.array(index)
+    if array is not None:
+        return bool((array >= 0).all())
+    content = call.content(index)
+    return content is not None and all(item.is_at_least(0) for item in content)
+
+
+@handles("Gather")
+def _gather(call: Call) -> Tensor:
+    axis = call.axis(0)
+    negative = not _never_negative(call, 1)
+    return call.e.op(
+        "GatherV2", call.x(0), call.x(1), call.e.ints(axis), negative_index_support=negative, out=call.out()
+    )
+
+
+def _wrapped(call: Call, index: int, size: int | Tensor) -> Tensor:
+    """Indices counted from the front, for an operator whose prototype does not promise negative ones."""
+    indices = call.x(index)
+    if _never_negative(call, index):
+        return indices
+    whole = call.e.ints(size, indices.dtype) if isinstance(size, int) else call.cast(size, indices.dtype)
+    below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
+    return call.e.op("SelectV2", below, call.binary("Add", indices, whole), indices, out=indices)
+
+
+@handles("GatherElements")
+def _gather_elements(call: Call) -> Tensor:
+    axis = call.axis(0)
+    indices = _wrapped(call, 1, call.size(call.x(), axis))
+    return call.e.op("GatherElements", call.x(), indices, dim=axis, out=call.out())
+
+
+@handles("Scatter", "ScatterElements")
+def _scatter_elements(call: Call) -> Tensor:
+    axis = call.axis(0)
+    reduction = call.word("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise CannotMapError(f"ScatterElements of GE has no reduction {reduction}")
+    indices = _wrapped(call, 1, call.size(call.x(), axis))
+    return call.e.op("ScatterElements", call.x(0), indices, call.x(2), axis=axis, reduction=reduction, out=call.out())
+
+
+@handles("GatherND")
+def _gather_nd(call: Call) -> Tensor:
+    """With batch dimensions, their positions are put before the indices."""
+    batch = call.integer("batch_dims", 0)
+    indices = call.x(1) if batch == 0 else _batched(call, batch)
+    return call.e.op("GatherNd", call.x(0), indices, negative_index_support=True, out=call.out())
+
+
+def _batched(call: Call, batch: int) -> Tensor:
+    indices = call.x(1)
+    sizes = [call.size(indices, axis) for axis in range(indices.rank - 1)]
+    target = call.vector([*sizes, 1])
+    parts = []
+    shape = None if indices.shape is None else (*indices.shape[:-1], 1)
+    for axis in range(batch):
+        size = sizes[axis]
+        limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
+        out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
+        positions = call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
+        positions = call.unsqueeze(positions, [place for place in range(indices.rank) if place != axis])
+        positions = call.e.op("BroadcastTo", positions, target, out=Type("DT_INT64", shape))
+        parts.append(call.cast(positions, indices.dtype))
+    last = -1 if indices.shape is None or indices.shape[-1] < 0 else indices.shape[-1] + batch
+    out = indices.with_shape(None if shape is None else (*shape[:-1], last))
+    return call.e.op("ConcatD", [*parts, indices], concat_dim=indices.rank - 1, N=len(parts) + 1, out=out)
+
+
+@handles("ScatterND")
+def _scatter_nd(call: Call) -> Tensor:
+    x, indices, updates = call.x(0), call.x(1), call.x(2)
+    operators = {
+        "none": "TensorScatterUpdate",
+        "add": "TensorScatterAdd",
+        "max": "TensorScatterMax",
+        "min": "TensorScatterMin",
+    }
+    reduction = call.word("reduction", "none")
+    if reduction not in operators:
+        raise CannotMapError(f"GE has no ScatterND with reduction {reduction}")
+    if not _never_negative(call, 1):
+        depth = -1 if indices.shape is None else indices.shape[-1]
+        if depth < 0:
+            raise CannotMapError("the number of indexed axes is not known", "declare the shape of its indices")
+        whole = call.cast(call.vector([call.size(x, axis) for axis in range(depth)]), indices.dtype)
+        below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
+        indices = call.e.op("SelectV2", below, call.binary("Add", indices, whole), indices, out=indices)
+    return call.e.op(operators[reduction], x, indices, updates, out=call.out())
+
+
+@handles("TopK")
+def _top_k(call: Call) -> Sequence[Tensor]:
+    """GE counts in int32, and takes a scalar; results that ONNX allows in any order come sorted."""
+    x = call.x()
+    counts = call.integers(1)
+    if counts is None and call.has(1):
+        k = call.cast(call.squeeze(call.x(1), list(range(call.x(1).rank))), "DT_INT32")
+    else:
+        k = call.e.ints(counts[0] if counts else call.integer("k", 1), "DT_INT32")
+    outs = [call.out(0), Type("DT_INT32", call.out(1).shape)]
+    largest = bool(call.integer("largest", 1))
+    values, indices = call.e.op("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), out=outs)
+    return values, call.cast(indices, "DT_INT64")
+
+
+@handles("ArgMax", "ArgMin")
+def _arg_extremum(call: Call) -> Tensor:
+    """The first of equal elements, in GE as in ONNX; the axis is dropped and put back where it is to stay."""
+    if call.integer("select_last_index", 0):
+        raise CannotMapError("GE finds the first of equal elements, not the last")
+    x, axis = call.x(), call.axis(0)
+    op_type = "ArgMaxV2" if call.node.op_type == "ArgMax" else "ArgMin"
+    shape = None if x.shape is None else x.shape[:axis] + x.shape[axis + 1 :]
+    found = call.e.op(op_type, x, call.e.ints(axis), dtype="DT_INT64", out=Type("DT_INT64", shape))
+    return call.unsqueeze(found, [axis]) if call.integer("keepdims", 1) else found
+
+
+@handles("NonZero")
+def _non_zero(call: Call) -> Tensor:
+    """ONNX gives [rank, count], which is GE's transposed form."""
+    return call.e.op("NonZero", call.x(), transpose=True, dtype="DT_INT64", out=call.out())

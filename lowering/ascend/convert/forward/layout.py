@@ -1,0 +1,321 @@
+"""Shapes: what moves, cuts, joins and repeats, and computes no values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import GE_NUMBERS, Call, handles
+
+_FIX = "fix the sizes with --input-shape"
+_END = np.iinfo(np.int64).max
+
+
+@handles("Reshape")
+def _reshape(call: Call) -> Tensor:
+    """ONNX's 0 copies a size and its allowzero does not; what GE makes of a 0 is not promised, so that the target
+    never holds one that copies: sizes that are known in every run are written out, others are read from the input."""
+    x, out = call.x(), call.out()
+    if out.shape is not None and -1 not in out.shape:
+        return call.e.op("Reshape", x, call.e.ints(out.shape), out=out)
+    copies = not call.integer("allowzero", 0)
+    content = call.content(1)
+    if content is None:
+        return call.e.op("Reshape", x, _with_copies(call) if copies else call.x(1), out=out)
+    copied = [copies and size.const == 0 for size in content]
+    if not any(copied) and any(size.const is None for size in content):
+        return call.e.op("Reshape", x, call.x(1), out=out)
+    parts: list[int | Tensor] = []
+    for place, size in enumerate(content):
+        if copied[place]:
+            parts.append(call.size(x, place))
+        elif size.const is not None:
+            parts.append(size.const)
+        else:
+            parts.append(call.cast(call.element(call.x(1), place), "DT_INT64"))
+    return call.e.op("Reshape", x, call.vector(parts), out=out)
+
+
+def _with_copies(call: Call) -> Tensor:
+    """The target with the input's sizes in place of zeros."""
+    x, target = call.x(), call.x(1)
+    length = -1 if target.shape is None else target.shape[0]
+    if length < 0:
+        raise CannotMapError("the length of the target shape is not known", _FIX)
+    own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(0, length - x.rank)
+    zero = call.binary("Equal", target, call.e.ints(0), "DT_BOOL")
+    return call.e.op("SelectV2", zero, call.vector(own), target, out=target)
+
+
+@handles("Flatten")
+def _flatten(call: Call) -> Tensor:
+    x, out = call.x(), call.out()
+    axis = call.integer("axis", 1)
+    axis = axis + x.rank if axis < 0 else axis
+    if out.shape is not None and -1 not in out.shape:
+        return call.reshape(x, out.shape)
+    front = x.shape[:axis] if x.shape is not None else ()
+    if -1 not in front and 0 not in front:
+        return call.reshape(x, [int(np.prod(front)), -1])
+    back = x.shape[axis:] if x.shape is not None else ()
+    if -1 not in back and 0 not in back:
+        return call.reshape(x, [-1, int(np.prod(back))])
+    rows = call.e.op(
+        "ReduceProd",
+        call.cut(call.shape(x), [0], [axis]),
+        call.e.ints([0]),
+        keep_dims=True,
+        noop_with_empty_axes=False,
+        out=Type("DT_INT64", (1,)),
+    )
+    return call.reshape(x, [rows, -1])
+
+
+@handles("Transpose")
+def _transpose(call: Call) -> Tensor:
+    perm = call.listed("perm")
+    perm = list(reversed(range(call.x().rank))) if perm is None else perm
+    return call.e.op("Transpose", call.x(), call.e.ints(perm), out=call.out())
+
+
+def _axes(call: Call, rank: int | None) -> list[int] | None:
+    """The axes of Squeeze and Unsqueeze, an attribute before opset 13; None where they are computed."""
+    axes = call.listed("axes")
+    axes = call.integers(1) if axes is None else axes
+    if axes is None or rank is None:
+        return axes
+    return [call.front(axis, rank) for axis in axes]
+
+
+@handles("Squeeze")
+def _squeeze(call: Call) -> Tensor:
+    x = call.x()
+    if call.has(1) and call.integers(1) is None:
+        return call.e.op("SqueezeV3", x, call.x(1), out=call.out())
+    axes = _axes(call, None if x.shape is None else len(x.shape))
+    return call.e.op("Squeeze", x, axis=axes or [], out=call.out()) if axes != [] else x
+
+
+@handles("Unsqueeze")
+def _unsqueeze(call: Call) -> Tensor:
+    x = call.x()
+    if call.has(1) and call.integers(1) is None:
+        return call.e.op("UnsqueezeV3", x, call.cast(call.x(1), "DT_INT64"), out=call.out())
+    axes = _axes(call, None) or []
+    if any(axis < 0 for axis in axes):
+        axes = [call.front(axis, x.rank + len(axes)) for axis in axes]
+    return call.e.op("Unsqueeze", x, axes=sorted(axes), out=call.out()) if axes else x
+
+
+@handles("Shape")
+def _shape(call: Call) -> Tensor:
+    x = call.x()
+    whole = call.e.op(
+        "Shape", x, dtype=GE_NUMBERS["DT_INT64"], out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
+    )
+    start, end = call.integer("start", 0), call.node.attributes.get("end")
+    if start == 0 and end is None:
+        return whole
+    stop = _END if end is None else end.as_int()
+    start, stop, _ = slice(start, stop).indices(x.rank)
+    return call.cut(whole, [start], [max(start, stop)])
+
+
+@handles("Size")
+def _size(call: Call) -> Tensor:
+    x = call.x()
+    if x.dtype == "DT_BF16":
+        out = Type("DT_INT64", ())
+        axes = call.e.ints([0])
+        return call.e.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
+    return call.e.op("Size", x, dtype=GE_NUMBERS["DT_INT64"], out=call.out())
+
+
+@handles("Concat")
+def _concat(call: Call) -> Tensor:
+    inputs = call.present()
+    if len(inputs) == 1:
+        return inputs[0]
+    axis = call.integer("axis", 0)
+    axis = axis if inputs[0].shape is None else call.front(axis, inputs[0].rank)
+    return call.e.op("ConcatD", inputs, concat_dim=axis, N=len(inputs), out=call.out())
+
+
+@handles("Split")
+def _split(call: Call) -> Sequence[Tensor]:
+    """Sizes are an attribute before opset 13; without them the parts are equal, and from opset 18 on the last may be
+    smaller."""
+    x = call.x()
+    axis = call.axis(0)
+    count = len(call.node.outputs)
+    outs = [call.out(index) for index in range(count)]
+    sizes = call.listed("split")
+    sizes = call.integers(1) if sizes is None else sizes
+    if sizes is None and call.has(1):
+        return call.e.op("SplitV", x, call.x(1), call.e.ints(axis), num_split=count, out=outs)
+    size = x.shape[axis] if x.shape is not None else -1
+    if sizes is None:
+        if size < 0 and call.opset >= 18:
+            raise CannotMapError("the parts of an axis of unknown size may differ", _FIX)
+        if size >= 0 and size % count:
+            part = -(-size // count)
+            sizes = [part] * (count - 1) + [size - part * (count - 1)]
+    if count == 1:
+        return [x]
+    if (sizes is None or len(set(sizes)) == 1) and x.dtype != "DT_DOUBLE":
+        return call.e.op("SplitD", x, split_dim=axis, num_split=count, out=outs)
+    if sizes is None:
+        raise CannotMapError("the sizes of the parts are not known", _FIX)
+    return call.e.op("SplitV", x, call.e.ints(sizes), call.e.ints(axis), num_split=count, out=outs)
+
+
+@handles("Slice")
+def _slice(call: Call) -> Tensor:
+    """Bounds and axes are attributes before opset 10. Bounds count from the end where negative, and are cut to the
+    axis, in GE as in ONNX; those of axes of known size are written as what they come to."""
+    x = call.x()
+    begins, ends, axes = call.listed("starts"), call.listed("ends"), call.listed("axes")
+    begins = call.integers(1) if begins is None else begins
+    ends = call.integers(2) if ends is None else ends
+    axes = call.integers(3) if axes is None and call.has(3) else axes
+    steps = call.integers(4) if call.has(4) else None
+    count = _length(call, begins)
+    if axes is None:
+        if call.has(3):
+            raise CannotMapError("its axes are computed", "make them constants")
+        axes = list(range(count))
+    if steps is None and not call.has(4):
+        steps = [1] * count
+    if x.shape is not None:
+        axes = [call.front(axis, x.rank) for axis in axes]
+    if begins is not None and ends is not None and steps is not None and x.shape is not None:
+        for place, axis in enumerate(axes):
+            if x.shape[axis] >= 0:
+                begins[place], ends[place] = _bounds(begins[place], ends[place], steps[place], x.shape[axis])
+    dtype = call.x(1).dtype if call.has(1) else "DT_INT64"
+    if begins is not None and ends is not None:
+        dtype = "DT_INT64"
+    return call.e.op(
+        "StridedSliceV2",
+        x,
+        call.cast(call.x(1), dtype) if begins is None else call.e.ints(begins, dtype),
+        call.cast(call.x(2), dtype) if ends is None else call.e.ints(_within(ends, dtype), dtype),
+        call.e.ints(axes, dtype),
+        call.cast(call.x(4), dtype) if steps is None else call.e.ints(steps, dtype),
+        out=call.out(),
+    )
+
+
+def _length(call: Call, begins: list[int] | None) -> int:
+    if begins is not None:
+        return len(begins)
+    shape = call.x(1).shape
+    if shape is None or shape[0] < 0:
+        raise CannotMapError("the number of its bounds is not known", "make its axes a constant")
+    return shape[0]
+
+
+def _within(numbers: list[int], dtype: str) -> list[int]:
+    """Bounds cut to the range of their type."""
+    limits = np.iinfo(np.int32 if dtype == "DT_INT32" else np.int64)
+    return [min(max(number, int(limits.min)), int(limits.max)) for number in numbers]
+
+
+def _bounds(begin: int, end: int, step: int, size: int) -> tuple[int, int]:
+    """A slice of an axis of known size; an end before the first element, which a step back can have, stays negative."""
+    first, last, _ = slice(begin, end, step).indices(size)
+    return first, last if last >= 0 else -size - 1
+
+
+@handles("Expand")
+def _expand(call: Call) -> Tensor:
+    """ONNX lets both sides broadcast, and the target be shorter; BroadcastTo wants the result's shape. Where that is
+    not known it is computed: the larger of both sizes, or 0 where one is 0."""
+    x, out = call.x(), call.out()
+    if out.shape is not None and -1 not in out.shape:
+        return call.e.op("BroadcastTo", x, call.e.ints(out.shape), out=out)
+    content, dims = call.content(1), call.dims(0)
+    if content is not None and dims is not None and len(content) >= len(dims):
+        aligned = zip(content[len(content) - len(dims) :], dims, strict=True)
+        if all(size.never_one or size == own or own.const == 1 for size, own in aligned):
+            return call.e.op("BroadcastTo", x, call.x(1), out=out)
+    length = -1 if call.x(1).shape is None else (call.x(1).shape or (-1,))[0]
+    if length < 0:
+        raise CannotMapError("the length of the target shape is not known", _FIX)
+    rank = max(x.rank, length)
+    own = call.vector([*[1] * (rank - x.rank), *[call.size(x, axis) for axis in range(x.rank)]])
+    wanted = call.cast(call.x(1), "DT_INT64")
+    if rank > length:
+        ones = call.e.ints([1] * (rank - length))
+        wanted = call.e.op("ConcatD", [ones, wanted], concat_dim=0, N=2, out=Type("DT_INT64", (rank,)))
+    unit = call.binary("Equal", own, call.e.ints(1), "DT_BOOL")
+    target = call.e.op("SelectV2", unit, wanted, own, out=Type("DT_INT64", (rank,)))
+    return call.e.op("BroadcastTo", x, target, out=out)
+
+
+@handles("Pad")
+def _pad(call: Call) -> Tensor:
+    """Pads are all beginnings and then all ends, for the axes of input 3. Negative ones cut, which PadV3 does not."""
+    x = call.x()
+    mode = call.word("mode", "constant")
+    if mode not in ("constant", "reflect", "edge"):
+        raise CannotMapError(f"PadV3 of GE has no counterpart of mode {mode}")
+    number = call.x(2) if call.has(2) else call.like(call.number("value", 0.0), x)
+    number = call.squeeze(number, list(range(number.rank)))
+    pads = call.listed("pads") or call.listed("paddings")
+    pads = call.integers(1) if pads is None else pads
+    if pads is None:
+        return _cut_and_pad(call, _spread(call), mode, number)
+    axes = call.integers(3) if call.has(3) else list(range(x.rank))
+    if axes is None:
+        raise CannotMapError("its axes are computed", "make them constants")
+    begins, ends = [0] * x.rank, [0] * x.rank
+    for place, axis in enumerate(axes):
+        begins[call.front(axis, x.rank)], ends[call.front(axis, x.rank)] = pads[place], pads[place + len(axes)]
+    if min(*begins, *ends, 0) < 0:
+        keep = [(axis, -min(b, 0), min(e, 0) or _END) for axis, (b, e) in enumerate(zip(begins, ends, strict=True))]
+        cut = [(axis, b, e) for axis, b, e in keep if b or e != _END]
+        x = call.cut(x, [b for _, b, _ in cut], [e for _, _, e in cut], [axis for axis, _, _ in cut])
+        begins, ends = [max(b, 0) for b in begins], [max(e, 0) for e in ends]
+    if not any(begins) and not any(ends):
+        return x
+    return _padded(call, x, call.e.ints([*begins, *ends]), mode, number)
+
+
+def _padded(call: Call, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:
+    given = number if mode == "constant" else None
+    return call.e.op("PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out())
+
+
+def _spread(call: Call) -> Tensor:
+    """Computed pads of some axes as pads of all."""
+    pads, rank = call.x(1), call.x().rank
+    if not call.has(3):
+        return call.cast(pads, "DT_INT64")
+    axes = call.integers(3)
+    if axes is None:
+        raise CannotMapError("its axes are computed", "make them constants")
+    parts: list[int | Tensor] = [0] * (2 * rank)
+    for place, axis in enumerate(axes):
+        for side in (0, 1):
+            element = call.element(pads, place + side * len(axes))
+            parts[call.front(axis, rank) + side * rank] = call.cast(element, "DT_INT64")
+    return call.vector(parts)
+
+
+def _cut_and_pad(call: Call, pads: Tensor, mode: str, number: Tensor) -> Tensor:
+    """With computed pads: cut where they are negative, pad where they are not."""
+    x, rank = call.x(), call.x().rank
+    content = call.content(1)
+    if content is not None and all(pad.is_at_least(0) for pad in content):
+        return _padded(call, x, pads, mode, number)
+    zero = call.e.ints(0)
+    cut = call.unary("Neg", call.binary("Minimum", pads, zero))
+    begins = call.cut(cut, [0], [rank])
+    ends = call.binary("Sub", call.shape(x), call.cut(cut, [rank], [2 * rank]))
+    axes, ones = call.e.ints(range(rank)), call.e.ints([1] * rank)
+    x = call.e.op("StridedSliceV2", x, begins, ends, axes, ones, out=x.with_shape((-1,) * rank))
+    return _padded(call, x, call.binary("Maximum", pads, zero), mode, number)

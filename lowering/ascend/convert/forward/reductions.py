@@ -1,0 +1,84 @@
+"""Reductions over axes, which are an attribute in old opsets and an input in new ones; GE takes them as an input."""
+
+from __future__ import annotations
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+
+
+def reduce_over(call: Call, op_type: str, x: Tensor) -> Tensor:
+    """`x` reduced over the axes of the node: no axes are all, or none with noop_with_empty_axes."""
+    keep = bool(call.integer("keepdims", 1))
+    out = Type(x.dtype, call.out().shape)
+    attributes: dict[str, bool] = {"keep_dims": keep}
+    if op_type not in ("ReduceAny", "ReduceAll"):
+        attributes["noop_with_empty_axes"] = False
+    axes = call.listed("axes")
+    if axes is None and call.has(1):
+        axes = call.integers(1)
+        if axes is None:
+            # a run that gives none is no reduction, or one over everything, as the node says
+            attributes["noop_with_empty_axes"] = bool(call.integer("noop_with_empty_axes", 0))
+            return call.e.op(op_type, x, call.x(1), out=out, **attributes)
+    if not axes:
+        if call.integer("noop_with_empty_axes", 0):
+            return x
+        axes = list(range(x.rank))
+    if not axes:
+        return x  # a scalar
+    if x.shape is not None:
+        axes = sorted(call.front(axis, x.rank) for axis in axes)
+    return call.e.op(op_type, x, call.e.ints(axes), out=out, **attributes)
+
+
+@handles("ReduceSum", "ReduceMean", "ReduceProd")
+def _reduce(call: Call) -> Tensor:
+    return reduce_over(call, call.node.op_type, call.x())
+
+
+@handles("ReduceMax", "ReduceMin")
+def _reduce_extremum(call: Call) -> Tensor:
+    """Of truth values it is any or all of them."""
+    if call.x().dtype == "DT_BOOL":
+        return reduce_over(call, "ReduceAny" if call.node.op_type == "ReduceMax" else "ReduceAll", call.x())
+    return reduce_over(call, call.node.op_type, call.x())
+
+
+@handles("ReduceSumSquare")
+def _reduce_sum_square(call: Call) -> Tensor:
+    return reduce_over(call, "ReduceSum", call.unary("Square", call.x()))
+
+
+@handles("ReduceL1")
+def _reduce_l1(call: Call) -> Tensor:
+    return reduce_over(call, "ReduceSum", call.unary("Abs", call.x()))
+
+
+@handles("ReduceL2")
+def _reduce_l2(call: Call) -> Tensor:
+    return call.unary("Sqrt", reduce_over(call, "ReduceSum", call.unary("Square", call.x())))
+
+
+@handles("ReduceLogSum")
+def _reduce_log_sum(call: Call) -> Tensor:
+    return call.unary("Log", reduce_over(call, "ReduceSum", call.x()))
+
+
+@handles("ReduceLogSumExp")
+def _reduce_log_sum_exp(call: Call) -> Tensor:
+    return reduce_over(call, "ReduceLogSumExp", call.x())
+
+
+@handles("GlobalAveragePool")
+def _global_average(call: Call) -> Tensor:
+    return _over_space(call, "ReduceMean")
+
+
+@handles("GlobalMaxPool")
+def _global_max(call: Call) -> Tensor:
+    return _over_space(call, "ReduceMax")
+
+
+def _over_space(call: Call, op_type: str) -> Tensor:
+    axes = call.e.ints(range(2, call.x().rank))
+    return call.e.op(op_type, call.x(), axes, keep_dims=True, noop_with_empty_axes=False, out=call.out())

@@ -1,0 +1,152 @@
+"""Convolutions, pooling and resizing: operators over two spatial axes, in the format NCHW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+
+_FIX = "fix the sizes with --input-shape"
+
+
+@handles("Conv")
+def _conv(call: Call) -> Tensor:
+    """One spatial axis becomes two, the first of size 1; three are Conv3DV2. A bias in bfloat16 is added behind."""
+    x, weight = call.x(0), call.x(1)
+    axes = x.rank - 2
+    if axes not in (1, 2, 3):
+        raise CannotMapError(f"GE has no convolution over {axes} axes")
+    kernel = call.listed("kernel_shape") or list((weight.shape or ())[2:])
+    strides = call.listed("strides") or [1] * axes
+    dilations = call.listed("dilations") or [1] * axes
+    begins, ends = _pads(call, kernel, strides, dilations)
+    bias = call.x(2) if call.has(2) else None
+    out = call.out()
+    if axes == 1:
+        x, weight = call.unsqueeze(x, [2]), call.unsqueeze(weight, [2])
+        strides, dilations, begins, ends = [1, *strides], [1, *dilations], [0, *begins], [0, *ends]
+        out = Type(out.dtype, None if out.shape is None else (*out.shape[:2], 1, out.shape[2]))
+    late = bias if bias is not None and bias.dtype == "DT_BF16" and axes < 3 else None
+    layout = "NCDHW" if axes == 3 else "NCHW"
+    made = call.e.op(
+        "Conv3DV2" if axes == 3 else "Conv2D",
+        x,
+        weight,
+        None if late is not None else bias,
+        strides=[1, 1, *strides],
+        pads=_pairs(begins, ends),
+        dilations=[1, 1, *dilations],
+        groups=call.integer("group", 1),
+        data_format=layout,
+        out=out,
+        layouts={"x": layout, "filter": layout, "y": layout},
+    )
+    if late is not None:
+        made = call.binary("Add", made, call.unsqueeze(late, list(range(1, made.rank - 1))))
+    return call.squeeze(made, [2]) if axes == 1 else made
+
+
+def _pairs(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """ONNX writes all beginnings before all ends; GE an axis after the other."""
+    return [pad for pair in zip(begins, ends, strict=True) for pad in pair]
+
+
+def _pads(
+    call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Padding at the beginning and at the end of every spatial axis."""
+    mode = call.word("auto_pad", "NOTSET")
+    pads = call.listed("pads") or [0] * (2 * len(kernel))
+    if mode in ("NOTSET", ""):
+        return pads[: len(kernel)], pads[len(kernel) :]
+    if mode == "VALID":
+        return [0] * len(kernel), [0] * len(kernel)
+    begins, ends = [], []
+    for place, size in enumerate((call.x().shape or ())[2:]):
+        reach = (kernel[place] - 1) * dilations[place] + 1
+        if size < 0 and strides[place] != 1:
+            raise CannotMapError(f"its padding ({mode}) depends on a size that is not known", _FIX)
+        steps = -(-size // strides[place])
+        total = reach - 1 if strides[place] == 1 else max((steps - 1) * strides[place] + reach - size, 0)
+        small, large = total // 2, total - total // 2
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
+    return begins, ends
+
+
+@handles("MaxPool", "AveragePool")
+def _pool(call: Call) -> Sequence[Tensor]:
+    """One spatial axis becomes two. Where the last window would be cut, the sizes differ between rounding up in ONNX
+    and in GE; dilations and indices have no counterpart."""
+    x = call.x()
+    axes = x.rank - 2
+    kernel = call.listed("kernel_shape") or []
+    strides = call.listed("strides") or [1] * axes
+    dilations = call.listed("dilations") or [1] * axes
+    if axes not in (1, 2) or set(dilations) != {1}:
+        raise CannotMapError("GE pools over one or two spatial axes, without dilations")
+    if call.wanted(1):
+        raise CannotMapError("the indices of its maxima are read", "leave out what reads them")
+    begins, ends = _pads(call, kernel, strides, dilations)
+    out = call.out()
+    if call.integer("ceil_mode", 0) and not _exact(x, kernel, strides, begins, ends):
+        raise CannotMapError("it rounds its size up", "pad its input so that the windows fit")
+    if axes == 1:
+        x, kernel, strides = call.unsqueeze(x, [2]), [1, *kernel], [1, *strides]
+        begins, ends = [0, *begins], [0, *ends]
+        out = Type(out.dtype, None if out.shape is None else (*out.shape[:2], 1, out.shape[2]))
+    average = call.node.op_type == "AveragePool"
+    extra = {"exclusive": not call.integer("count_include_pad", 0)} if average else {}
+    made = call.e.op(
+        "AvgPoolV2" if average else "MaxPoolV3",
+        x,
+        ksize=[1, 1, *kernel],
+        strides=[1, 1, *strides],
+        padding_mode="CALCULATED",
+        pads=_pairs(begins, ends),
+        data_format="NCHW",
+        global_pooling=False,
+        ceil_mode=False,
+        out=out,
+        layouts={"x": "NCHW", "y": "NCHW"},
+        **extra,
+    )
+    return [call.squeeze(made, [2]) if axes == 1 else made]
+
+
+def _exact(
+    x: Tensor, kernel: Sequence[int], strides: Sequence[int], begins: Sequence[int], ends: Sequence[int]
+) -> bool:
+    """Do the windows fill every axis, so that there is nothing to round?"""
+    spans = zip((x.shape or ())[2:], kernel, strides, begins, ends, strict=True)
+    return all(size >= 0 and (size + b + e - k) % step == 0 for size, k, step, b, e in spans)
+
+
+@handles("Resize")
+def _resize(call: Call) -> Tensor:
+    """GE's Resize has ONNX's attributes of opset 11 and its inputs; what opset 18 added keeps its default."""
+    added = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
+    for name, default in added.items():
+        attr = call.node.attributes.get(name)
+        if attr is not None and attr.value not in (default, (default,)):
+            raise CannotMapError(f"GE's Resize has no {name}", "export with opset 17 or older")
+    x, sizes = call.x(), call.x(3) if call.has(3) else None
+    roi = call.x(1) if call.has(1) and call.x(1).shape != (0,) else None
+    scales = call.x(2) if call.has(2) and call.x(2).shape != (0,) else None
+    return call.e.op(
+        "Resize",
+        x,
+        roi,
+        scales if sizes is None else None,
+        sizes,
+        coordinate_transformation_mode=call.word("coordinate_transformation_mode", "half_pixel"),
+        cubic_coeff_a=call.number("cubic_coeff_a", -0.75),
+        exclude_outside=call.integer("exclude_outside", 0),
+        extrapolation_value=call.number("extrapolation_value", 0.0),
+        mode=call.word("mode", "nearest"),
+        nearest_mode=call.word("nearest_mode", "round_prefer_floor"),
+        out=call.out(),
+        layouts={"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {},
+    )

@@ -1,0 +1,249 @@
+"""An ONNX model as a GE graph.
+
+Inputs become Data in the model's order, weights that something reads become Const, outputs are the inputs of the one
+NetOutput. A branch of an If is a graph of its own, whose Data stand for what it reads from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.convert.emit import Emitter, Names, Tensor, Type
+from fa_compiler.lowering.ascend.convert.errors import CannotMapError, UnmappedError, UnmappedNode
+from fa_compiler.lowering.ascend.convert.forward import HANDLERS, Call
+from fa_compiler.lowering.ascend.convert.forward.call import type_of
+from fa_compiler.lowering.ascend.convert.prepare import prepare
+from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
+from fa_compiler.op_registry import dtypes
+from fa_compiler.passes.nodes import STANDARD, opset, subgraphs
+from fa_compiler.passes.shapes import ShapeInfo
+
+Range = tuple[int, int]
+"""Inclusive bounds of a size; an upper one of -1 is none."""
+
+PARENT = "_parent_node_index"
+"""The attribute of a subgraph's Data that says which input of the operator it stands for."""
+
+
+def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] | None = None) -> Model:
+    """The GE graph of a model; the model is not changed.
+
+    `input_shapes` gives inputs by name the sizes they will have: a number, or the bounds of a size that stays open.
+
+    Raises:
+        UnmappedError: nodes that GE has no counterpart for; all of them are named.
+        ValueError: an input shape names no input, or has another rank.
+    """
+    model = model.clone()
+    ranges = _set_shapes(model.graph, input_shapes or {})
+    prepared, info = prepare(model, lambda node: _key(node) in HANDLERS or _key(node) in (("", "Constant"), ("", "If")))
+    conversion = _Conversion(model.graph.name or "model", info)
+    conversion.graph(prepared.graph, ranges)
+    if conversion.unmapped:
+        raise UnmappedError(conversion.model.name, conversion.unmapped)
+    return conversion.model
+
+
+def _key(node: ir.Node) -> tuple[str, str]:
+    return "" if node.domain in STANDARD else node.domain, node.op_type
+
+
+def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Sequence[int | Range]]:
+    inputs = {value.name: value for value in graph.inputs}
+    for name, given in shapes.items():
+        value = inputs.get(name)
+        if value is None:
+            raise ValueError(f"the model has no input '{name}'; its inputs are {', '.join(map(str, inputs))}")
+        old = value.shape
+        if old is not None and len(old) != len(given):
+            raise ValueError(f"input '{name}' has rank {len(old)}, the shape given for it {len(given)}")
+        for axis, size in enumerate(given):
+            fixed = old[axis] if old is not None else None
+            if isinstance(fixed, int) and isinstance(size, int) and fixed != size:
+                raise ValueError(f"input '{name}' has size {fixed} in axis {axis}, the shape given for it {size}")
+        kept = [None] * len(given) if old is None else list(old)
+        value.shape = ir.Shape([size if isinstance(size, int) else kept[i] for i, size in enumerate(given)])
+    return dict(shapes)
+
+
+class _Conversion:
+    """The model as it grows, and the nodes that could not be converted."""
+
+    def __init__(self, name: str, info: ShapeInfo) -> None:
+        self.model = Model(name)
+        self.info = info
+        self.unmapped: list[UnmappedNode] = []
+        self._names = Names()
+
+    def graph(
+        self,
+        source: ir.Graph,
+        ranges: Mapping[str, Sequence[int | Range]],
+        captured: Mapping[ir.Value, Tensor] | None = None,
+    ) -> Graph:
+        """One graph. A branch is given its captured values, as the tensors of the graph around it."""
+        made = Graph(self._names.new(source.name or "graph"))
+        self.model.graphs.append(made)
+        names = Names()
+        names.new("NetOutput")
+        body = _Body(self, made, Emitter(made, names))
+        for index, value in enumerate(value for value in source.inputs if not _is_weight(value)):
+            body.data(value.name or "input", index, type_of(value, self.info), ranges.get(value.name or ""), value)
+        for index, (value, outer) in enumerate((captured or {}).items()):
+            body.data(value.name or "captured", index, outer, None, value, {PARENT: Attr("Int", index + 1)})
+        for node in source:
+            body.node(node)
+        body.finish(source.outputs)
+        return made
+
+
+class _Body:
+    """One graph as it grows: the tensor of every ONNX value that was met."""
+
+    def __init__(self, conversion: _Conversion, graph: Graph, emitter: Emitter) -> None:
+        self._conversion = conversion
+        self._info = conversion.info
+        self._graph = graph
+        self._e = emitter
+        self._tensors: dict[ir.Value, Tensor] = {}
+        self._broken: set[ir.Value] = set()
+
+    def data(
+        self,
+        name: str,
+        index: int,
+        given: Type,
+        ranges: Sequence[int | Range] | None,
+        value: ir.Value,
+        more: Mapping[str, Attr] | None = None,
+    ) -> None:
+        """An input of the graph."""
+        bounds = None
+        if ranges is not None and given.shape is not None:
+            bounds = tuple((size, size) if isinstance(size, int) else size for size in ranges)
+        op = Op(self._e.names.new(name), "Data", attrs={"index": Attr("Int", index), **(more or {})})
+        op.input_descs.append(TensorDesc("x", given.dtype, given.shape, ranges=bounds))
+        op.output_descs.append(TensorDesc("y", given.dtype, given.shape, ranges=bounds))
+        self._graph.ops.append(op)
+        self._tensors[value] = Tensor(given.dtype, given.shape, Output(op.name))
+
+    def node(self, node: ir.Node) -> None:
+        """One ONNX node. One that has no counterpart is noted; what reads it is passed over."""
+        if any(value in self._broken for value in node.inputs if value is not None):
+            self._broken.update(node.outputs)
+            self._only_name(node)
+            return
+        self._e.stem = node.name or (node.outputs[0].name if node.outputs else "") or node.op_type
+        try:
+            made = self._converted(node)
+        except CannotMapError as error:
+            self._note(node, error)
+            self._broken.update(node.outputs)
+            return
+        for value, tensor in zip(node.outputs, made, strict=False):
+            self._tensors[value] = tensor
+
+    def _only_name(self, node: ir.Node) -> None:
+        """A node behind one that has no counterpart: it cannot be converted, but named if it has none, either."""
+        if _key(node) not in HANDLERS and _key(node) not in (("", "Constant"), ("", "If")):
+            self._note(node, _unknown(node))
+
+    def _note(self, node: ir.Node, error: CannotMapError) -> None:
+        domain, op_type = _key(node)
+        label = f"{domain}::{op_type}" if domain else op_type
+        name = node.name or (node.outputs[0].name if node.outputs else "") or ""
+        self._conversion.unmapped.append(UnmappedNode(name, label, error.reason, error.alternative))
+
+    def _converted(self, node: ir.Node) -> Sequence[Tensor]:
+        if _key(node) == ("", "Constant"):
+            return [self._constant(node)]
+        if _key(node) == ("", "If"):
+            return self._branches(node)
+        handler = HANDLERS.get(_key(node))
+        if handler is None:
+            raise _unknown(node)
+        inputs = [None if value is None else self.tensor(value) for value in node.inputs]
+        made = handler(Call(node, self._e, inputs, self._info, opset(node)))
+        return [made] if isinstance(made, Tensor) else made
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """The tensor of an ONNX value; weights are made when they are first read."""
+        found = self._tensors.get(value)
+        if found is None:
+            if value.const_value is None:
+                raise CannotMapError(f"nothing makes its input '{value.name}'")
+            found = self._tensors[value] = self._weight(value.name or "weight", value.const_value)
+        return found
+
+    def _constant(self, node: ir.Node) -> Tensor:
+        attr = next(iter(node.attributes.values()), None)
+        if attr is None or attr.name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
+            raise CannotMapError("its value is sparse or text")
+        if attr.name == "value":
+            return self._weight(self._e.stem, attr.as_tensor())
+        dtype = "DT_FLOAT" if "float" in attr.name else "DT_INT64"
+        return self._e.const(attr.value, dtype)
+
+    def _weight(self, name: str, tensor: ir.TensorProtocol) -> Tensor:
+        dtype = dtypes.from_onnx(int(tensor.dtype))
+        if dtype is None or dtype == "DT_STRING":
+            raise CannotMapError(f"GE has no constants of type {tensor.dtype.name.lower()}")
+        shape = tuple(int(size) for size in tensor.shape)
+        weight = Weight(dtype, shape, int(tensor.nbytes), tensor.tobytes)
+        return self._e.weight(name, weight)
+
+    def _branches(self, node: ir.Node) -> Sequence[Tensor]:
+        """What the branches read from outside becomes the inputs of the If, the same ones for both."""
+        condition = self.tensor(node.inputs[0]) if node.inputs[0] is not None else None
+        if condition is None:
+            raise CannotMapError("its condition is missing")
+        branches = {name: node.attributes[name].as_graph() for name in ("then_branch", "else_branch")}
+        captured = dict.fromkeys(value for branch in branches.values() for value in free_values(branch))
+        given = {value: self.tensor(value) for value in captured}
+        outs = [type_of(value, self._info) for value in node.outputs]
+        made = self._e.op("If", condition, list(given.values()), out=outs)
+        op = self._graph.ops[-1]
+        for name, branch in branches.items():
+            op.subgraphs[name] = self._conversion.graph(branch, {}, given).name
+        return made
+
+    def finish(self, outputs: Sequence[ir.Value]) -> None:
+        """The NetOutput. What comes straight from a Data or Const goes through an Identity, as it must be produced."""
+        if any(value in self._broken for value in outputs):
+            return
+        straight = {op.name for op in self._graph.ops if op.type in ("Data", "Const")}
+        end = Op("NetOutput", "NetOutput")
+        for index, value in enumerate(outputs):
+            tensor = self.tensor(value)
+            if tensor.output.op in straight:
+                self._e.stem = f"{value.name}/Identity"
+                tensor = self._e.op("Identity", tensor, out=Type(tensor.dtype, tensor.shape))
+            end.inputs.append(tensor.output)
+            end.input_descs.append(TensorDesc(f"x{index}", tensor.dtype, tensor.shape))
+        self._graph.ops.append(end)
+
+
+def _unknown(node: ir.Node) -> CannotMapError:
+    if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
+        return CannotMapError("GE's offline graphs have no such loop here", "unroll it when exporting")
+    return CannotMapError("no GE operator computes this", "replace it by standard ONNX operators")
+
+
+def _is_weight(value: ir.Value) -> bool:
+    return value.is_initializer()
+
+
+def free_values(graph: ir.Graph) -> list[ir.Value]:
+    """The values of the graphs around it that a graph and those inside it read, in order of first use."""
+    own: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
+    free: dict[ir.Value, None] = {}
+    for node in graph:
+        inner = [value for body in subgraphs(node) for value in free_values(body)]
+        for value in (*node.inputs, *inner):
+            if value is not None and value not in own:
+                free[value] = None
+        own.update(node.outputs)
+    free.update({value: None for value in graph.outputs if value not in own})
+    return list(free)
