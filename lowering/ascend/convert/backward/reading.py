@@ -1,0 +1,239 @@
+"""What a function of the backward table sees of a GE operator, and how it is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from fa_compiler.lowering.ascend.convert.errors import UnreadableError
+from fa_compiler.lowering.ascend.graph import Attr, Op, TensorDesc, Weight
+from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from fa_compiler.op_registry.spec import Kind, OpSpec
+
+TYPES = {
+    0: "DT_FLOAT",
+    1: "DT_FLOAT16",
+    2: "DT_INT8",
+    3: "DT_INT32",
+    4: "DT_UINT8",
+    6: "DT_INT16",
+    7: "DT_UINT16",
+    8: "DT_UINT32",
+    9: "DT_INT64",
+    10: "DT_UINT64",
+    11: "DT_DOUBLE",
+    12: "DT_BOOL",
+    16: "DT_COMPLEX64",
+    17: "DT_COMPLEX128",
+    27: "DT_BF16",
+    29: "DT_INT4",
+    35: "DT_FLOAT8_E5M2",
+    36: "DT_FLOAT8_E4M3FN",
+}
+"""ge::DataType by its number, for integer attributes that name a type."""
+
+
+class Sink:
+    """Where the nodes of one ONNX graph are collected."""
+
+    def __init__(self, prefix: str) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self._prefix = prefix
+        self._count = 0
+
+    def fresh(self, stem: str) -> str:
+        """A name for a tensor."""
+        self._count += 1
+        return f"{self._prefix}{stem}_{self._count}"
+
+    def node(
+        self, op_type: str, inputs: Sequence[str], count: int, domain: str, name: str, attrs: Mapping[str, Any]
+    ) -> list[str]:
+        """Add a node; the names of its outputs."""
+        outputs = [self.fresh(op_type) for _ in range(count)]
+        given = list(inputs)
+        while given and not given[-1]:
+            given.pop()
+        self.nodes.append(helper.make_node(op_type, given, outputs, name=name, domain=domain or None, **attrs))
+        return outputs
+
+
+class Reading:
+    """A GE operator whose inputs are already tensors of the ONNX graph; it notes which attributes are read."""
+
+    def __init__(
+        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight], used: frozenset[int]
+    ) -> None:
+        spec = ge_prototype(op.type)
+        if spec is None:
+            raise UnreadableError(f"operator '{op.name}' has the type {op.type}, which GE does not have")
+        self.op = op
+        self.spec: OpSpec = spec
+        self._sink = sink
+        self._constants = constants
+        self._used = used
+        self._read: set[str] = set()
+        self._inputs = {desc.name: (name, desc) for desc, name in zip(op.input_descs, inputs, strict=True) if name}
+
+    # -- inputs and outputs ----------------------------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether input `name` is connected."""
+        return name in self._inputs
+
+    def x(self, name: str) -> str:
+        """The ONNX tensor of input `name`."""
+        return self._input(name)[0]
+
+    def maybe(self, name: str) -> str:
+        """The ONNX tensor of an optional input, "" where it is absent."""
+        return self._inputs[name][0] if name in self._inputs else ""
+
+    def desc(self, name: str) -> TensorDesc:
+        """What is declared of input `name`."""
+        return self._input(name)[1]
+
+    def rank(self, name: str) -> int:
+        """The rank of input `name`."""
+        shape = self.desc(name).shape
+        if shape is None:
+            raise UnreadableError(f"operator '{self.op.name}': the rank of its input {name} is not declared")
+        return len(shape)
+
+    def dynamic(self, name: str) -> list[str]:
+        """The tensors of a dynamic input."""
+        names = [key for key in self._inputs if key.startswith(name) and key.removeprefix(name).isdigit()]
+        return [self._inputs[f"{name}{index}"][0] for index in range(len(names))]
+
+    def constant(self, name: str) -> np.ndarray[Any, Any]:
+        """The value of an input that must be a constant."""
+        weight = self._constants.get(self.x(name))
+        if weight is None:
+            raise UnreadableError(f"operator '{self.op.name}': its input {name} is no constant")
+        return array_of(weight)
+
+    def out(self, index: int = 0) -> TensorDesc:
+        """What is declared of output `index`."""
+        return self.op.output_descs[index]
+
+    def reads(self, index: int) -> bool:
+        """Whether anything reads output `index`."""
+        return index in self._used
+
+    def _input(self, name: str) -> tuple[str, TensorDesc]:
+        if name not in self._inputs:
+            known = ", ".join(self._inputs) or "none"
+            raise UnreadableError(f"{self.op.type} '{self.op.name}' has no input {name}; connected are: {known}")
+        return self._inputs[name]
+
+    # -- attributes ------------------------------------------------------------------------------
+
+    def attr(self, name: str) -> Any:
+        """The value of an attribute, or the prototype's default."""
+        entry = self.spec.attr(name)
+        self._read.add(name)
+        found = self.op.attrs.get(name)
+        if found is not None:
+            if found.kind != entry.type:
+                raise UnreadableError(
+                    f"attribute {name} of {self.op.type} '{self.op.name}' is a {found.kind}, not a {entry.type}"
+                )
+            return found.value
+        if entry.required:
+            raise UnreadableError(f"{self.op.type} '{self.op.name}' lacks the attribute {name}")
+        return entry.value_if_absent
+
+    def only(self, name: str, *values: Any) -> None:
+        """Refuse an attribute whose value is none of these."""
+        value = self.attr(name)
+        if value not in values:
+            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {value!r} has no meaning in ONNX here")
+
+    def finish(self) -> None:
+        """Refuse attributes that were not looked at and do not have their default, and inputs of no prototype."""
+        for name, attr in self.op.attrs.items():
+            if name.startswith("_") or name in self._read:
+                continue
+            if name not in self.spec.attr_names:
+                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the attribute {name}, which GE's has not")
+            if attr != Attr(self.spec.attr(name).type, self.spec.attr(name).value_if_absent):  # type: ignore[arg-type]
+                raise UnreadableError(
+                    f"{self.op.type} '{self.op.name}': {name} = {attr.value!r} has no meaning in ONNX here"
+                )
+        dynamic = tuple(entry.name for entry in self.spec.inputs if entry.kind is Kind.DYNAMIC)
+        for name in self._inputs:
+            if name not in self.spec.input_names and name.rstrip("0123456789") not in dynamic:
+                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the input {name}, which GE's has not")
+
+    # -- making nodes ----------------------------------------------------------------------------
+
+    def n(self, op_type: str, *inputs: str, **attrs: Any) -> str:
+        """A node of the standard domain with one output."""
+        return self.nodes(op_type, *inputs, count=1, **attrs)[0]
+
+    def nodes(self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any) -> list[str]:
+        """A node with several outputs."""
+        return self._sink.node(op_type, inputs, count, domain, self._sink.fresh(self.op.name), attrs)
+
+    def array(self, value: Any, dtype: str) -> str:
+        """A constant of a GE type."""
+        array = np.asarray(value, dtypes.to_numpy(dtype))
+        weight = Weight(dtype, array.shape, array.nbytes, array.tobytes)
+        return self.n("Constant", value=tensor_proto(weight, ""))
+
+    def ints(self, numbers: Sequence[int] | int) -> str:
+        """An int64 constant."""
+        return self.array(numbers, "DT_INT64")
+
+    def cast(self, name: str, dtype: str) -> str:
+        """A tensor in another type."""
+        return self.n("Cast", name, to=onnx_type(dtype))
+
+    def vector(self, name: str) -> str:
+        """A scalar as a vector of one element."""
+        return self.n("Reshape", name, self.ints([1]))
+
+    def unread(self) -> str:
+        """Stands for an output that nothing reads."""
+        return ""
+
+
+Meaning = Callable[[Reading], "str | Sequence[str]"]
+MEANINGS: dict[str, Meaning] = {}
+
+
+def means(*op_types: str) -> Callable[[Meaning], Meaning]:
+    """Register a function for GE operators."""
+
+    def register(meaning: Meaning) -> Meaning:
+        for op_type in op_types:
+            MEANINGS[op_type] = meaning
+        return meaning
+
+    return register
+
+
+def onnx_type(dtype: str) -> int:
+    """TensorProto.DataType of a GE name."""
+    number = dtypes.to_onnx(dtype)
+    if number is None:
+        raise UnreadableError(f"ONNX has no type {dtype}")
+    return number
+
+
+def tensor_proto(weight: Weight, name: str) -> onnx.TensorProto:
+    """A constant as ONNX writes it."""
+    data = weight.load()
+    if len(data) != weight.size:
+        raise UnreadableError(f"constant '{name}' has {len(data)} bytes, {weight.size} are declared")
+    return onnx.TensorProto(name=name, data_type=onnx_type(weight.dtype), dims=weight.shape, raw_data=data)
+
+
+def array_of(weight: Weight) -> np.ndarray[Any, Any]:
+    """A constant's value."""
+    return np.frombuffer(weight.load(), dtypes.to_numpy(weight.dtype)).reshape(weight.shape)

@@ -1,0 +1,171 @@
+"""A GE graph as an ONNX model that runs: the other direction of `to_ge`, for comparing results.
+
+The Data become inputs by their names, the inputs of the NetOutput outputs named `output_0` and so on. Types and shapes
+that the graph declares of its tensors come along as value_info, so that ONNX's strict shape inference holds them
+against what the operators give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from fa_compiler.lowering.ascend.convert.backward import MEANINGS, Reading
+from fa_compiler.lowering.ascend.convert.backward.reading import Sink, onnx_type, tensor_proto
+from fa_compiler.lowering.ascend.convert.errors import UnreadableError
+from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight
+from fa_compiler.op_registry import DOMAIN, VERSION
+
+OPSET = 20
+"""The opset of the models this makes."""
+
+_IR_VERSION = 9
+_PARENT = "_parent_node_index"
+
+
+def from_ge(model: Model) -> onnx.ModelProto:
+    """The ONNX model that computes what the GE graph does, in opset 20 and the domain "ascend".
+
+    Raises UnreadableError for an operator, attribute or connection that has no meaning in ONNX.
+    """
+    graphs = {graph.name: graph for graph in model.graphs}
+    reader = _Reader(graphs)
+    proto = reader.graph(model.root, "", {})
+    return helper.make_model(
+        proto,
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)],
+        ir_version=_IR_VERSION,
+        producer_name="fa_compiler",
+    )
+
+
+class _Reader:
+    def __init__(self, graphs: Mapping[str, Graph]) -> None:
+        self._graphs = graphs
+
+    def graph(self, graph: Graph, prefix: str, outer: Mapping[int, str]) -> onnx.GraphProto:
+        """One graph; `outer` are the tensors around it, by the number of the input that hands them in."""
+        sink = Sink(prefix)
+        tensors: dict[tuple[str, int], str] = {}
+        constants: dict[str, Weight] = {}
+        initializers: list[onnx.TensorProto] = []
+        inputs: list[tuple[int, onnx.ValueInfoProto]] = []
+        infos: list[onnx.ValueInfoProto] = []
+        used = _used(graph)
+        end: Op | None = None
+        for op in _sorted(graph):
+            if op.type == "Data":
+                if prefix:
+                    tensors[op.name, 0] = outer[_integer(op, _PARENT)]
+                    continue
+                tensors[op.name, 0] = op.name
+                inputs.append((_integer(op, "index"), _info(op.name, op.output_descs[0])))
+            elif op.type in ("Const", "Constant"):
+                weight = op.attrs["value"].value
+                if not isinstance(weight, Weight):
+                    raise UnreadableError(f"constant '{op.name}' has no value")
+                name = tensors[op.name, 0] = sink.fresh(op.name)
+                constants[name] = weight
+                initializers.append(tensor_proto(weight, name))
+            elif op.type == "NetOutput":
+                end = op
+            else:
+                given = ["" if source is None else tensors[source.op, source.index] for source in op.inputs]
+                made = self._op(op, given, sink, constants, frozenset(used.get(op.name, ())))
+                for index, (name, desc) in enumerate(zip(made, op.output_descs, strict=True)):
+                    tensors[op.name, index] = name
+                    if name:
+                        infos.append(_info(name, desc))
+        if end is None:
+            raise UnreadableError(f"graph '{graph.name}' has no NetOutput")
+        outputs = []
+        for index, (source, desc) in enumerate(zip(end.inputs, end.input_descs, strict=True)):
+            if source is None:
+                raise UnreadableError(f"output {index} of graph '{graph.name}' is not connected")
+            name = f"{prefix}output_{index}"
+            sink.nodes.append(helper.make_node("Identity", [tensors[source.op, source.index]], [name]))
+            outputs.append(_info(name, desc))
+        ordered = [info for _, info in sorted(inputs, key=lambda item: item[0])]
+        return helper.make_graph(sink.nodes, graph.name, ordered, outputs, initializers, value_info=infos)
+
+    def _op(
+        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight], used: frozenset[int]
+    ) -> Sequence[str]:
+        if op.type == "If":
+            return self._branches(op, inputs, sink)
+        meaning = MEANINGS.get(op.type)
+        if meaning is None:
+            raise UnreadableError(f"operator '{op.name}' of type {op.type} has no meaning in ONNX here")
+        reading = Reading(op, inputs, sink, constants, used)
+        made = meaning(reading)
+        reading.finish()
+        names = [made] if isinstance(made, str) else list(made)
+        return [*names, *[""] * (len(op.output_descs) - len(names))]
+
+    def _branches(self, op: Op, inputs: Sequence[str], sink: Sink) -> Sequence[str]:
+        """A branch reads the tensors around it by name, so that its Data are only other names for them."""
+        branches = {}
+        for name in ("then_branch", "else_branch"):
+            graph = self._graphs.get(op.subgraphs.get(name, ""))
+            if graph is None:
+                raise UnreadableError(f"If '{op.name}' has no {name}")
+            branches[name] = self.graph(graph, sink.fresh(name) + "/", dict(enumerate(inputs)))
+        condition = sink.node("Reshape", [inputs[0], *_scalar(sink)], 1, "", "", {})[0]
+        return sink.node("If", [condition], len(op.output_descs), "", op.name, branches)
+
+
+def _scalar(sink: Sink) -> list[str]:
+    empty = helper.make_tensor("", onnx.TensorProto.INT64, [0], [])
+    return sink.node("Constant", [], 1, "", "", {"value": empty})
+
+
+def _used(graph: Graph) -> dict[str, set[int]]:
+    used: dict[str, set[int]] = {}
+    for op in graph.ops:
+        for source in op.inputs:
+            if source is not None:
+                used.setdefault(source.op, set()).add(source.index)
+    return used
+
+
+def _sorted(graph: Graph) -> list[Op]:
+    """The operators, each behind those it reads: a file may hold them in any order."""
+    by_name = {op.name: op for op in graph.ops}
+    done: dict[str, bool] = {}
+    ordered: list[Op] = []
+    for first in graph.ops:
+        stack = [(first, False)]
+        while stack:
+            op, leaving = stack.pop()
+            if leaving:
+                if not done[op.name]:
+                    done[op.name] = True
+                    ordered.append(op)
+                continue
+            if op.name in done:
+                if not done[op.name]:
+                    raise UnreadableError(f"operator '{op.name}' reads what it computes")
+                continue
+            done[op.name] = False
+            stack.append((op, True))
+            for source in op.inputs:
+                if source is None or done.get(source.op):
+                    continue
+                if source.op not in by_name:
+                    raise UnreadableError(f"operator '{op.name}' reads '{source.op}', which is not in the graph")
+                stack.append((by_name[source.op], False))
+    return ordered
+
+
+def _integer(op: Op, name: str) -> int:
+    attr = op.attrs.get(name)
+    if attr is None or not isinstance(attr.value, int):
+        raise UnreadableError(f"{op.type} '{op.name}' has no {name}")
+    return attr.value
+
+
+def _info(name: str, desc: TensorDesc) -> onnx.ValueInfoProto:
+    shape = None if desc.shape is None else [None if size < 0 else size for size in desc.shape]
+    return helper.make_tensor_value_info(name, onnx_type(desc.dtype), shape)
