@@ -174,7 +174,7 @@ def full_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attr]:
         raise CannotMapError(f"{spec.name} of GE has no attribute {unknown[0]}")
     full: dict[str, Attr] = {}
     for entry in spec.attrs:
-        value = given[entry.name] if entry.name in given else entry.value_if_absent
+        value = given.get(entry.name, entry.value_if_absent)
         if value is None:
             raise CannotMapError(f"{spec.name} of GE needs the attribute {entry.name}")
         full[entry.name] = Attr(entry.type, _attr_value(spec.name, entry, value))

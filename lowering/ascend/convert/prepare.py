@@ -7,6 +7,7 @@ GroupNormalization and so on) are replaced by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import onnx
 import onnx.defs
@@ -59,38 +60,57 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Callable[[ir.Node], bool]) 
 
 
 def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int]) -> onnx.FunctionProto | None:
-    """The function that defines a node, in operators of the model's opset."""
+    """The function that defines a node, in operators of the model's opset; None where there is none."""
     domain = "" if node.domain in STANDARD else node.domain
     version = versions.get(domain)
-    if version is None or not onnx.defs.has(node.op_type, version, domain):
+    graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
+    if version is None or graphs or not onnx.defs.has(node.op_type, version, domain):
         return None
-    schema = onnx.defs.get_schema(node.op_type, version, domain)
+    schema: Any = onnx.defs.get_schema(node.op_type, version, domain)  # onnx's stubs lack what it says of functions
     wanted = versions[""]
-    proto = onnx.FunctionProto()
     plain = [number for number in schema.function_opset_versions if number <= wanted]
-    if plain:
-        proto.ParseFromString(schema.get_function_with_opset_version(max(plain)))
-        return proto
-    fitting = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
+    made = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
     types = [_type(value, info) for value in node.inputs]
-    if not fitting or any(kind is None for kind in types):
+    if plain:
+        body = schema.get_function_with_opset_version(max(plain))
+    elif made and None not in types:
+        described = ir.to_proto(node).SerializeToString()
+        body = schema.get_context_dependent_function_with_opset_version(max(made), described, types)
+    else:
         return None
-    body = schema.get_context_dependent_function_with_opset_version(
-        max(fitting), ir.to_proto(node).SerializeToString(), types
-    )
+    proto = onnx.FunctionProto()
     proto.ParseFromString(body)
-    return proto if proto.node else None
+    return proto if proto.node and _fit(proto, node, wanted) else None
+
+
+def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
+    """Give a definition the model's opset, if its operators mean the same there, and the node's outputs."""
+    for entry in proto.opset_import:
+        if entry.domain in STANDARD:
+            if any(_since(inner.op_type, entry.version) != _since(inner.op_type, wanted) for inner in proto.node):
+                return False
+            entry.version = wanted
+    del proto.output[len(node.outputs) :]
+    made = {name for inner in proto.node for name in inner.output}
+    for name in proto.output:
+        if name not in made:  # an output that this node leaves out
+            proto.node.append(onnx.helper.make_node("Constant", [], [name], value_int=0))
+    return True
+
+
+def _since(op_type: str, version: int) -> int:
+    return int(onnx.defs.get_schema(op_type, version).since_version) if onnx.defs.has(op_type, version) else 0
 
 
 def _type(value: ir.Value | None, info: ShapeInfo) -> bytes | None:
     if value is None:
-        return onnx.TypeProto().SerializeToString()
+        return bytes(onnx.TypeProto().SerializeToString())
     dtype = info.dtype(value) or value.dtype
     if dtype is None:
         return None
     shape = info.shape(value)
     sizes = None if shape is None else [size.const for size in shape]
-    return onnx.helper.make_tensor_type_proto(int(dtype), sizes).SerializeToString()
+    return bytes(onnx.helper.make_tensor_type_proto(int(dtype), sizes).SerializeToString())
 
 
 def _bind_attributes(node: ir.Node, function: ir.Function) -> None:

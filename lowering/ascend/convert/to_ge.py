@@ -190,7 +190,7 @@ class _Body:
         dtype = dtypes.from_onnx(int(tensor.dtype))
         if dtype is None or dtype == "DT_STRING":
             raise CannotMapError(f"GE has no constants of type {tensor.dtype.name.lower()}")
-        shape = tuple(int(size) for size in tensor.shape)
+        shape = tuple(tensor.shape.numpy())
         weight = Weight(dtype, shape, int(tensor.nbytes), tensor.tobytes)
         return self._e.weight(name, weight)
 

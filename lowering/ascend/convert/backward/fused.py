@@ -25,4 +25,4 @@ def _fused(r: Reading) -> Sequence[str]:
     return r.nodes(r.spec.name, *inputs, count=len(r.spec.outputs), domain=DOMAIN, **attrs)
 
 
-MEANINGS.update({op_type: _fused for op_type in names()})
+MEANINGS.update(dict.fromkeys(names(), _fused))

@@ -20,9 +20,7 @@ def _matmul(r: Reading) -> str:
     """Two matrices, and a bias that is one vector of the columns."""
     if (r.rank("x1"), r.rank("x2")) != (2, 2):
         raise UnreadableError(f"MatMulV2 '{r.op.name}' multiplies two matrices")
-    product = r.n(
-        "MatMul", _operand(r, "x1", r.attr("transpose_x1")), _operand(r, "x2", r.attr("transpose_x2"))
-    )
+    product = r.n("MatMul", _operand(r, "x1", r.attr("transpose_x1")), _operand(r, "x2", r.attr("transpose_x2")))
     if not r.has("bias"):
         return product
     if r.rank("bias") != 1:

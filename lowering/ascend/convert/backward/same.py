@@ -68,4 +68,4 @@ def _row(r: Reading) -> str:
     return r.n(op_type, *(r.x(name) for name in names.split()))
 
 
-MEANINGS.update({op_type: _row for op_type in ROWS})
+MEANINGS.update(dict.fromkeys(ROWS, _row))

@@ -31,9 +31,9 @@ def _fused(call: Call) -> Sequence[Tensor]:
         if entry.value_depend is not None and isinstance(value, Tensor):
             bound[entry.name] = _constant(call, value)
     inputs: list[Input] = [bound[entry.name] for entry in spec.inputs]
-    return call.e.op(
-        spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names}
-    )[: len(call.node.outputs)]
+    return call.e.op(spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names})[
+        : len(call.node.outputs)
+    ]
 
 
 def _constant(call: Call, tensor: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
 
 
-
 def _never_negative(call: Call, index: int) -> bool:
     array = call.array(index)
     if array is not None:

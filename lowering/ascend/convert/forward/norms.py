@@ -114,9 +114,7 @@ def _instance_norm(call: Call) -> Tensor:
     shape = None if x.shape is None else x.shape[:2] + (1,) * (x.rank - 2)
 
     def mean(of: Tensor) -> Tensor:
-        return call.e.op(
-            "ReduceMean", of, axes, keep_dims=True, noop_with_empty_axes=False, out=of.with_shape(shape)
-        )
+        return call.e.op("ReduceMean", of, axes, keep_dims=True, noop_with_empty_axes=False, out=of.with_shape(shape))
 
     centred = call.binary("Sub", x, mean(x))
     variance = mean(call.unary("Square", centred))

@@ -8,7 +8,8 @@ from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
 
-_RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in ("DT_INT8", "DT_UINT8", "DT_INT16", "DT_UINT16")}
+_TYPES = ("DT_INT8", "DT_UINT8", "DT_INT16", "DT_UINT16")
+_RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in _TYPES}
 
 
 def _along(call: Call, vector: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
 
@@ -10,7 +12,7 @@ def reduce_over(call: Call, op_type: str, x: Tensor) -> Tensor:
     """`x` reduced over the axes of the node: no axes are all, or none with noop_with_empty_axes."""
     keep = bool(call.integer("keepdims", 1))
     out = Type(x.dtype, call.out().shape)
-    attributes: dict[str, bool] = {"keep_dims": keep}
+    attributes: dict[str, Any] = {"keep_dims": keep}
     if op_type not in ("ReduceAny", "ReduceAll"):
         attributes["noop_with_empty_axes"] = False
     axes = call.listed("axes")

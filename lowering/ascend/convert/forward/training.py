@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
@@ -66,11 +68,12 @@ def _gather_grad(call: Call) -> Tensor:
 @handles("InPlaceAccumulatorV2", domain=MICROSOFT)
 def _accumulate(call: Call) -> Sequence[Tensor]:
     """The new gradient, or its sum with the old one unless an input says to overwrite. Output 0 is a flag."""
-    if call.has(2) and (overwrite := call.array(2)) is None:
+    overwrite = call.array(2) if call.has(2) else np.zeros(1)
+    if overwrite is None:
         flag = call.x(2)
         total = call.binary("Add", call.x(0), call.x(1))
         result = call.e.op("SelectV2", flag, call.x(1), total, out=total)
-    elif call.has(2) and overwrite.any():
+    elif overwrite.any():
         result = call.x(1)
     else:
         result = call.binary("Add", call.x(0), call.x(1))
