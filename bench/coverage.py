@@ -129,7 +129,7 @@ class Bench:
         check = self.checker.ask(paths)
         self._read_check(outcome, answer, check)
 
-        inputs = self._inputs(entry, corpus)
+        inputs = str(inputs_of(entry, corpus, self.folder))
         job = {
             **paths,
             "inputs": inputs,
@@ -218,18 +218,19 @@ class Bench:
             if block["status"] == "declined" and not (block["code"] and block["reason"]):
                 outcome.problems.append(f"block {block['id']} is declined without code or reason")
 
-    def _inputs(self, entry: dict[str, Any], corpus: Path) -> str:
-        """The inputs file of a model; one that has none gets seeded random ones of its manifest shapes."""
-        if entry.get("inputs"):
-            return str(corpus / entry["inputs"])
-        rng = np.random.default_rng(0)
-        arrays = {}
-        for name, (dtype, shape) in entry["input_shapes"].items():
-            small = rng.integers(0, 2, shape) if np.dtype(dtype).kind in "iub" else rng.standard_normal(shape)
-            arrays[name] = small.astype(dtype)
-        path = self.folder / f"{entry['id']}.npz"
-        np.savez(path, **arrays)
-        return str(path)
+
+def inputs_of(entry: dict[str, Any], corpus: Path, folder: Path) -> Path:
+    """The inputs file of a model; one that has none gets seeded random ones of its manifest shapes, in `folder`."""
+    if entry.get("inputs"):
+        return corpus / str(entry["inputs"])
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for name, (dtype, shape) in entry["input_shapes"].items():
+        small = rng.integers(0, 2, shape) if np.dtype(dtype).kind in "iub" else rng.standard_normal(shape)
+        arrays[name] = small.astype(dtype)
+    path = folder / f"{entry['id']}.npz"
+    np.savez(path, **arrays)
+    return path
 
 
 def group_of(entry: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import helper
 
+from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.backward import MEANINGS, Reading
 from fa_compiler.lowering.ascend.convert.backward.reading import Sink, onnx_type, tensor_proto
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
@@ -22,7 +23,6 @@ OPSET = 20
 """The opset of the models this makes."""
 
 _IR_VERSION = 9
-_PARENT = "_parent_node_index"
 
 
 def from_ge(model: Model) -> onnx.ModelProto:
@@ -53,12 +53,11 @@ class _Reader:
         initializers: list[onnx.TensorProto] = []
         inputs: list[tuple[int, onnx.ValueInfoProto]] = []
         infos: list[onnx.ValueInfoProto] = []
-        used = _used(graph)
         end: Op | None = None
         for op in _sorted(graph):
             if op.type == "Data":
                 if prefix:
-                    tensors[op.name, 0] = outer[_integer(op, _PARENT)]
+                    tensors[op.name, 0] = outer[_integer(op, PARENT_INDEX)]
                     continue
                 tensors[op.name, 0] = op.name
                 inputs.append((_integer(op, "index"), _info(op.name, op.output_descs[0])))
@@ -73,7 +72,7 @@ class _Reader:
                 end = op
             else:
                 given = ["" if source is None else tensors[source.op, source.index] for source in op.inputs]
-                made = self._op(op, given, sink, constants, frozenset(used.get(op.name, ())))
+                made = self._op(op, given, sink, constants)
                 for index, (name, desc) in enumerate(zip(made, op.output_descs, strict=True)):
                     tensors[op.name, index] = name
                     if name:
@@ -91,14 +90,14 @@ class _Reader:
         return helper.make_graph(sink.nodes, graph.name, ordered, outputs, initializers, value_info=infos)
 
     def _op(
-        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight], used: frozenset[int]
+        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]
     ) -> Sequence[str]:
         if op.type == "If":
             return self._branches(op, inputs, sink)
         meaning = MEANINGS.get(op.type)
         if meaning is None:
             raise UnreadableError(f"operator '{op.name}' of type {op.type} has no meaning in ONNX here")
-        reading = Reading(op, inputs, sink, constants, used)
+        reading = Reading(op, inputs, sink, constants)
         made = meaning(reading)
         reading.finish()
         names = [made] if isinstance(made, str) else list(made)
@@ -119,15 +118,6 @@ class _Reader:
 def _scalar(sink: Sink) -> list[str]:
     empty = helper.make_tensor("", onnx.TensorProto.INT64, [0], [])
     return sink.node("Constant", [], 1, "", "", {"value": empty})
-
-
-def _used(graph: Graph) -> dict[str, set[int]]:
-    used: dict[str, set[int]] = {}
-    for op in graph.ops:
-        for source in op.inputs:
-            if source is not None:
-                used.setdefault(source.op, set()).add(source.index)
-    return used
 
 
 def _sorted(graph: Graph) -> list[Op]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Names, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError, UnmappedError, UnmappedNode
 from fa_compiler.lowering.ascend.convert.forward import HANDLERS, Call
@@ -22,9 +23,6 @@ from fa_compiler.passes.shapes import ShapeInfo
 
 Range = tuple[int, int]
 """Inclusive bounds of a size; an upper one of -1 is none."""
-
-PARENT = "_parent_node_index"
-"""The attribute of a subgraph's Data that says which input of the operator it stands for."""
 
 
 def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] | None = None) -> Model:
@@ -92,7 +90,7 @@ class _Conversion:
         for index, value in enumerate(value for value in source.inputs if not _is_weight(value)):
             body.data(value.name or "input", index, type_of(value, self.info), ranges.get(value.name or ""), value)
         for index, (value, outer) in enumerate((captured or {}).items()):
-            body.data(value.name or "captured", index, outer, None, value, {PARENT: Attr("Int", index + 1)})
+            body.data(value.name or "captured", index, outer, None, value, {PARENT_INDEX: Attr("Int", index + 1)})
         for node in source:
             body.node(node)
         body.finish(source.outputs)

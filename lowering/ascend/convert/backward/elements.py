@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fa_compiler.lowering.ascend.convert.backward.reading import TYPES, Reading, means
+from fa_compiler.lowering.ascend.convert.backward.reading import Reading, means
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
 _INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
@@ -10,9 +10,9 @@ _INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT
 
 @means("Cast")
 def _cast(r: Reading) -> str:
-    dtype = TYPES.get(r.attr("dst_type"))
-    if dtype is None or dtype != r.out().dtype:
-        raise UnreadableError(f"Cast '{r.op.name}' to {dtype or r.attr('dst_type')} declares {r.out().dtype}")
+    dtype = r.type_attr("dst_type")
+    if dtype != r.out().dtype:
+        raise UnreadableError(f"Cast '{r.op.name}' to {dtype} declares {r.out().dtype}")
     return r.cast(r.x("x"), dtype)
 
 

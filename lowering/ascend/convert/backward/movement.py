@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.convert.backward.reading import TYPES, Reading, means
+from fa_compiler.lowering.ascend.convert.backward.reading import Reading, means
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
 
@@ -43,12 +43,12 @@ def _unsqueeze_v3(r: Reading) -> str:
 
 @means("Shape")
 def _shape(r: Reading) -> str:
-    return r.cast(r.n("Shape", r.x("x")), TYPES[r.attr("dtype")])
+    return r.cast(r.n("Shape", r.x("x")), r.type_attr("dtype"))
 
 
 @means("Size")
 def _size(r: Reading) -> str:
-    return r.cast(r.n("Size", r.x("x")), TYPES[r.attr("dtype")])
+    return r.cast(r.n("Size", r.x("x")), r.type_attr("dtype"))
 
 
 @means("ConcatD")

@@ -10,32 +10,11 @@ import onnx
 from onnx import helper
 
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
+from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import Attr, Op, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind, OpSpec
-
-TYPES = {
-    0: "DT_FLOAT",
-    1: "DT_FLOAT16",
-    2: "DT_INT8",
-    3: "DT_INT32",
-    4: "DT_UINT8",
-    6: "DT_INT16",
-    7: "DT_UINT16",
-    8: "DT_UINT32",
-    9: "DT_INT64",
-    10: "DT_UINT64",
-    11: "DT_DOUBLE",
-    12: "DT_BOOL",
-    16: "DT_COMPLEX64",
-    17: "DT_COMPLEX128",
-    27: "DT_BF16",
-    29: "DT_INT4",
-    35: "DT_FLOAT8_E5M2",
-    36: "DT_FLOAT8_E4M3FN",
-}
-"""ge::DataType by its number, for integer attributes that name a type."""
 
 
 class Sink:
@@ -67,7 +46,7 @@ class Reading:
     """A GE operator whose inputs are already tensors of the ONNX graph; it notes which attributes are read."""
 
     def __init__(
-        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight], used: frozenset[int]
+        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]
     ) -> None:
         spec = ge_prototype(op.type)
         if spec is None:
@@ -76,7 +55,6 @@ class Reading:
         self.spec: OpSpec = spec
         self._sink = sink
         self._constants = constants
-        self._used = used
         self._read: set[str] = set()
         self._inputs = {desc.name: (name, desc) for desc, name in zip(op.input_descs, inputs, strict=True) if name}
 
@@ -121,10 +99,6 @@ class Reading:
         """What is declared of output `index`."""
         return self.op.output_descs[index]
 
-    def reads(self, index: int) -> bool:
-        """Whether anything reads output `index`."""
-        return index in self._used
-
     def _input(self, name: str) -> tuple[str, TensorDesc]:
         if name not in self._inputs:
             known = ", ".join(self._inputs) or "none"
@@ -147,6 +121,13 @@ class Reading:
         if entry.required:
             raise UnreadableError(f"{self.op.type} '{self.op.name}' lacks the attribute {name}")
         return entry.value_if_absent
+
+    def type_attr(self, name: str) -> str:
+        """The GE name of the type that an integer attribute names by its number."""
+        dtype = attr_name(self.attr(name))
+        if dtype is None:
+            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {self.attr(name)} is no type")
+        return dtype
 
     def only(self, name: str, *values: Any) -> None:
         """Refuse an attribute whose value is none of these."""
@@ -197,10 +178,6 @@ class Reading:
     def vector(self, name: str) -> str:
         """A scalar as a vector of one element."""
         return self.n("Reshape", name, self.ints([1]))
-
-    def unread(self) -> str:
-        """Stands for an output that nothing reads."""
-        return ""
 
 
 Meaning = Callable[[Reading], "str | Sequence[str]"]

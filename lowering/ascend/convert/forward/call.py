@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
+from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry import dtypes
 from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.shapes import ShapeInfo
@@ -141,7 +142,7 @@ class Call:
             return x
         if x.value is not None:
             return self.e.const(x.value, dtype)
-        return self.e.op("Cast", x, dst_type=GE_NUMBERS[dtype], out=x.with_dtype(dtype))
+        return self.e.op("Cast", x, dst_type=attr_number(dtype), out=x.with_dtype(dtype))
 
     def like(self, number: float, x: Type) -> Tensor:
         """A number as a scalar of the type of `x`."""
@@ -177,7 +178,7 @@ class Call:
         if x.shape is not None and -1 not in x.shape:
             return self.e.ints(x.shape)
         rank = -1 if x.shape is None else len(x.shape)
-        return self.e.op("Shape", x, dtype=GE_NUMBERS["DT_INT64"], out=Type("DT_INT64", (rank,)))
+        return self.e.op("Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (rank,)))
 
     def element(self, vector: Tensor, index: int) -> Tensor:
         """Element `index` of a vector, as a vector of one element."""
@@ -234,29 +235,6 @@ class Call:
         return self.e.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
 
 
-GE_NUMBERS = {
-    "DT_FLOAT": 0,
-    "DT_FLOAT16": 1,
-    "DT_INT8": 2,
-    "DT_INT32": 3,
-    "DT_UINT8": 4,
-    "DT_INT16": 6,
-    "DT_UINT16": 7,
-    "DT_UINT32": 8,
-    "DT_INT64": 9,
-    "DT_UINT64": 10,
-    "DT_DOUBLE": 11,
-    "DT_BOOL": 12,
-    "DT_STRING": 13,
-    "DT_COMPLEX64": 16,
-    "DT_COMPLEX128": 17,
-    "DT_BF16": 27,
-    "DT_INT4": 29,
-    "DT_FLOAT8_E5M2": 35,
-    "DT_FLOAT8_E4M3FN": 36,
-}
-"""ge::DataType, the numbering of attributes (a descriptor in the file has another one)."""
-
 Handler = Callable[[Call], "Tensor | Sequence[Tensor]"]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 
@@ -278,7 +256,7 @@ def type_of(value: ir.Value, info: ShapeInfo) -> Type:
     if dtype is None:
         raise CannotMapError(f"the type of '{value.name}' is not known", "run ONNX's shape inference on the model")
     name = dtypes.from_onnx(int(dtype))
-    if name is None or name not in GE_NUMBERS:
+    if name is None:
         raise CannotMapError(f"GE has no type {dtype.name.lower()}, which '{value.name}' has")
     return Type(name, sizes(info.shape(value)))
 

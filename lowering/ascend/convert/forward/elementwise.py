@@ -8,7 +8,8 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import GE_NUMBERS, MICROSOFT, Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
+from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry.dtypes import from_onnx
 
 _FLOATS = ("DT_FLOAT", "DT_FLOAT16", "DT_BF16", "DT_DOUBLE")
@@ -17,15 +18,15 @@ _FLOATS = ("DT_FLOAT", "DT_FLOAT16", "DT_BF16", "DT_DOUBLE")
 @handles("Cast")
 def _cast(call: Call) -> Tensor:
     dtype = from_onnx(call.integer("to", 0))
-    if dtype is None or dtype not in GE_NUMBERS:
+    if dtype is None:
         raise CannotMapError(f"GE has no type with ONNX's number {call.integer('to', 0)}")
-    return call.e.op("Cast", call.x(), dst_type=GE_NUMBERS[dtype], out=call.x().with_dtype(dtype))
+    return call.e.op("Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype))
 
 
 @handles("CastLike")
 def _cast_like(call: Call) -> Tensor:
     dtype = call.x(1).dtype
-    return call.e.op("Cast", call.x(), dst_type=GE_NUMBERS[dtype], out=call.x().with_dtype(dtype))
+    return call.e.op("Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype))
 
 
 @handles("Identity")

@@ -8,7 +8,8 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import GE_NUMBERS, Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.dtypes import attr_number
 
 _FIX = "fix the sizes with --input-shape"
 _END = np.iinfo(np.int64).max
@@ -114,7 +115,7 @@ def _unsqueeze(call: Call) -> Tensor:
 def _shape(call: Call) -> Tensor:
     x = call.x()
     whole = call.e.op(
-        "Shape", x, dtype=GE_NUMBERS["DT_INT64"], out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
+        "Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
     )
     start, end = call.integer("start", 0), call.node.attributes.get("end")
     if start == 0 and end is None:
@@ -131,7 +132,7 @@ def _size(call: Call) -> Tensor:
         out = Type("DT_INT64", ())
         axes = call.e.ints([0])
         return call.e.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
-    return call.e.op("Size", x, dtype=GE_NUMBERS["DT_INT64"], out=call.out())
+    return call.e.op("Size", x, dtype=attr_number("DT_INT64"), out=call.out())
 
 
 @handles("Concat")
