@@ -28,17 +28,13 @@ def infer(
 
     `inputs` maps REG_OP names to TensorInfo (of a dynamic input a list), absent ones missing; `attrs` may lack those
     with a default; `cann` chooses the variant of the prototype. Raises NodeError if the attributes do not fit the
-    operator, if the layout is unknown, if query, key or value is missing or has another rank than the layout says, or
-    if the operator has no rule yet.
+    operator, if the layout is unknown, or if query, key or value is missing or has another rank than the layout says.
     """
     spec = get(op_type, cann)
-    rule = RULES.get(op_type)
-    if rule is None:
-        raise NodeError(f"no shape inference for {op_type} yet")
     for entry in spec.inputs[:3]:
         if entry.kind is not Kind.OPTIONAL and entry.name not in inputs:
             raise NodeError(f"{op_type} needs the input {entry.name}")
-    return rule(inputs, full_attrs(spec, attrs))
+    return RULES[op_type](inputs, full_attrs(spec, attrs))
 
 
 def can_infer(op_type: str) -> bool:
@@ -97,6 +93,45 @@ def _decode(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     return {"attention_out": TensorInfo("DT_INT8" if "quant_scale2" in inputs else dtype, query.shape)}
 
 
+def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    """PromptFlashAttention and FusedInferAttentionScore: attention_out in the layout of results, with Dv for D;
+    softmax_lse [B,N1,S1,1], or [T1,N1,1] of packed layouts, [0] where it is not asked for."""
+    given, _, wanted = str(attrs["input_layout"]).upper().partition("_")
+    query: TensorInfo = inputs["query"]
+    value: TensorInfo = inputs["value"][0] if isinstance(inputs["value"], list) else inputs["value"]
+    dtype = "DT_FLOAT16" if query.dtype == "DT_INT8" else query.dtype
+    if "quant_scale2" in inputs:
+        dtype = "DT_INT8"
+    sizes = _prompt_sizes(given, query.shape, value.shape, attrs["num_heads"], attrs["num_key_value_heads"])
+    if sizes is None or "block_table" in inputs:
+        out = query.shape if not wanted and sizes is not None else None
+        return {"attention_out": TensorInfo(dtype, out), "softmax_lse": TensorInfo("DT_FLOAT")}
+    width = sizes["N"] * sizes["D"] if isinstance(sizes["N"], int) and isinstance(sizes["D"], int) else None
+    shape = tuple(width if letter == "H" else sizes[letter] for letter in wanted or given)
+    rows = (sizes["T"], sizes["N"]) if "T" in given else (sizes["B"], sizes["N"], sizes["S"])
+    lse: Shape = (*rows, 1) if attrs.get("softmax_lse_flag") else (0,)
+    return {"attention_out": TensorInfo(dtype, shape), "softmax_lse": TensorInfo("DT_FLOAT", lse)}
+
+
+def _prompt_sizes(
+    layout: str, query: Shape | None, value: Shape | None, heads: int, kv_heads: int
+) -> dict[str, Dim] | None:
+    """Query's sizes by letter, and Dv as D; None where the ranks do not fit the layout."""
+    if query is None or value is None or not len(query) == len(value) == len(layout):
+        return None
+    sizes: dict[str, Dim] = {"B": None, "T": None, "S": None, **dict(zip(layout, query, strict=True))}
+    last = value[-1]
+    if layout == "BSH":
+        sizes["N"] = heads
+        kv_heads = kv_heads or heads
+        last = last // kv_heads if isinstance(last, int) and kv_heads > 0 and last % kv_heads == 0 else None
+    return {**sizes, "D": last}
+
+
+def _prompt_only(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
+    return {"attention_out": _prompt(inputs, attrs)["attention_out"]}
+
+
 def _ring_update(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """RingAttentionUpdate: each result is as the operand before it."""
     names = {"attn_out": "prev_attn_out", "softmax_max": "prev_softmax_max", "softmax_sum": "prev_softmax_sum"}
@@ -116,6 +151,8 @@ RULES: Mapping[str, Callable[[Inputs, Mapping[str, Any]], dict[str, TensorInfo]]
     "FlashAttentionScore": _forward,
     "FlashAttentionScoreGrad": _backward,
     "IncreFlashAttention": _decode,
+    "PromptFlashAttention": _prompt_only,
+    "FusedInferAttentionScore": _prompt,
     "RingAttentionUpdate": _ring_update,
     "AttentionUpdate": _update,
     **sparse_shapes.RULES,

@@ -1,0 +1,260 @@
+"""What PromptFlashAttention and FusedInferAttentionScore check alike, and the sizes of a call of either.
+
+| layout | query | key and value (value with Dv for D) | attention_out |
+|---|---|---|---|
+| BSH | B,S1,N1*D | B,S2,N2*D | B,S1,N1*Dv |
+| BSND | B,S1,N1,D | B,S2,N2,D | B,S1,N1,Dv |
+| BNSD | B,N1,S1,D | B,N2,S2,D | B,N1,S1,Dv |
+| TND, NTD | T1,N1,D; N1,T1,D | T2,N2,D; N2,T2,D | as query |
+
+`IN_OUT` is query's layout as the first of these words, attention_out's as the second; NBSD is N1,B,S1,Dv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from fa_compiler.op_registry.constraints.core import Call, Fault, number, text
+from fa_compiler.op_registry.constraints.decode_sizes import shorter
+from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
+from fa_compiler.op_registry.node import Dim, TensorInfo
+
+RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
+UNLIMITED = 2147483647
+MASK_TYPES = ("DT_BOOL", "DT_INT8", "DT_UINT8")
+HALFS = ("DT_FLOAT16", "DT_BF16")
+TRIANGLE = 2048
+MAX_D, MAX_N, MAX_GROUP, MAX_B, MAX_S = 512, 256, 64, 65536, 20971520
+MAX_B_UNALIGNED = 128
+MAX_B_310P, MAX_S_310P = 128, 65535
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a call as far as they are known; `n2` is what num_key_value_heads says."""
+
+    layout: str
+    b: Dim = None
+    n1: Dim = None
+    n2: Dim = None
+    s1: Dim = None
+    s2: Dim = None
+    d: Dim = None
+    dv: Dim = None
+
+
+def is_310p(call: Call) -> bool:
+    """Is the node checked for 310P?"""
+    return call.product is not None and call.product.name == "310P"
+
+
+def tensor(call: Call, name: str) -> TensorInfo | None:
+    """An input; of a list of keys or values the first."""
+    listed = call.lists.get(name)
+    return listed[0] if listed else call[name]
+
+
+def query_layout(call: Call) -> str:
+    """The layout of query, key and value."""
+    return str(call.attr("input_layout")).partition("_")[0]
+
+
+def sizes_of(call: Call) -> Sizes:
+    """The sizes of a call; unknown layouts and wrong ranks give unknown sizes, nothing is checked here."""
+    layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
+    n1 = heads if heads > 0 else None
+    n2 = stated if stated > 0 else n1
+    rank = RANKS.get(layout, 0)
+    q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
+    if layout == "BSH":
+        return Sizes(layout, q[0], n1, n2, q[1], k[1], divide(q[2], n1), divide(v[2], n2))
+    if layout == "BSND":
+        return Sizes(layout, q[0], q[2], n2, q[1], k[1], q[3], v[3])
+    if layout == "BNSD":
+        return Sizes(layout, q[0], q[1], n2, q[2], k[2], q[3], v[3])
+    if layout == "TND":
+        return Sizes(layout, None, q[1], n2, None, None, q[2], v[2])
+    if layout in ("NTD", "NSD"):
+        return Sizes(layout, None, q[0], n2, None, None, q[2], v[2])
+    return Sizes("")
+
+
+def layout_and_ranks(call: Call, layouts: tuple[str, ...]) -> Iterator[Fault]:
+    """input_layout is known, and query, key and value have its rank."""
+    layout = call.attr("input_layout")
+    if layout not in layouts:
+        yield Fault("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}")
+        return
+    wanted = RANKS[query_layout(call)]
+    for name in ("query",) if paged(call) else ("query", "key", "value"):
+        info = tensor(call, name)
+        if info is not None and info.shape is not None and len(info.shape) != wanted:
+            yield Fault(name, f"{name} has rank {len(info.shape)}, expected {wanted} for {layout}")
+            return
+
+
+def paged(call: Call) -> bool:
+    """Do the keys lie in pages?"""
+    return call["block_table"] is not None
+
+
+def heads(call: Call) -> Iterator[Fault]:
+    """num_heads is query's head count; num_key_value_heads is 0 or key's, and divides it, by at most 64."""
+    sizes, given, stated = sizes_of(call), call.attr("num_heads"), call.attr("num_key_value_heads")
+    if given <= 0:
+        yield Fault("num_heads", f"num_heads is {given}, expected a positive number")
+        return
+    width = shape_of(call["query"], 3)[2] if sizes.layout == "BSH" else None
+    if isinstance(width, int) and width % given:
+        yield Fault("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
+    elif differ(sizes.n1, given):
+        yield Fault("num_heads", f"num_heads is {given}, expected {sizes.n1}, the head count of query")
+    if stated < 0 or (stated and given % stated):
+        message = f"num_key_value_heads is {stated}, expected 0 or a divisor of the {given} heads of query"
+        yield Fault("num_key_value_heads", message)
+        return
+    if stated and given // stated > MAX_GROUP:
+        message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {given} heads"
+        yield Fault("num_key_value_heads", message)
+    if not paged(call):
+        yield from _key_heads(call, sizes, stated or given)
+
+
+def _key_heads(call: Call, sizes: Sizes, wanted: int) -> Iterator[Fault]:
+    axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0, "NSD": 0}.get(sizes.layout)
+    for name in ("key", "value"):
+        info = tensor(call, name)
+        shape = shape_of(info, RANKS.get(sizes.layout, 0))
+        if axis is not None and differ(shape[axis], wanted):
+            yield Fault(name, f"{name} has {shape[axis]} heads, expected {wanted} by num_key_value_heads")
+            return
+        if sizes.layout == "BSH" and name == "key" and isinstance(sizes.d, int) and differ(shape[2], wanted * sizes.d):
+            yield Fault(name, f"key has the width {shape[2]}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}")
+            return
+
+
+def same_sizes(call: Call) -> Iterator[Fault]:
+    """query and key have one head size; key and value one shape; the batch is one."""
+    if paged(call) or len(call.lists.get("key", ())) > 1:
+        return
+    sizes = sizes_of(call)
+    rank = RANKS.get(sizes.layout, 0)
+    q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
+    if sizes.layout in ("BSND", "BNSD", "TND", "NTD") and differ(q[-1], k[-1]):
+        yield Fault("key", f"key has the head size {k[-1]}, expected {q[-1]} as query")
+    elif any(map(differ, k, v)):
+        yield Fault("value", f"value has the shape {text(v)}, expected {text(k)} as key")
+    elif sizes.layout.startswith("B") and differ(q[0], k[0]):
+        yield Fault("key", f"key has the batch size {k[0]}, expected {q[0]} as query")
+
+
+def ranges(call: Call) -> Iterator[Fault]:
+    """B, N, D and S in their ranges; D a multiple of 16, of 32 where anything is INT8."""
+    sizes = sizes_of(call)
+    step = 32 if "DT_INT8" in (call.dtype("query"), _dtype(tensor(call, "key"))) else 16
+    aligned = not isinstance(sizes.d, int) or sizes.d % step == 0
+    limit_b = MAX_B_310P if is_310p(call) else MAX_B if aligned else MAX_B_UNALIGNED
+    limit_s = MAX_S_310P if is_310p(call) else MAX_S
+    for what, size, limit in (
+        ("batch size", sizes.b, limit_b),
+        ("head count", sizes.n1, MAX_N),
+        ("head size", sizes.d, MAX_D),
+        ("sequence length", sizes.s1, limit_s),
+    ):
+        if isinstance(size, int) and size > limit:
+            yield Fault("query", f"query has the {what} {number(size)}, expected at most {number(limit)}")
+    if isinstance(sizes.s2, int) and sizes.s2 > limit_s:
+        yield Fault("key", f"key has the sequence length {number(sizes.s2)}, expected at most {number(limit_s)}")
+    if not aligned:
+        yield Fault("query", f"query has the head size {sizes.d}, expected a multiple of {step}", "document")
+
+
+def mask(call: Call) -> Iterator[Fault]:
+    """sparse_mode is 0 to 4; atten_mask is boolean or of 8 bits, and has the shape the mode wants."""
+    mode, given = call.attr("sparse_mode"), call["atten_mask"]
+    if mode not in range(5):
+        yield Fault("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
+        return
+    if given is None:
+        if mode:
+            yield Fault("atten_mask", f"atten_mask is absent in sparse_mode {mode}, which is made by it")
+        return
+    if given.dtype and given.dtype not in MASK_TYPES:
+        yield Fault("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
+    if given.shape is None:
+        return
+    if mode in (2, 3, 4):
+        wanted = (1,) * (len(given.shape) - 2) + (TRIANGLE, TRIANGLE)
+        if not 2 <= len(given.shape) <= 4 or any(map(differ, given.shape, wanted)):
+            shape = text(given.shape)
+            yield Fault("atten_mask", f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}")
+        return
+    yield from _full_mask(call, given.shape)
+
+
+def _full_mask(call: Call, shape: Shape) -> Iterator[Fault]:
+    """[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], S1 and S2 possibly padded; of one row also [B,S2]."""
+    sizes = sizes_of(call)
+    one = sizes.s1 == 1
+    leads = {2: (), 3: (sizes.b,), 4: (sizes.b, 1)}.get(len(shape))
+    fits = leads is not None and not any(
+        differ(found, wanted) and not (found == 1 and index == 0)
+        for index, (found, wanted) in enumerate(zip(shape, leads, strict=False))
+    )
+    rows_fit = one or not shorter(shape[-2], sizes.s1) if len(shape) >= 2 else False
+    if not fits or not rows_fit or shorter(shape[-1], sizes.s2):
+        wanted_shapes = f"[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2] with B {sizes.b}, S1 {sizes.s1}, S2 {sizes.s2}"
+        yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}")
+
+
+def bias(call: Call) -> Iterator[Fault]:
+    """pse_shift is [1|B,N1,S1,S2] or larger in S, and has query's type (float16 beside INT8)."""
+    given, sizes = call["pse_shift"], sizes_of(call)
+    if given is None:
+        return
+    query = call.dtype("query")
+    wanted = "DT_FLOAT16" if query == "DT_INT8" else query
+    if given.dtype and wanted and given.dtype != wanted:
+        yield Fault("pse_shift", f"pse_shift is {given.dtype}, expected {wanted} beside a query of {query}")
+    shape = given.shape
+    if shape is None:
+        return
+    good = len(shape) == 4 and (shape[0] == 1 or not differ(shape[0], sizes.b)) and not differ(shape[1], sizes.n1)
+    if not good or shorter(shape[2], sizes.s1) or shorter(shape[3], sizes.s2):
+        whole = text((sizes.b, sizes.n1, sizes.s1, sizes.s2))
+        yield Fault("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
+
+
+def empty_rows(call: Call) -> Iterator[Fault]:
+    """Nothing is known of a row without a key in INT8 results: modes that make such rows are refused."""
+    if call["quant_scale2"] is None or call["quant_offset2"] is None or call["atten_mask"] is None:
+        return
+    sizes, mode = sizes_of(call), call.attr("sparse_mode")
+    pre, following = call.attr("pre_tokens"), call.attr("next_tokens")
+    if not isinstance(sizes.s1, int) or not isinstance(sizes.s2, int):
+        return
+    extra = sizes.s1 - sizes.s2
+    empty = {
+        0: extra - pre > 0 or following < 0,
+        3: extra > 0,
+        4: pre < 0 or following - extra < 0,
+    }.get(mode, False)
+    if empty:
+        message = f"sparse_mode {mode} leaves rows without a key (S1 {sizes.s1}, S2 {sizes.s2}), which quantised "
+        yield Fault("sparse_mode", f"{message}results do not allow")
+
+
+def lengths(call: Call, name: str) -> Iterator[Fault]:
+    """Lengths are of INT64, one for all, or at least one for each batch."""
+    given, b = call[name], sizes_of(call).b
+    if given is None:
+        return
+    if given.dtype and given.dtype != "DT_INT64":
+        yield Fault(name, f"{name} is {given.dtype}, expected DT_INT64")
+    if given.shape is not None and (len(given.shape) != 1 or (given.shape[0] != 1 and shorter(given.shape[0], b))):
+        yield Fault(name, f"{name} has the shape {text(given.shape)}, expected [{b}] or [1]")
+
+
+def _dtype(info: TensorInfo | None) -> str:
+    return "" if info is None else info.dtype
