@@ -39,7 +39,7 @@ PARTS = {
     "memory": "how far one call makes a process grow",
     "all": "the three above; of memory only ours, unless --peers is given",
 }
-ROUNDS, QUICK_ROUNDS = 7, 3
+ROUNDS, QUICK_ROUNDS = 5, 3
 OUT = Path("build/bench")
 
 

@@ -85,7 +85,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(name: str, folder: Path, export_python: str | None) -> dict[str, tuple[str, str]]:
-    """Exports and fuses what is not there yet; (runtime, file) by variant, and what onnxruntime.transformers fused."""
+    """Exports and fuses what is not there yet; (runtime, file) by variant.
+
+    How many attention operators onnxruntime.transformers made, or why it failed, is in optimizer/outcome.txt.
+    """
     original, ours, theirs = (folder / each / "model.onnx" for each in (".", "ours", "optimizer"))
     if not original.exists():
         if export_python is None:
@@ -94,12 +97,15 @@ def prepare(name: str, folder: Path, export_python: str | None) -> dict[str, tup
     for each in (ours, theirs):
         each.parent.mkdir(exist_ok=True)
     _made([sys.executable, "-m", "fa_compiler", "optimize", str(original), "-o", str(ours), "--quiet"])
-    count = theirs.with_name("fused.txt")
-    if not count.exists():
+    variants = {"ort": ("ort", str(original)), "ours": ("ort", str(ours)), "openvino": ("openvino", str(original))}
+    outcome = theirs.with_name("outcome.txt")
+    if not outcome.exists():
         worker = [sys.executable, "-m", "bench.model_worker", "optimise", MODELS[name].kind]
-        count.write_text(_made([*worker, str(original), str(theirs)]).split()[-1])
-    return {"ort": ("ort", str(original)), "ort-optimizer": ("ort", str(theirs)), "ours": ("ort", str(ours)),
-            "openvino": ("openvino", str(original))}  # fmt: skip
+        try:
+            outcome.write_text(_made([*worker, str(original), str(theirs)]).split()[-1])
+        except NotPrepared as failure:
+            outcome.write_text(str(failure))
+    return variants | ({"ort-optimizer": ("ort", str(theirs))} if outcome.read_text().isdigit() else {})
 
 
 def _made(command: list[str]) -> str:
@@ -259,7 +265,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         folder = arguments.models.resolve() / name
         absent: dict[str, str] = {}
         variants = prepare(name, folder, arguments.export_python)
-        results["optimizer"][name] = int((folder / "optimizer" / "fused.txt").read_text())
+        results["optimizer"][name] = (folder / "optimizer" / "outcome.txt").read_text()
         with servers(variants, pythons, arguments.threads, absent) as running:
             for version in (server.greeting["version"] for server in running.values()):
                 if version not in results["versions"]:

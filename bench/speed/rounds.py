@@ -1,10 +1,10 @@
 """The measurement of one case: every round visits every peer and the machine's limits once.
 
 A visit is a pause, in which the threads of the peer before stop waiting for more work, a call that is not timed, and
-as many timed calls as fill about 30 ms, at most 5; a decode step has the caches emptied before each. A peer that is
-far slower than the fastest gets fewer rounds. The time of a peer is the median of its calls; the limit of the
-products and exponentials is at the best rate seen in the same rounds, that of a decode step is the median of plain
-reads of the cache in the same rounds.
+as many timed calls as fill about 20 ms, at most 5; a decode step has the caches emptied before each. A peer that is
+far slower than the fastest gets fewer rounds, and all of them end early where they take long. The time of a peer is
+the median of its calls; the limit of the products and exponentials is at the best rate seen in the same rounds, that
+of a decode step is the median of plain reads of the cache in the same rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ from bench.speed.worker import FLUSHED
 from bench.speed.workers import Workers, processor_seconds
 
 PROBES = 3
-PAUSE = 0.04
+PAUSE = 0.03
 SLOW = 0.25
-"""Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only."""
+"""Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only, and from
+four times as many once only."""
+
+LONGEST = 5.0
+"""Seconds after which no further round begins, but for the second."""
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Contestant:
 
     def visits(self, fastest: float, rounds: int) -> int:
         """The number of rounds in which it takes part."""
+        if self.seconds > max(4 * SLOW, 3 * fastest):
+            return 1
         return min(2, rounds) if self.seconds > max(SLOW, 3 * fastest) else rounds
 
 
@@ -59,10 +66,32 @@ def measure(
 ) -> dict[str, Any]:
     """One row of the results, as JSON has it. Ours and the peers whose names the pattern finds take part."""
     servers, absent = workers.take(case, folder, threads)
-    contestants: dict[str, Contestant] = {}
+    wanted = {name: server for name, server in servers.items() if name == "ours" or chosen.search(name)}
+    contestants = _prepared(case, wanted, absent)
+    load = _Load([os.getpid(), *{server.greeting["pid"] for server in servers.values()}])
+    course = Course(case, folder, Rates(machine, threads))
+    course.run(contestants, rounds, absent)
+    busy = load.others()
+    workers.forget(threads)
+    limit = course.limit()
+    return {
+        "case": asdict(case),
+        "threads": threads,
+        "rounds": course.done,
+        "limit_ms": 1e3 * sum(limit.values()),
+        "limit_parts_ms": {name: 1e3 * seconds for name, seconds in limit.items()},
+        "rates": dict(course.rates.best),
+        "aim": case.aim,
+        "others_cores": busy,
+        "peers": {name: _summary(peer, name, truth.TOLERANCE[case.dtype]) for name, peer in contestants.items()},
+        "absent": absent,
+    }
+
+
+def _prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, str]) -> dict[str, Contestant]:
+    """Everyone who gives an answer; why others do not goes to `absent`."""
+    contestants = {}
     for name, server in servers.items():
-        if name != "ours" and not chosen.search(name):
-            continue
         answer: dict[str, Any] = {"not": too_large(name, case)}
         if not answer["not"]:
             answer = _asked(server, {"prepare": name})
@@ -70,42 +99,45 @@ def measure(
             absent[name] = answer["not"]
         else:
             contestants[name] = Contestant(server, answer["error"], min(answer["seconds"]))
-    rates, reads = Rates(machine, threads), []
-    cache = [np.load(folder / f"{name}.npy") for name in "kv"] if case.kind == "decode" else []
-    other = np.ones(FLUSHED // 8 if cache else 0)
-    fastest = min((each.seconds for each in contestants.values()), default=0.0)
-    load = _Load([os.getpid(), *{server.greeting["pid"] for server in servers.values()}])
-    for turn in range(rounds):
-        for _ in range(PROBES):
-            rates.probe(needed(case))
-        for _ in range(PROBES if cache else 0):
-            other.sum()
-            reads.append(machine.read(cache[0], cache[1], threads))
-        for name, peer in list(contestants.items()):
-            if turn >= peer.visits(fastest, rounds):
-                continue
-            answer = _visited(name, peer, cold=bool(cache))
-            if "not" in answer:
-                absent[name] = answer["not"]
-                del contestants[name]
-            else:
-                peer.times += answer["seconds"]
-    busy = load.others()
-    workers.forget(threads)
-    limit = {"read": statistics.median(reads)} if cache else parts(case, rates.best)
-    allowed = truth.TOLERANCE[case.dtype]
-    return {
-        "case": asdict(case),
-        "threads": threads,
-        "rounds": rounds,
-        "limit_ms": 1e3 * sum(limit.values()),
-        "limit_parts_ms": {name: 1e3 * seconds for name, seconds in limit.items()},
-        "rates": dict(rates.best),
-        "aim": case.aim,
-        "others_cores": busy,
-        "peers": {name: _summary(peer, name, allowed) for name, peer in contestants.items()},
-        "absent": absent,
-    }
+    return contestants
+
+
+@dataclass
+class Course:
+    """The rounds of one case, and what was learnt of the machine meanwhile."""
+
+    case: Case
+    folder: Path
+    rates: Rates
+    reads: list[float] = field(default_factory=list)
+    done: int = 0
+
+    def run(self, contestants: dict[str, Contestant], rounds: int, absent: dict[str, str]) -> None:
+        """Adds to the times of the contestants; one that fails meanwhile goes to `absent`."""
+        cache = [np.load(self.folder / f"{name}.npy") for name in "kv"] if self.case.kind == "decode" else []
+        other = np.ones(FLUSHED // 8 if cache else 0)
+        fastest = min((each.seconds for each in contestants.values()), default=0.0)
+        start = time.perf_counter()
+        while self.done < rounds and (self.done < 2 or time.perf_counter() - start < LONGEST):
+            for _ in range(PROBES):
+                self.rates.probe(needed(self.case))
+                if cache:
+                    other.sum()
+                    self.reads.append(self.rates.machine.read(cache[0], cache[1], self.rates.threads))
+            for name, peer in list(contestants.items()):
+                if self.done >= peer.visits(fastest, rounds):
+                    continue
+                answer = _visited(name, peer, cold=bool(cache))
+                if "not" in answer:
+                    absent[name] = answer["not"]
+                    del contestants[name]
+                else:
+                    peer.times += answer["seconds"]
+            self.done += 1
+
+    def limit(self) -> dict[str, float]:
+        """Seconds, by part."""
+        return {"read": statistics.median(self.reads)} if self.reads else parts(self.case, self.rates.best)
 
 
 def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +149,7 @@ def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
 
 def _visited(name: str, peer: Contestant, cold: bool) -> dict[str, Any]:
     time.sleep(PAUSE)
-    calls = max(1, min(3 if cold else 5, int(0.03 / max(peer.seconds, 1e-6))))
+    calls = max(1, min(3 if cold else 5, int(0.02 / max(peer.seconds, 1e-6))))
     warm = int(peer.seconds < SLOW)
     return _asked(peer.server, {"time": name, "calls": calls, "warm": warm, "flush": cold})
 

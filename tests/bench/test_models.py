@@ -29,7 +29,7 @@ def test_shares_of_attention() -> None:
 
 
 def test_the_document() -> None:
-    results = {"threads": 2, "date": "2026-01-01", "versions": ["onnxruntime 9"], "optimizer": {"gpt2": 0},
+    results = {"threads": 2, "date": "2026-01-01", "versions": ["onnxruntime 9"], "optimizer": {"gpt2": "0"},
                "rows": [ROW]}  # fmt: skip
     lines = models.document(results).splitlines()
     (times, memory, kinds) = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "| gpt2 " in line]
