@@ -89,9 +89,7 @@ class _Reader:
         ordered = [info for _, info in sorted(inputs, key=lambda item: item[0])]
         return helper.make_graph(sink.nodes, graph.name, ordered, outputs, initializers, value_info=infos)
 
-    def _op(
-        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]
-    ) -> Sequence[str]:
+    def _op(self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]) -> Sequence[str]:
         if op.type == "If":
             return self._branches(op, inputs, sink)
         meaning = MEANINGS.get(op.type)

@@ -17,11 +17,36 @@ from onnx_ir.passes.common import InlinePass
 from fa_compiler.passes.nodes import STANDARD, all_nodes, remember_versions
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 
+Known = Callable[[tuple[str, str]], bool]
+"""Is there a row for an operator, given by domain ("" for ONNX's own) and type?"""
+
 _ROUNDS = 4
 """Definitions may use operators that have definitions."""
 
 
-def prepare(model: ir.Model, known: Callable[[ir.Node], bool]) -> tuple[ir.Model, ShapeInfo]:
+_CHANGES = {
+    "BatchNormalization": (14,),
+    "Dropout": (12,),
+    "GroupNormalization": (21,),
+    "Hardmax": (13,),
+    "LogSoftmax": (13,),
+    "ReduceSum": (13,),
+    "Resize": (13, 18, 19),
+    "Softmax": (13,),
+    "Split": (13, 18),
+    "Squeeze": (13,),
+    "Unsqueeze": (13,),
+}
+"""The opsets in which operators that definitions use changed more than their types, from 12 on, where the definitions
+begin; all reductions but ReduceSum did in 18."""
+
+
+def key_of(domain: str, op_type: str) -> tuple[str, str]:
+    """An operator as the table names it."""
+    return "" if domain in STANDARD else domain, op_type
+
+
+def prepare(model: ir.Model, known: Known) -> tuple[ir.Model, ShapeInfo]:
     """A copy of the model without functions and without operators that `known` does not know, as far as they have a
     definition; and its shapes."""
     model = model.clone()
@@ -36,14 +61,14 @@ def prepare(model: ir.Model, known: Callable[[ir.Node], bool]) -> tuple[ir.Model
     return model, info
 
 
-def _expand(model: ir.Model, info: ShapeInfo, known: Callable[[ir.Node], bool]) -> bool:
+def _expand(model: ir.Model, info: ShapeInfo, known: Known) -> bool:
     imports = model.opset_imports
     versions = {**imports, "": imports.get("", imports.get("ai.onnx", 1))}
     added = 0
     for node in list(all_nodes(model.graph)):
-        if known(node):
+        if known(key_of(node.domain, node.op_type)):
             continue
-        proto = _definition(node, info, versions)
+        proto = _definition(node, info, versions, known)
         if proto is None:
             continue
         proto.domain, proto.name = "fa_compiler.definition", f"{node.op_type}_{added}"
@@ -59,7 +84,7 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Callable[[ir.Node], bool]) 
     return added > 0
 
 
-def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int]) -> onnx.FunctionProto | None:
+def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known) -> onnx.FunctionProto | None:
     """The function that defines a node, in operators of the model's opset; None where there is none."""
     domain = "" if node.domain in STANDARD else node.domain
     version = versions.get(domain)
@@ -80,14 +105,27 @@ def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int]) -> 
         return None
     proto = onnx.FunctionProto()
     proto.ParseFromString(body)
-    return proto if proto.node and _fit(proto, node, wanted) else None
+    for name in [name for name in proto.attribute if schema.attributes[name].default_value.type]:
+        proto.attribute.remove(name)
+        proto.attribute_proto.append(schema.attributes[name].default_value)
+    kinds = {key_of(inner.domain, inner.op_type) for inner in proto.node}
+    explained = all(known(key) or _has_definition(key, wanted) for key in kinds)
+    return proto if proto.node and explained and _fit(proto, node, wanted) else None
+
+
+def _has_definition(key: tuple[str, str], version: int) -> bool:
+    domain, op_type = key
+    if domain or not onnx.defs.has(op_type, version):
+        return False
+    schema: Any = onnx.defs.get_schema(op_type, version)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
     """Give a definition the model's opset, if its operators mean the same there, and the node's outputs."""
     for entry in proto.opset_import:
         if entry.domain in STANDARD:
-            if any(_since(inner.op_type, entry.version) != _since(inner.op_type, wanted) for inner in proto.node):
+            if any(_era(inner.op_type, entry.version) != _era(inner.op_type, wanted) for inner in proto.node):
                 return False
             entry.version = wanted
     del proto.output[len(node.outputs) :]
@@ -98,8 +136,10 @@ def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
     return True
 
 
-def _since(op_type: str, version: int) -> int:
-    return int(onnx.defs.get_schema(op_type, version).since_version) if onnx.defs.has(op_type, version) else 0
+def _era(op_type: str, version: int) -> int:
+    """How many times an operator changed what its inputs and attributes mean, up to an opset."""
+    reduces = op_type.startswith("Reduce") and op_type != "ReduceSum"
+    return sum(version >= change for change in (_CHANGES.get(op_type, (18,) if reduces else ())))
 
 
 def _type(value: ir.Value | None, info: ShapeInfo) -> bytes | None:

@@ -15,11 +15,13 @@ from fa_compiler.lowering.ascend.convert.emit import Emitter, Names, Tensor, Typ
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError, UnmappedError, UnmappedNode
 from fa_compiler.lowering.ascend.convert.forward import HANDLERS, Call
 from fa_compiler.lowering.ascend.convert.forward.call import type_of
-from fa_compiler.lowering.ascend.convert.prepare import prepare
+from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes
-from fa_compiler.passes.nodes import STANDARD, opset, subgraphs
+from fa_compiler.passes.nodes import opset, subgraphs
 from fa_compiler.passes.shapes import ShapeInfo
+
+_CONSTANT, _IF = ("", "Constant"), ("", "If")
 
 Range = tuple[int, int]
 """Inclusive bounds of a size; an upper one of -1 is none."""
@@ -36,7 +38,7 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
     """
     model = model.clone()
     ranges = _set_shapes(model.graph, input_shapes or {})
-    prepared, info = prepare(model, lambda node: _key(node) in HANDLERS or _key(node) in (("", "Constant"), ("", "If")))
+    prepared, info = prepare(model, _is_known)
     conversion = _Conversion(model.graph.name or "model", info)
     conversion.graph(prepared.graph, ranges)
     if conversion.unmapped:
@@ -45,7 +47,11 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    return "" if node.domain in STANDARD else node.domain, node.op_type
+    return key_of(node.domain, node.op_type)
+
+
+def _is_known(key: tuple[str, str]) -> bool:
+    return key in HANDLERS or key in (_CONSTANT, _IF)
 
 
 def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Sequence[int | Range]]:
@@ -88,7 +94,7 @@ class _Conversion:
         names.new("NetOutput")
         body = _Body(self, made, Emitter(made, names))
         for index, value in enumerate(value for value in source.inputs if not _is_weight(value)):
-            body.data(value.name or "input", index, type_of(value, self.info), ranges.get(value.name or ""), value)
+            body.input(value, index, ranges.get(value.name or ""))
         for index, (value, outer) in enumerate((captured or {}).items()):
             body.data(value.name or "captured", index, outer, None, value, {PARENT_INDEX: Attr("Int", index + 1)})
         for node in source:
@@ -108,6 +114,16 @@ class _Body:
         self._tensors: dict[ir.Value, Tensor] = {}
         self._broken: set[ir.Value] = set()
 
+    def input(self, value: ir.Value, index: int, ranges: Sequence[int | Range] | None) -> None:
+        """An input of the model."""
+        try:
+            given = type_of(value, self._info)
+        except CannotMapError as error:
+            self._conversion.unmapped.append(UnmappedNode(value.name or "", "input", error.reason, error.alternative))
+            self._broken.add(value)
+            return
+        self.data(value.name or "input", index, given, ranges, value)
+
     def data(
         self,
         name: str,
@@ -117,7 +133,7 @@ class _Body:
         value: ir.Value,
         more: Mapping[str, Attr] | None = None,
     ) -> None:
-        """An input of the graph."""
+        """A Data of the graph."""
         bounds = None
         if ranges is not None and given.shape is not None:
             bounds = tuple((size, size) if isinstance(size, int) else size for size in ranges)
@@ -128,7 +144,8 @@ class _Body:
         self._tensors[value] = Tensor(given.dtype, given.shape, Output(op.name))
 
     def node(self, node: ir.Node) -> None:
-        """One ONNX node. One that has no counterpart is noted; what reads it is passed over."""
+        """One ONNX node. One without a counterpart is noted, and what reads it goes on from its type, so that the list
+        is complete; the graph is not used then."""
         if any(value in self._broken for value in node.inputs if value is not None):
             self._broken.update(node.outputs)
             self._only_name(node)
@@ -138,14 +155,23 @@ class _Body:
             made = self._converted(node)
         except CannotMapError as error:
             self._note(node, error)
-            self._broken.update(node.outputs)
+            for value in node.outputs:
+                self._stand_in(value)
             return
         for value, tensor in zip(node.outputs, made, strict=False):
             self._tensors[value] = tensor
 
+    def _stand_in(self, value: ir.Value) -> None:
+        try:
+            given = type_of(value, self._info)
+        except CannotMapError:
+            self._broken.add(value)
+        else:
+            self._tensors[value] = Tensor(given.dtype, given.shape)
+
     def _only_name(self, node: ir.Node) -> None:
         """A node behind one that has no counterpart: it cannot be converted, but named if it has none, either."""
-        if _key(node) not in HANDLERS and _key(node) not in (("", "Constant"), ("", "If")):
+        if not _is_known(_key(node)):
             self._note(node, _unknown(node))
 
     def _note(self, node: ir.Node, error: CannotMapError) -> None:
@@ -155,9 +181,9 @@ class _Body:
         self._conversion.unmapped.append(UnmappedNode(name, label, error.reason, error.alternative))
 
     def _converted(self, node: ir.Node) -> Sequence[Tensor]:
-        if _key(node) == ("", "Constant"):
+        if _key(node) == _CONSTANT:
             return [self._constant(node)]
-        if _key(node) == ("", "If"):
+        if _key(node) == _IF:
             return self._branches(node)
         handler = HANDLERS.get(_key(node))
         if handler is None:
@@ -209,7 +235,7 @@ class _Body:
 
     def finish(self, outputs: Sequence[ir.Value]) -> None:
         """The NetOutput. What comes straight from a Data or Const goes through an Identity, as it must be produced."""
-        if any(value in self._broken for value in outputs):
+        if self._conversion.unmapped:
             return
         straight = {op.name for op in self._graph.ops if op.type in ("Data", "Const")}
         end = Op("NetOutput", "NetOutput")

@@ -45,9 +45,7 @@ class Sink:
 class Reading:
     """A GE operator whose inputs are already tensors of the ONNX graph; it notes which attributes are read."""
 
-    def __init__(
-        self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]
-    ) -> None:
+    def __init__(self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]) -> None:
         spec = ge_prototype(op.type)
         if spec is None:
             raise UnreadableError(f"operator '{op.name}' has the type {op.type}, which GE does not have")

@@ -178,6 +178,14 @@ def _elu(call: Call) -> Tensor:
     return call.unary("Elu", call.x(), alpha=call.number("alpha", 1.0))
 
 
+@handles("Selu")
+def _selu(call: Call) -> Tensor:
+    """gamma (x, or alpha (exp(x) - 1) below 0); GE's Selu has fixed numbers."""
+    x = call.x()
+    alpha, gamma = call.number("alpha", 1.67326319217681884765625), call.number("gamma", 1.05070102214813232421875)
+    return call.binary("Mul", call.unary("Elu", x, alpha=alpha), call.like(gamma, x))
+
+
 @handles("LeakyRelu")
 def _leaky_relu(call: Call) -> Tensor:
     return call.unary("LeakyRelu", call.x(), negative_slope=call.number("alpha", 0.01))
