@@ -23,7 +23,7 @@ DEBUG = "FA_COMPILER_DEBUG"
 EXIT_CODES = f"""\
 exit codes:
   0    done
-  1    verify found differences, or registry diff found some that matter
+  1    verify found differences, registry diff some that matter, or a check found faults
   2    bad usage, bad input, or a place that cannot be written
   3    internal error; please report it with what {DEBUG}=1 prints
   130  interrupted
@@ -55,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
     _add_inspect(commands)
     _add_verify(commands)
     _add_registry(commands)
+    _add_atc(commands)
+    _add_air(commands)
+    _add_single_op(commands)
     return top
 
 
@@ -102,6 +105,11 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         help="Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",
     )
     command.add_argument("--cann", metavar="V", help="CANN version to write for, such as 8.5.0")
+    _add_assume(command)
+    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+
+
+def _add_assume(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--assume",
         metavar="WHAT",
@@ -110,7 +118,6 @@ def _add_options(command: argparse.ArgumentParser) -> None:
         help="what you vouch for; may be repeated or hold several separated by commas: "
         + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
     )
-    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -141,6 +148,49 @@ def _add_registry(commands: _Commands) -> None:
     diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
     diff.set_defaults(run=_registry_diff)
+
+
+def _add_atc(commands: _Commands) -> None:
+    command = _command(commands, "atc", "optimise a model for an Ascend product and write a folder that ATC compiles")
+    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
+    command.add_argument("--soc-version", metavar="S", required=True, help="as ATC names it, such as Ascend910B2")
+    command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
+    command.add_argument("--route", metavar="R", default="air", help="air (default), onnx or npu; see docs/ascend.md")
+    command.add_argument("--input-shape", metavar="NAME:1,128;...", default="", help="1~512 and -1 stay open")
+    command.add_argument("--dynamic-dims", metavar="1,128;...", help="the only values -1 will have in a run")
+    command.add_argument("--precision", metavar="P", default="origin", help="ATC's precision_mode_v2 (default origin)")
+    command.add_argument("--single-op", action="store_true", help="also one JSON file for each distinct fused operator")
+    _add_assume(command)
+    command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.set_defaults(run=_atc)
+
+
+def _add_air(commands: _Commands) -> None:
+    air = _command(commands, "air", "look into .air files")
+    actions = air.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = _command(actions, "check", "apply the rules of GE's loader, the prototypes and shape inference to a file")
+    check.add_argument("file", metavar="FILE.air", type=Path)
+    check.set_defaults(run=_air_check)
+    show = _command(actions, "show", "list a file's operators, or draw its graph")
+    show.add_argument("file", metavar="FILE.air", type=Path)
+    show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=Path, help="draw the graph instead")
+    show.set_defaults(run=_air_show)
+
+
+def _add_single_op(commands: _Commands) -> None:
+    command = _command(commands, "single-op", "write or check the JSON file of one operator for atc --singleop")
+    command.add_argument("op", metavar="OP", nargs="?")
+    command.add_argument("--input", metavar="NAME=1,12,512,64:float16", action="append", default=[])
+    command.add_argument("--output-desc", metavar="NAME=1,512:float16", action="append", default=[])
+    command.add_argument("--attr", metavar="NAME=VALUE", action="append", default=[])
+    command.add_argument("--const", metavar="NAME=1,2,3", action="append", default=[], help="the values of an input")
+    command.add_argument("--soc-version", metavar="S", help="also check the operator's constraints on this product")
+    command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
+    command.add_argument("-o", "--output", metavar="FILE.json", type=Path)
+    command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
+    command.set_defaults(run=_single_op)
 
 
 # The commands are imported when they run: --help and --version answer at once.
@@ -180,6 +230,30 @@ def _registry_diff(args: argparse.Namespace) -> int:
     from fa_compiler import cli_registry
 
     return cli_registry.diff(args.paths, args.cann)
+
+
+def _atc(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_atc
+
+    return cli_atc.atc(args)
+
+
+def _air_check(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_atc
+
+    return cli_atc.air_check(args.file)
+
+
+def _air_show(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_atc
+
+    return cli_atc.air_show(args.file, args.graph)
+
+
+def _single_op(args: argparse.Namespace) -> int:
+    from fa_compiler import cli_atc
+
+    return cli_atc.single_op(args)
 
 
 def _tolerance(text: str) -> float:

@@ -34,7 +34,7 @@ def optimize(args: argparse.Namespace) -> int:
             raise InputError(f"{args.report} cannot be both the model and the report")
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
-        with _progress(args.quiet) as stage.progress:
+        with progress_bar(args.quiet) as stage.progress:
             proto, report = run(loaded, options, stage.progress)
             staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
         if report_file is not None:
@@ -54,7 +54,7 @@ def inspect(args: argparse.Namespace) -> int:
     """Tell what `optimize` would do."""
     options = _options(args)
     loaded = load(args.model)
-    with _progress(args.quiet or args.json) as progress:
+    with progress_bar(args.quiet or args.json) as progress:
         _, report = run(loaded, options, progress)
     if args.json:
         print(_json(report), end="")
@@ -112,7 +112,7 @@ def _json(report: Report) -> str:
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress | None]:
+def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     """A progress bar on standard error if somebody watches it."""
     if quiet or not sys.stderr.isatty():
         yield None

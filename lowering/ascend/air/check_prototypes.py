@@ -12,6 +12,7 @@ from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
+from fa_compiler.op_registry.ge_types import input_types
 from fa_compiler.op_registry.spec import Kind, OpSpec, TensorSpec
 
 UNKNOWN_OP = Rule("unknown-op", Severity.LATER, "use an operator of GE")
@@ -45,8 +46,8 @@ def check_op(op: Op) -> Iterator[Finding]:
         yield UNKNOWN_OP(op.name, f"GE has no operator {op.type}{suggestion(op.type, ge_operators())}")
         return
     if op.type not in ("Data", "Const", "Constant"):
-        yield from _tensors(op, spec.inputs, op.input_descs, "input", INPUT_NAME, INPUT_ORDER)
-        yield from _tensors(op, spec.outputs, op.output_descs, "output", OUTPUT_NAME, OUTPUT_ORDER)
+        yield from _tensors(op, spec, op.input_descs, "input", INPUT_NAME, INPUT_ORDER)
+        yield from _tensors(op, spec, op.output_descs, "output", OUTPUT_NAME, OUTPUT_ORDER)
         yield from _required(op, spec)
     yield from _attrs(op, spec)
 
@@ -63,8 +64,9 @@ def entry_of(entries: Sequence[TensorSpec], name: str) -> tuple[TensorSpec, int]
 
 
 def _tensors(
-    op: Op, entries: Sequence[TensorSpec], descs: Sequence[TensorDesc], side: str, unknown: Rule, order: Rule
+    op: Op, spec: OpSpec, descs: Sequence[TensorDesc], side: str, unknown: Rule, order: Rule
 ) -> Iterator[Finding]:
+    entries: Sequence[TensorSpec] = spec.inputs if side == "input" else spec.outputs
     last = -1
     counts: dict[str, int] = {}
     for anchor, desc in enumerate(descs):
@@ -83,8 +85,8 @@ def _tensors(
             if number != counts.get(entry.name, 0):
                 yield DYNAMIC(op.name, f"{desc.name} stands where {entry.name}{counts.get(entry.name, 0)} should")
             counts[entry.name] = counts.get(entry.name, 0) + 1
-        legal = entry.dtypes
-        if not desc.is_absent and legal and desc.dtype not in legal and entry.written:
+        legal = input_types(spec, entry.name) if side == "input" else entry.dtypes
+        if not desc.is_absent and legal and desc.dtype not in legal:
             yield DTYPE(op.name, f"{side} {desc.name} is {desc.dtype}, {op.type} takes {', '.join(legal)}")
 
 

@@ -82,13 +82,13 @@ def serialise(
         raise AirError(f"{model.name} cannot be written: {error}") from None
 
 
-def write(model: Model, path: Path, inline_limit: int = INLINE_LIMIT) -> list[Path]:
+def write(model: Model, path: Path, inline_limit: int = INLINE_LIMIT, message_limit: int = MESSAGE_LIMIT) -> list[Path]:
     """Write the `.air` file and what belongs beside it; returns all files, the `.air` first.
 
     The caller gives a place where a half-written file does no harm, and moves the files. Raises AirError as `serialise`
     does, before anything is written.
     """
-    data, outside = serialise(model, inline_limit)
+    data, outside = serialise(model, inline_limit, message_limit)
     files = [path]
     path.write_bytes(data)
     for location, weight in outside.items():

@@ -1,0 +1,90 @@
+"""A folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fa_compiler.errors import InputError
+
+REPORT = "report.json"
+"""Lists the files of the folder; only a folder that holds no others is replaced."""
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside `target` to fill, which takes its place when the block ends well and is removed otherwise.
+
+    Raises:
+        InputError: `target` is a file, holds what an earlier run did not write, or cannot be made.
+    """
+    check_target(target)
+    place = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.tmp")
+    try:
+        place.mkdir()
+    except FileNotFoundError:
+        raise InputError(f"{target} cannot be made: there is no folder {target.parent}; make it first") from None
+    except OSError as error:
+        raise InputError(f"{target} cannot be made: {error.strerror}; choose another place") from None
+    try:
+        yield place
+        _write_list(place)
+        check_target(target)
+        _replace(place, target)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a place whose content an earlier run did not write. Raises InputError."""
+    if not os.path.lexists(target):
+        return
+    if target.is_symlink() or not target.is_dir():
+        raise InputError(f"{target} is no folder; choose another name")
+    there = set(_files(target))
+    if there and not there <= _listed(target):
+        foreign = sorted(there - _listed(target))[0]
+        raise InputError(
+            f"{target} holds {foreign}, which fa-compiler atc did not write; choose an empty or new folder"
+        )
+
+
+def _files(folder: Path) -> list[str]:
+    return [
+        str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()
+    ]
+
+
+def _listed(folder: Path) -> set[str]:
+    try:
+        report = json.loads((folder / REPORT).read_text())
+        return {str(name) for name in report["files"]} | {REPORT}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+def _write_list(folder: Path) -> None:
+    report = json.loads((folder / REPORT).read_text())
+    report["files"] = [name for name in _files(folder) if name != REPORT]
+    (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def _replace(place: Path, target: Path) -> None:
+    old: Path | None = None
+    try:
+        if target.exists():
+            old = place.with_name(f"{place.name}.old")
+            target.rename(old)
+        place.rename(target)
+    except OSError as error:
+        if old is not None and not target.exists():
+            with suppress(OSError):
+                old.rename(target)
+        raise InputError(f"{target} cannot be written: {error.strerror}; choose another place") from None
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""Route `air`: the whole model as a GE graph, in the file ATC reads with --framework=1."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fa_compiler.atc.job import Built, Input, Job
+from fa_compiler.atc.shapes import Size
+from fa_compiler.errors import InputError, InternalError, one_line
+from fa_compiler.lowering.ascend.air import AirError, write
+from fa_compiler.lowering.ascend.air.check import check
+from fa_compiler.lowering.ascend.air.finding import Severity
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc
+from fa_compiler.op_registry import names
+
+FILE = "model.air"
+
+
+def build(job: Job) -> Built:
+    """Write `model.air`, and `air_weight/` beside it where the weights are large.
+
+    Raises:
+        InputError: nodes have no counterpart in GE, or the graph is too large for the format.
+        InternalError: the file that was written fails our own checks.
+    """
+    try:
+        graph = to_ge(job.model(), input_shapes=dict(job.request.sizes))
+        write(graph, job.folder / FILE)
+    except (UnmappedError, AirError, ValueError) as error:
+        raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
+    findings = check(job.folder / FILE)
+    serious = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    if serious:
+        raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
+    ends = list(graph.root.of_type("NetOutput"))
+    details = {
+        "operators": dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items())),
+        "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
+    }
+    return Built(FILE, 1, _inputs(graph), _fused(graph), details, [str(finding) for finding in findings])
+
+
+def _inputs(graph: Model) -> list[Input]:
+    ops = sorted(graph.root.of_type("Data"), key=lambda op: int(op.attrs["index"].value))  # type: ignore[arg-type]
+    return [Input(op.name, op.output_descs[0].dtype, _sizes(op.output_descs[0])) for op in ops]
+
+
+def _sizes(desc: TensorDesc) -> tuple[Size, ...]:
+    shape = desc.shape or ()
+    ranges: tuple[Size, ...] = desc.ranges or tuple((1, -1) for _ in shape)
+    return tuple(size if size >= 0 else bounds for size, bounds in zip(shape, ranges, strict=True))
+
+
+def _fused(graph: Model) -> list[Op]:
+    fused = set(names())
+    return [op for part in graph.graphs for op in part.ops if op.type in fused]

@@ -1,0 +1,117 @@
+"""One run of `fa-compiler atc`: check what was asked, set sizes, optimise, let the route write, put the rest beside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import onnx
+
+from fa_compiler import __version__
+from fa_compiler.atc.folder import REPORT, check_target, new_folder
+from fa_compiler.atc.job import Built, Job, Request
+from fa_compiler.atc.routes import ROUTES
+from fa_compiler.atc.script import PRECISIONS, command, script
+from fa_compiler.atc.shapes import atc_text, check_gears, complete, fix, with_gears
+from fa_compiler.atc.single import write_all
+from fa_compiler.errors import InputError
+from fa_compiler.model_io import load
+from fa_compiler.op_registry.errors import UnknownProduct
+from fa_compiler.op_registry.products import PRODUCTS, product
+from fa_compiler.op_registry.soc import SocVersion
+from fa_compiler.passes import Report
+from fa_compiler.pipeline import copy_of, make_options
+from fa_compiler.pipeline import run as optimise
+from fa_compiler.writing import Progress
+
+SCRIPT = "atc.sh"
+SCHEMA = 1
+
+
+def run(path: Path, output: Path, request: Request, progress: Progress | None = None) -> tuple[Report, Built]:
+    """Write the folder for a model; it appears when all went well.
+
+    Raises:
+        InputError: the request is impossible, or the model or the folder at fault; nothing was written.
+        InternalError: what was made failed its checks; nothing was written.
+    """
+    check_request(request)
+    check_target(output)
+    options = make_options("ascend", request.soc.name, request.cann, request.assume)
+    loaded = load(path)
+    _check_types(loaded.proto, request.soc, loaded.name)
+    check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
+    fixed = fix(loaded.proto, request.sizes, loaded.name)
+    sizes = complete(fixed, with_gears(request.sizes, request.gears), loaded.name)
+    loaded = dataclasses.replace(loaded, proto=fixed)
+    request = dataclasses.replace(request, sizes=sizes)
+    with new_folder(output) as folder:
+        proto, report = optimise(loaded, options, progress)
+        job = Job(request, loaded, copy_of(loaded) if proto is None else proto, report, folder)
+        built = ROUTES[request.route](job)
+        words = command(request, built)
+        title = f"Compiles {built.model} for {request.soc.name}: an offline model (.om) appears in this folder."
+        _script(folder / SCRIPT, script(title, [words]))
+        if request.single_op:
+            write_all(built.fused, folder, request)
+        (folder / REPORT).write_text(json.dumps(_report(job, built, words), indent=2, ensure_ascii=False) + "\n")
+        if loaded.weights is not None:
+            loaded.weights.check()
+    return report, built
+
+
+def check_request(request: Request) -> None:
+    """Refuse what no model can have. Raises InputError."""
+    if request.route not in ROUTES:
+        raise InputError(f"unknown route {request.route!r}; known are {', '.join(ROUTES)}")
+    soc, precision = request.soc, request.precision
+    try:
+        product(soc.name)
+    except UnknownProduct:
+        families = ", ".join(f"{entry.name} ({entry.title})" for entry in PRODUCTS)
+        raise InputError(f"nothing is known of attention on {soc.name}; the families known are {families}") from None
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}; ATC's --precision_mode_v2 takes {', '.join(PRECISIONS)}")
+    if precision == "mixed_bfloat16" and not soc.has_bfloat16:
+        raise InputError(
+            f"{soc.name} has no bfloat16, which --precision {precision} needs; use origin or mixed_float16"
+        )
+    if precision in ("cube_hif8", "mixed_hif8") and not soc.has_hifloat8:
+        raise InputError(f"{soc.name} has no HiFloat8, which --precision {precision} needs; use origin or fp16")
+
+
+def _check_types(proto: onnx.ModelProto, soc: SocVersion, name: str) -> None:
+    if soc.has_bfloat16:
+        return
+    for tensor in (*proto.graph.initializer, *(value.type.tensor_type for value in proto.graph.input)):
+        number = tensor.data_type if isinstance(tensor, onnx.TensorProto) else tensor.elem_type
+        if number == onnx.TensorProto.BFLOAT16:
+            raise InputError(f"{name} holds bfloat16, which {soc.name} does not have; convert the model to float16")
+
+
+def _report(job: Job, built: Built, words: list[str]) -> dict[str, object]:
+    request = job.request
+    return {
+        "schema": SCHEMA,
+        "fa_compiler": __version__,
+        "model": job.loaded.name,
+        "route": request.route,
+        "soc_version": request.soc.name,
+        "cann": request.cann,
+        "precision": request.precision,
+        "command": words,
+        "files": [],
+        "inputs": [
+            {"name": entry.name, "type": entry.dtype, "shape": atc_text({entry.name: entry.sizes}).rpartition(":")[2]}
+            for entry in built.inputs
+        ],
+        **built.details,
+        "notes": list(built.notes),
+        "fusion": job.report.to_json(),
+    }
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)

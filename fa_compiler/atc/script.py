@@ -1,0 +1,61 @@
+"""atc.sh: the exact command line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from fa_compiler import __version__
+from fa_compiler.atc.job import Built, Request
+from fa_compiler.atc.shapes import atc_text
+
+PRECISIONS = (
+    "origin",
+    "fp16",
+    "cube_fp16in_fp32out",
+    "mixed_float16",
+    "mixed_bfloat16",
+    "cube_hif8",
+    "mixed_hif8",
+)
+"""What ATC's --precision_mode_v2 takes. Its own default, fp16, turns bfloat16 and float32 into float16; ours keeps what
+the model has."""
+
+
+def command(request: Request, built: Built) -> list[str]:
+    """The words of the command, to be run in the folder."""
+    stem = re.sub(r"\.[a-z]+$", "", built.model)
+    sizes = {entry.name: entry.sizes for entry in built.inputs}
+    if request.gears:
+        sizes = {name: tuple(size if isinstance(size, int) else (1, -1) for size in row) for name, row in sizes.items()}
+    words = [
+        "atc",
+        "--mode=0",
+        f"--framework={built.framework}",
+        f"--model={built.model}",
+        f"--output={stem}",
+        f"--soc_version={request.soc.name}",
+        "--input_format=ND",
+        f"--precision_mode_v2={request.precision}",
+    ]
+    if sizes:
+        words.append(f"--input_shape={atc_text(sizes)}")
+    if request.gears:
+        words.append(f"--dynamic_dims={';'.join(','.join(map(str, group)) for group in request.gears)}")
+    return [*words, "--log=error"]
+
+
+def script(title: str, commands: Sequence[Sequence[str]]) -> str:
+    """A shell script that runs commands in its own folder, the last with what it is given itself."""
+    lines = [shlex.join(words) for words in commands]
+    body = "\n".join([*lines[:-1], f'{lines[-1]} "$@"'])
+    return f"""\
+#!/bin/sh
+# {title}
+# Written by fa-compiler {__version__}. Needs CANN on the PATH: source its set_env.sh first.
+# Further options of atc may follow.
+set -e
+cd "$(dirname "$0")"
+{body}
+"""

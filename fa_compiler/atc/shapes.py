@@ -1,0 +1,190 @@
+"""The sizes of inputs: read as ATC spells them, set in a model before it is optimised, asked for where missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+
+from fa_compiler.errors import InputError
+
+Size = int | tuple[int, int]
+"""A size, or the inclusive bounds of one that stays open; an upper bound of -1 is none."""
+
+Sizes = Mapping[str, Sequence[Size]]
+
+OPEN: Size = (1, -1)
+"""A size of which nothing is known."""
+
+_SIZE = re.compile(r"(?P<fixed>\d{1,10})|(?P<open>-1)|(?P<low>\d{1,10})~(?P<high>\d{1,10}|-1)")
+
+
+def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
+    """ "ids:1,128;mask:1~8,-1" as sizes by input. A scalar has nothing behind its colon.
+
+    Raises:
+        InputError: the text is not of that form, or names an input twice.
+    """
+    shapes: dict[str, tuple[Size, ...]] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, colon, dims = part.rpartition(":")
+        if not colon or not name:
+            raise InputError(f"--input-shape {part!r} is not of the form name:1,128")
+        if name in shapes:
+            raise InputError(f"--input-shape names {name} twice")
+        shapes[name] = parse_sizes(dims, f"--input-shape {part!r}")
+    return shapes
+
+
+def parse_sizes(text: str, where: str) -> tuple[Size, ...]:
+    """ "1,1~512,-1" as sizes; nothing is a scalar. Raises InputError, which begins with `where`, for anything else."""
+    return tuple(_size(dim.strip(), where) for dim in text.split(",")) if text.strip() else ()
+
+
+def _size(text: str, where: str) -> Size:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise InputError(f"{where}: {text!r} is no size; give a number, 1~512 for a range, or -1")
+    if found["fixed"]:
+        size: Size = int(found["fixed"])
+    else:
+        size = OPEN if found["open"] else (int(found["low"]), int(found["high"]))
+    if size == 0:
+        raise InputError(f"{where}: ATC takes no size 0")
+    if isinstance(size, tuple) and size[1] != -1 and size[1] < size[0]:
+        raise InputError(f"{where}: the range {text} is empty")
+    return size
+
+
+def parse_gears(text: str) -> tuple[tuple[int, ...], ...]:
+    """ "1,128;4,256" as groups of sizes. Raises InputError for anything else."""
+    groups = [group.split(",") for group in text.split(";") if group.strip()]
+    if not groups or not all(re.fullmatch(r"\s*[1-9]\d{0,9}\s*", size) for group in groups for size in group):
+        raise InputError(f"--dynamic-dims {text!r} is not of the form 1,128;4,256")
+    return tuple(tuple(int(size) for size in group) for group in groups)
+
+
+def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None:
+    """ATC's rules for --dynamic_dims: a value for each -1, no ranges beside it, 2 to `most` groups, all different."""
+    if not gears:
+        return
+    bounds = [size for shape in sizes.values() for size in shape if isinstance(size, tuple)]
+    if any(size != OPEN for size in bounds):
+        raise InputError("--dynamic-dims goes with -1 in --input-shape, not with ranges")
+    if any(len(group) != len(bounds) for group in gears):
+        raise InputError(f"--dynamic-dims needs {len(bounds)} sizes in each group, one for each -1 of --input-shape")
+    if not 2 <= len(gears) <= most or len({*map(tuple, gears)}) != len(gears):
+        raise InputError(f"--dynamic-dims needs 2 to {most} different groups, found {len(gears)}")
+
+
+def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[Size, ...]]:
+    """The sizes with each -1 replaced by the smallest and largest size its gears give it."""
+    columns = iter(zip(*gears, strict=True))
+    filled: dict[str, tuple[Size, ...]] = {}
+    for name, shape in sizes.items():
+        filled[name] = tuple(_bounds(next(columns)) if gears and isinstance(size, tuple) else size for size in shape)
+    return filled
+
+
+def _bounds(column: Sequence[int]) -> Size:
+    return (min(column), max(column))
+
+
+def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
+    """A copy of a model whose inputs have the sizes that are fixed; a symbol that gets a size gets it everywhere.
+
+    Raises:
+        InputError: there is no such input, it has another rank or size, or one symbol gets two sizes.
+    """
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(proto)
+    inputs = {value.name: value for value in model_inputs(fixed)}
+    symbols: dict[str, int] = {}
+    for key, shape in sizes.items():
+        if key not in inputs:
+            raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
+        _fix_input(inputs[key], shape, symbols)
+    for graph in _graphs(fixed.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.HasField("dim_param") and dim.dim_param in symbols:
+                    dim.dim_value = symbols[dim.dim_param]
+    return fixed
+
+
+def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], symbols: dict[str, int]) -> None:
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        tensor.shape.SetInParent()
+        for _ in shape:
+            tensor.shape.dim.add()
+    if len(tensor.shape.dim) != len(shape):
+        raise InputError(f"input {value.name!r} has {len(tensor.shape.dim)} dimensions, --input-shape {len(shape)}")
+    for dim, size in zip(tensor.shape.dim, shape, strict=True):
+        if dim.HasField("dim_value"):
+            if size != dim.dim_value and not (isinstance(size, tuple) and _within(dim.dim_value, size)):
+                raise InputError(f"input {value.name!r} has the size {dim.dim_value} where --input-shape has {size}")
+        elif isinstance(size, int):
+            if dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+                raise InputError(
+                    f"--input-shape gives {dim.dim_param!r} two sizes: {symbols[dim.dim_param]} and {size}"
+                )
+            dim.dim_value = size
+
+
+def _within(size: int, bounds: tuple[int, int]) -> bool:
+    return bounds[0] <= size and (bounds[1] == -1 or size <= bounds[1])
+
+
+def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple[Size, ...]]:
+    """The sizes of all inputs: those of the model, and what the user gave for the open ones.
+
+    Raises:
+        InputError: a size is open and nothing was said of it. The message holds an --input-shape to fill in.
+    """
+    full: dict[str, tuple[Size, ...]] = {}
+    missing: list[str] = []
+    for value in model_inputs(proto):
+        tensor = value.type.tensor_type
+        given = sizes.get(value.name)
+        dims: list[Size | str] = [
+            dim.dim_value if dim.HasField("dim_value") else given[axis] if given else dim.dim_param or "?"
+            for axis, dim in enumerate(tensor.shape.dim)
+        ]
+        if not tensor.HasField("shape") or any(isinstance(dim, str) for dim in dims):
+            missing.append(f"{value.name}:{','.join(map(str, dims))}")
+        full[value.name] = tuple(dim for dim in dims if not isinstance(dim, str))
+    if missing:
+        raise InputError(
+            f"{name} has inputs of open sizes; say them with --input-shape '{';'.join(missing)}', where each name "
+            "becomes a number, a range such as 1~512, or -1 for any size"
+        )
+    return full
+
+
+def atc_text(sizes: Sizes) -> str:
+    """The sizes as --input_shape has them."""
+    return ";".join(f"{name}:{','.join(map(_atc_size, shape))}" for name, shape in sizes.items())
+
+
+def _atc_size(size: Size) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return "-1" if size[1] == -1 else f"{size[0]}~{size[1]}"
+
+
+def model_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that are no weights."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return [value for value in proto.graph.input if value.name not in weights]
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _graphs(attribute.g)
+            for inner in attribute.graphs:
+                yield from _graphs(inner)

@@ -1,0 +1,273 @@
+"""Single-operator files: one for each distinct fused operator of a model, or one from what a user typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fa_compiler.atc.job import Request
+from fa_compiler.atc.script import script
+from fa_compiler.atc.shapes import parse_sizes
+from fa_compiler.errors import InputError, InternalError
+from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
+from fa_compiler.lowering.ascend.air.check_prototypes import entry_of
+from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
+from fa_compiler.lowering.ascend.single_op import check_text, to_json
+from fa_compiler.lowering.ascend.single_op.words import TYPES
+from fa_compiler.op_registry import NodeView, TensorInfo, can_infer, get, infer, names, verify
+from fa_compiler.op_registry.dtypes import to_numpy
+from fa_compiler.op_registry.errors import UnknownOp, suggestion
+from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
+from fa_compiler.op_registry.node import convert_attr
+from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
+
+FOLDER = "single_op"
+SCRIPT = "single_op.sh"
+
+
+def write_all(ops: Sequence[Op], folder: Path, request: Request) -> list[Path]:
+    """One JSON file for each distinct signature (everything but the operator's name), and a script that compiles them.
+
+    Raises InputError for an operator with an attribute or type that --singleop has no word for.
+    """
+    files: list[Path] = []
+    seen: set[str] = set()
+    for op in ops:
+        signature = text_of(op, op.type)
+        if signature not in seen:
+            seen.add(signature)
+            (folder / FOLDER).mkdir(exist_ok=True)
+            files.append(folder / FOLDER / f"{op.type}_{len(files)}.json")
+            files[-1].write_text(text_of(op, files[-1].stem))
+    if files:
+        title = f"Compiles each fused operator alone for {request.soc.name}, into the folder single_op."
+        commands = [command(f"{FOLDER}/{file.name}", FOLDER, request.soc.name, request.precision) for file in files]
+        (folder / SCRIPT).write_text(script(title, commands))
+        (folder / SCRIPT).chmod(0o755)
+    return files
+
+
+def command(file: str, output: str, soc: str, precision: str = "origin") -> list[str]:
+    """The words of ATC's command for one file."""
+    return [
+        "atc",
+        f"--singleop={file}",
+        f"--output={output}",
+        f"--soc_version={soc}",
+        f"--precision_mode_v2={precision}",
+        "--log=error",
+    ]
+
+
+def text_of(op: Op, name: str, constants: Mapping[str, Weight] | None = None) -> str:
+    """The content of an operator's file, checked.
+
+    Raises InputError where ATC has no word for something, InternalError if our own checks refuse what was written.
+    """
+    try:
+        text = json.dumps([to_json(op, name, constants)], indent=1) + "\n"
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    findings = check_text(text.encode())
+    if verdict(findings) != ACCEPTED:
+        raise InternalError(f"{op.name}: the JSON is not well formed ({findings[0].rule}): {findings[0]}")
+    return text
+
+
+def by_hand(
+    op_type: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attrs: Sequence[str],
+    constants: Sequence[str],
+    soc: str | None,
+    cann: str | None,
+) -> str:
+    """The file of one operator from the words of the command line.
+
+    `inputs` and `outputs` are "query=1,12,512,64:float16", `attrs` "head_num=12", `constants`
+    "actual_seq_qlen=128,512". Outputs that follow from the inputs need not be given. With `soc` the operator's
+    numbered constraints are checked, too.
+
+    Raises InputError for words that cannot be read or do not fit the prototype, and for a node that breaks a
+    constraint.
+    """
+    spec = _spec(op_type, cann)
+    op = Op(op_type, op_type)
+    given = dict(map(_tensor, inputs))
+    op.input_descs = _placed(spec, given)
+    op.inputs = [None if desc.is_absent else Output(desc.name) for desc in op.input_descs]
+    op.attrs = _attrs(spec, attrs)
+    values = {name: _constant(name, text, given) for name, text in (_pair(item, "--const") for item in constants)}
+    op.output_descs = _outputs(spec, op, dict(map(_tensor, outputs)), values)
+    if soc is not None and op_type in names():
+        _verify(spec, op, values, soc, cann)
+    return text_of(op, op_type, values)
+
+
+def _spec(op_type: str, cann: str | None) -> OpSpec:
+    if op_type in names():
+        return get(op_type, cann)
+    found = ge_prototype(op_type)
+    if found is None:
+        raise UnknownOp(op_type, ge_operators())
+    return found
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, equals, rest = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"{option} {text!r} is not of the form name=...")
+    return name, rest
+
+
+def _tensor(text: str) -> tuple[str, TensorDesc]:
+    name, rest = _pair(text, "--input")
+    dims, colon, word = rest.rpartition(":")
+    if not colon or word.lower() not in TYPES:
+        hint = suggestion(word.lower(), TYPES) if colon else ""
+        raise InputError(f"{text!r} is not of the form name=1,12,512,64:float16{hint}")
+    sizes = parse_sizes(dims, text)
+    shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
+    ranges = tuple((size, size) if isinstance(size, int) else size for size in sizes)
+    return name, TensorDesc(name, TYPES[word.lower()], shape, "ND", ranges if -1 in shape else None)
+
+
+def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:
+    """The tensors in prototype order, placeholders for those missing before the last one that is there."""
+    named = {(f"{name}0" if _is_dynamic(spec, name) else name): desc for name, desc in given.items()}
+    for name in named:
+        if entry_of(spec.inputs, name) is None:
+            hint = suggestion(name, spec.input_names)
+            raise InputError(f"{spec.name} has no input {name!r}{hint}")
+    placed: list[TensorDesc] = []
+    for entry in spec.inputs:
+        own = [name for name in named if (found := entry_of(spec.inputs, name)) and found[0] is entry]
+        if entry.kind is Kind.DYNAMIC:
+            expected = [f"{entry.name}{number}" for number in range(len(own))]
+            if sorted(own) != sorted(expected):
+                raise InputError(f"{spec.name} needs the tensors of {entry.name} numbered {', '.join(expected)}")
+            placed += [_renamed(named[name], name) for name in expected]
+        elif own:
+            placed.append(named[own[0]])
+        elif entry.kind is Kind.REQUIRED:
+            raise InputError(f"{spec.name} needs the input {entry.name}; give --input {entry.name}=...")
+        else:
+            placed.append(absent(entry.name))
+    while placed and placed[-1].is_absent:
+        placed.pop()
+    return placed
+
+
+def _is_dynamic(spec: OpSpec, name: str) -> bool:
+    return any(entry.name == name and entry.kind is Kind.DYNAMIC for entry in spec.inputs)
+
+
+def _renamed(desc: TensorDesc, name: str) -> TensorDesc:
+    return TensorDesc(name, desc.dtype, desc.shape, desc.layout, desc.ranges)
+
+
+def _attrs(spec: OpSpec, words: Sequence[str]) -> dict[str, Attr]:
+    """Every attribute of the prototype, defaults written out, for they differ between versions of CANN."""
+    given = dict(_pair(word, "--attr") for word in words)
+    for name in given:
+        if name not in spec.attr_names:
+            raise InputError(f"{spec.name} has no attribute {name!r}{suggestion(name, spec.attr_names)}")
+    attrs: dict[str, Attr] = {}
+    for entry in spec.attrs:
+        if entry.name in given:
+            attrs[entry.name] = Attr(entry.type, _value(spec, entry, given[entry.name]))
+        elif entry.required:
+            raise InputError(f"{spec.name} needs the attribute {entry.name}; give --attr {entry.name}=...")
+        elif entry.value_if_absent is not None:
+            attrs[entry.name] = Attr(entry.type, entry.value_if_absent)
+    return attrs
+
+
+def _value(spec: OpSpec, entry: AttrSpec, text: str) -> Any:
+    parsed: Any = text
+    if entry.type == "Bool":
+        parsed = {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    elif entry.type == "Type":
+        parsed = TYPES.get(text.lower(), text)
+        if parsed in TYPES.values():
+            return parsed
+    elif entry.type not in ("String", "ListString"):
+        try:
+            parsed = json.loads(f"[{text}]" if entry.type.startswith("List") and not text.startswith("[") else text)
+        except ValueError:
+            parsed = text
+    elif entry.type == "ListString":
+        parsed = text.split(",")
+    return convert_attr(spec.name, entry, parsed)
+
+
+def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
+    desc = given.get(name)
+    if desc is None or desc.shape is None:
+        raise InputError(f"--const {name}: give its type and shape with --input {name}=... as well")
+    try:
+        array = np.array([float(word) if "." in word else int(word) for word in text.split(",")])
+        array = array.astype(to_numpy(desc.dtype)).reshape(desc.shape)
+    except (ValueError, OverflowError):
+        raise InputError(f"--const {name}={text} does not fit {desc.dtype} {list(desc.shape)}") from None
+    data = array.tobytes()
+    return Weight(desc.dtype, desc.shape, len(data), lambda: data)
+
+
+def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]) -> list[TensorDesc]:
+    inferred = _inferred(spec, op, values) if can_infer(spec.name) else {}
+    descs: list[TensorDesc] = []
+    for entry in spec.outputs:
+        known = given.get(entry.name) or inferred.get(entry.name)
+        if known is None:
+            raise InputError(f"the output {entry.name} of {spec.name} is not known; give --output {entry.name}=...")
+        descs.append(known)
+    return descs
+
+
+def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, TensorDesc]:
+    found = infer(spec.name, _infos(spec, op, values), _plain(op))
+    descs: dict[str, TensorDesc] = {}
+    for name, info in found.items():
+        if info.shape is not None and info.dtype:
+            shape = tuple(size if isinstance(size, int) else -1 for size in info.shape)
+            descs[name] = TensorDesc(name, info.dtype, shape)
+    return descs
+
+
+def _infos(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, Any]:
+    infos: dict[str, Any] = {}
+    for desc in op.input_descs:
+        found = entry_of(spec.inputs, desc.name)
+        if desc.is_absent or found is None or desc.shape is None:
+            continue
+        weight = values.get(desc.name)
+        value = None
+        if weight is not None:
+            value = np.frombuffer(weight.load(), to_numpy(weight.dtype)).reshape(weight.shape)
+        info = TensorInfo(desc.dtype, tuple(size if size >= 0 else None for size in desc.shape), value)
+        if found[0].kind is Kind.DYNAMIC:
+            infos.setdefault(found[0].name, []).append(info)
+        else:
+            infos[desc.name] = info
+    return infos
+
+
+def _plain(op: Op) -> dict[str, Any]:
+    return {name: attr.value for name, attr in op.attrs.items()}
+
+
+def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str, cann: str | None) -> None:
+    outputs = {
+        desc.name: TensorInfo(desc.dtype, tuple(size if size >= 0 else None for size in desc.shape or ()))
+        for desc in op.output_descs
+    }
+    found = verify(NodeView(spec.name, op.name, _infos(spec, op, values), outputs, _plain(op)), soc, cann)
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise InputError(f"{spec.name} cannot run so on {soc}: {found[0]}{more}")

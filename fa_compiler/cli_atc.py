@@ -1,0 +1,127 @@
+"""The commands around ATC: atc, air check, air show, single-op."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from fa_compiler.cli_models import progress_bar
+from fa_compiler.errors import InputError
+from fa_compiler.lowering.ascend.air.errors import AirError
+from fa_compiler.lowering.ascend.air.finding import Finding, Severity
+from fa_compiler.op_registry.soc import soc_version
+from fa_compiler.render import print_report, print_table, printable
+from fa_compiler.writing import staging, write
+
+OK, FAULTY = 0, 1
+
+
+def atc(args: argparse.Namespace) -> int:
+    """Write the folder that ATC compiles."""
+    from fa_compiler.atc import run, shapes
+    from fa_compiler.atc.job import Request
+
+    request = Request(
+        soc_version(args.soc_version),
+        args.route,
+        args.cann,
+        args.precision,
+        shapes.parse_shapes(args.input_shape),
+        shapes.parse_gears(args.dynamic_dims) if args.dynamic_dims is not None else (),
+        args.single_op,
+        [word.strip() for group in args.assume for word in group.split(",") if word.strip()],
+    )
+    with progress_bar(args.quiet) as progress:
+        report, built = run.run(args.model, args.output, request, progress)
+    if not args.quiet:
+        print_report(report, args.explain)
+        for note in built.notes:
+            print(printable(f"note: {note}"))
+        print(printable(f"wrote {args.output}; where CANN is installed run {args.output / run.SCRIPT}"))
+    return OK
+
+
+def air_check(path: Path) -> int:
+    """Tell what is wrong with an `.air` file."""
+    from fa_compiler.lowering.ascend.air.check import check, verdict
+
+    findings = check(_file(path))
+    _print(findings)
+    return _conclude(path, verdict(findings), findings)
+
+
+def air_show(path: Path, drawing: Path | None) -> int:
+    """List the operators of an `.air` file, or draw its graph."""
+    from fa_compiler.lowering.ascend.air import read
+    from fa_compiler.lowering.ascend.air.draw import draw
+    from fa_compiler.lowering.ascend.air.show import lines, summary
+
+    try:
+        model = read(_file(path))
+        if drawing is None:
+            print(printable(summary(model)))
+            for graph in model.graphs:
+                print()
+                print(printable(graph.name))
+                for line in lines(graph):
+                    print(printable(f"  {line}"))
+            return OK
+        text = draw(model, drawing.suffix)
+    except (AirError, ValueError) as error:
+        raise InputError(str(error)) from None
+    if drawing.exists() and drawing.samefile(path):
+        raise InputError(f"{drawing} is the .air itself; choose another name")
+    with staging() as stage:
+        write(stage.reserve(drawing), [text.encode()], drawing)
+        stage.commit()
+    print(printable(f"wrote {drawing}"))
+    return OK
+
+
+def single_op(args: argparse.Namespace) -> int:
+    """Write or check one operator's file for `atc --singleop`."""
+    from fa_compiler.atc.single import by_hand, command
+    from fa_compiler.lowering.ascend.air.check import verdict
+    from fa_compiler.lowering.ascend.single_op import check
+
+    if args.check is not None:
+        if args.op is not None or args.output is not None:
+            raise InputError("--check takes a file, and nothing else")
+        findings = check(_file(args.check))
+        _print(findings)
+        return _conclude(args.check, verdict(findings), findings)
+    if args.op is None or args.output is None:
+        raise InputError("single-op needs an operator and -o FILE.json, or --check FILE.json")
+    soc = None if args.soc_version is None else soc_version(args.soc_version).name
+    text = by_hand(args.op, args.input, args.output_desc, args.attr, args.const, soc, args.cann)
+    with staging() as stage:
+        write(stage.reserve(args.output), [text.encode()], args.output)
+        stage.commit()
+    words = command(args.output.name, args.output.stem, soc or "Ascend910B2")
+    print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
+    return OK
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the file in it")
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
+    return path
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    if findings:
+        rows = [
+            (finding.severity.value, finding.rule, finding.node, finding.message, finding.hint) for finding in findings
+        ]
+        print_table(("noticed", "rule", "node", "what", "what to do"), rows)
+
+
+def _conclude(path: Path, verdict: str, findings: Sequence[Finding]) -> int:
+    notes = sum(finding.severity is Severity.NOTE for finding in findings)
+    faults = len(findings) - notes
+    print(printable(f"{path}: {verdict}; {faults} faults, {notes} notes"))
+    return FAULTY if faults else OK

@@ -1,0 +1,86 @@
+"""How the JSON spells types, formats and kinds of attributes; ATC ignores the case of the first two."""
+
+from __future__ import annotations
+
+TYPES = {
+    "bool": "DT_BOOL",
+    "int8": "DT_INT8",
+    "uint8": "DT_UINT8",
+    "int16": "DT_INT16",
+    "uint16": "DT_UINT16",
+    "int32": "DT_INT32",
+    "uint32": "DT_UINT32",
+    "int64": "DT_INT64",
+    "uint64": "DT_UINT64",
+    "float16": "DT_FLOAT16",
+    "half": "DT_FLOAT16",
+    "fp16": "DT_FLOAT16",
+    "float": "DT_FLOAT",
+    "float32": "DT_FLOAT",
+    "double": "DT_DOUBLE",
+    "complex32": "DT_COMPLEX32",
+    "complex64": "DT_COMPLEX64",
+    "complex128": "DT_COMPLEX128",
+    "uint1": "DT_UINT1",
+    "bfloat16": "DT_BF16",
+    "int4": "DT_INT4",
+    "hifloat8": "DT_HIFLOAT8",
+    "hifloat4": "DT_HIFLOAT4",
+    "float8_e5m2": "DT_FLOAT8_E5M2",
+    "float8_e4m3fn": "DT_FLOAT8_E4M3FN",
+}
+"""The words ATC knows, and the type each means. Of several the first is written."""
+
+ABSENT_TYPE, ABSENT_FORMAT = "UNDEFINED", "RESERVED"
+"""Both words together stand for an optional input that is not there."""
+
+FORMATS = frozenset(
+    (
+        "nd",
+        "nchw",
+        "nhwc",
+        "chwn",
+        "hwcn",
+        "ncdhw",
+        "ndhwc",
+        "dhwcn",
+        "nc1hwc0",
+        "nc1hwc0_c04",
+        "ndc1hwc0",
+        "fractal_z",
+        "fractal_z_3d",
+        "fractal_nz",
+    )
+)
+"""The formats ATC knows that a tensor can have here."""
+
+ATTR_KINDS = {
+    "bool": "Bool",
+    "int": "Int",
+    "float": "Float",
+    "string": "String",
+    "list_bool": "ListBool",
+    "list_int": "ListInt",
+    "list_float": "ListFloat",
+    "list_string": "ListString",
+    "list_list_int": "ListListInt",
+    "data_type": "Type",
+}
+
+CONST_TYPES = frozenset(
+    word for word in TYPES if word.startswith(("int", "uint", "float", "half", "fp16", "double")) and "_" not in word
+) - {"int4", "uint1"}
+"""Types of which an input may have a constant value; ATC leaves out the value of any other."""
+
+_WORDS = {ge: word for word, ge in reversed(TYPES.items())}
+_KIND_WORDS = {kind: word for word, kind in ATTR_KINDS.items()}
+
+
+def type_word(ge: str) -> str | None:
+    """The word for a type; None if ATC has none."""
+    return _WORDS.get(ge)
+
+
+def kind_word(kind: str) -> str | None:
+    """The word for an attribute's REG_OP type; None if ATC takes none of that kind here."""
+    return _KIND_WORDS.get(kind)

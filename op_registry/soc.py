@@ -1,0 +1,64 @@
+"""The SoC versions ATC takes: `soc_versions.tsv` holds one a line, from the platform files of CANN's runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from fa_compiler.op_registry.errors import UnknownProduct, suggestion
+from fa_compiler.op_registry.products import PRODUCTS, product
+
+
+@dataclass(frozen=True)
+class SocVersion:
+    """One processor. `short` is the family its operators are compiled for, `arch` the number of its instruction set,
+    `memory` its bytes; counts that the platform file leaves open are None."""
+
+    name: str
+    short: str
+    arch: int
+    ai_cores: int | None
+    vector_cores: int | None
+    memory: int | None
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether its instruction set knows bfloat16: the first generation (910, 310P) does not."""
+        return self.arch not in (1001, 2002)
+
+    @property
+    def has_hifloat8(self) -> bool:
+        """Whether its matrix unit takes HiFloat8, which came with Ascend 950."""
+        return self.arch == 3510
+
+
+@cache
+def soc_versions() -> dict[str, SocVersion]:
+    """All of them by name."""
+    lines = resources.files(__package__).joinpath("soc_versions.tsv").read_text().splitlines()[1:]
+    rows = [line.split("\t") for line in lines]
+    return {row[0]: SocVersion(row[0], row[1], int(row[2]), *(int(n) if n else None for n in row[3:])) for row in rows}
+
+
+def soc_version(name: str) -> SocVersion:
+    """The SoC version of that name, spelled as ATC spells it.
+
+    Raises UnknownProduct, with the name that was probably meant; for a family ("A2") with its members.
+    """
+    known = soc_versions()
+    if name in known:
+        return known[name]
+    if any(name.upper() == entry.name for entry in PRODUCTS):
+        members = [other for other in known if _belongs(other, name)]
+        raise UnknownProduct(f"{name} is a family; ATC wants one SoC version of it: {', '.join(members)}")
+    spelled = next((other for other in known if other.lower() == name.lower()), None)
+    hint = f", did you mean {spelled!r}?" if spelled else suggestion(name, known)
+    raise UnknownProduct(f"unknown SoC version {name!r}{hint}")
+
+
+def _belongs(name: str, family: str) -> bool:
+    try:
+        return product(name).name == family.upper()
+    except UnknownProduct:
+        return False

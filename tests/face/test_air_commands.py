@@ -1,0 +1,163 @@
+"""fa-compiler air check, air show and single-op."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fa_compiler.cli import main
+from fa_compiler.lowering.ascend.air import write
+from fa_compiler.lowering.ascend.graph import Attr, Model
+from fa_compiler.lowering.ascend.single_op import check
+from tests.lowering.ascend.graphs import attention, branches
+
+
+def saved(model: Model, folder: Path) -> Path:
+    path = folder / "model.air"
+    write(model, path)
+    return path
+
+
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(), tmp_path)
+    assert main(["air", "check", str(path)]) == 0
+    assert capsys.readouterr().out == f"{path}: accepted; 0 faults, 0 notes\n"
+    model = attention()
+    model.root.ops[-2].attrs["scale_value"] = Attr("Int", 1)
+    saved(model, tmp_path)
+    assert main(["air", "check", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "attr-kind" in shown
+    assert "attribute scale_value is a Int, FlashAttentionScore wants Float" in shown
+    assert shown.endswith(f"{path}: loads-but-invalid; 1 faults, 0 notes\n")
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(), tmp_path)
+    assert main(["air", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("fas: 1 graph, 16384 bytes of constants; 3 Data, 1 Const, 1 FlashAttentionScore")
+    for part in ("query=q", "atten_mask=mask", "head_num=12", "attention_out=float16[1, 12, 128, 64]"):
+        assert part in shown
+    assert "real_shift" not in shown
+
+
+@pytest.mark.parametrize("model", [attention(), branches()])
+def test_drawings(tmp_path: Path, model: Model) -> None:
+    path = saved(model, tmp_path)
+    drawing = tmp_path / "model.svg"
+    assert main(["air", "show", str(path), "--graph", str(drawing)]) == 0
+    tree = ElementTree.parse(drawing)
+    texts = {element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")}
+    ops = [op for graph in model.graphs for op in graph.ops if op.type != "Const"]
+    assert {op.type for op in ops} <= texts
+    edges = {
+        (graph.name, source.op, op.name)
+        for graph in model.graphs
+        for op in graph.ops
+        for source in op.inputs
+        if source is not None and source.op != "mask"
+    }
+    assert len(list(tree.iter("{http://www.w3.org/2000/svg}line"))) == len(edges)
+    assert main(["air", "show", str(path), "--graph", str(tmp_path / "model.dot")]) == 0
+    assert (tmp_path / "model.dot").read_text().count("->") == len(edges)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    garbage = tmp_path / "g.air"
+    garbage.write_bytes(b"\x07\x07")
+    for action, path, message, code in (
+        ("show", garbage, "is no .air file: it does not parse as a ge.proto.ModelDef", 2),
+        ("check", garbage, "not-air", 1),
+        ("check", tmp_path / "none.air", "none.air: no such file", 2),
+        ("show", tmp_path, "is a folder", 2),
+    ):
+        assert main(["air", action, str(path)]) == code
+        shown = capsys.readouterr()
+        assert message in shown.out + shown.err
+        assert "Traceback" not in shown.err
+    path = saved(attention(), tmp_path)
+    assert main(["air", "show", str(path), "--graph", str(tmp_path / "m.png")]) == 2
+    assert "a drawing is a .svg or a .dot, not .png" in capsys.readouterr().err
+
+
+FORWARD = [
+    *("single-op", "FlashAttentionScore", "--attr", "head_num=12", "--attr", "input_layout=BNSD"),
+    *("--input", "query=1,12,512,64:float16", "--input", "value=1,12,512,64:float16"),
+    *("--input", "key=1,12,512,64:float16", "--input", "atten_mask=512,512:bool"),
+]
+
+
+def test_single_op_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "fas.json"
+    assert main([*FORWARD, "--attr", "scale_value=0.125", "-o", str(out), "--soc-version", "Ascend910B2"]) == 0
+    assert "atc --singleop=fas.json --output=fas --soc_version=Ascend910B2" in capsys.readouterr().out
+    assert check(out) == []
+    entry = json.loads(out.read_text())[0]
+    names = ["query", "key", "value", "real_shift", "drop_mask", "padding_mask", "atten_mask"]
+    assert [tensor["name"] for tensor in entry["input_desc"]] == names
+    assert [tensor["shape"] for tensor in entry["output_desc"]][:1] == [[1, 12, 512, 8]]
+    # Defaults differ between versions of CANN, so that they are written out.
+    assert {"name": "keep_prob", "type": "float", "value": 1.0} in entry["attr"]
+    assert main(["single-op", "--check", str(out)]) == 0
+
+
+def test_single_op_of_any_ge_operator(tmp_path: Path) -> None:
+    out = tmp_path / "op.json"
+    words = ["single-op", "ConcatD", "--input", "x0=2,3:float", "--input", "x1=2,-1:float"]
+    words += ["--attr", "concat_dim=1", "--attr", "N=2", "--output-desc", "y=2,-1:float", "-o", str(out)]
+    assert main(words) == 0
+    assert check(out) == []
+    assert json.loads(out.read_text())[0]["input_desc"][1]["shape_range"] == [[1, -1]]
+
+
+def test_single_op_with_values(tmp_path: Path) -> None:
+    out = tmp_path / "op.json"
+    words = ["single-op", "FusedInferAttentionScore", "--attr", "num_heads=8", "--attr", "input_layout=BSH"]
+    words += ["--input", "query=2,128,512:float16", "--input", "key=2,256,512:float16"]
+    words += ["--input", "value=2,256,512:float16", "--input", "actual_seq_lengths_kv=2:int64"]
+    words += ["--const", "actual_seq_lengths_kv=100,256", "--output-desc", "attention_out=2,128,512:float16"]
+    words += ["--output-desc", "softmax_lse=1:float", "-o", str(out)]
+    assert main(words) == 0
+    entry = json.loads(out.read_text())[0]
+    tensors = {tensor["name"]: tensor for tensor in entry["input_desc"]}
+    assert tensors["actual_seq_lengths_kv"]["const_value"] == [100, 256]
+    assert {"key0", "value0"} <= set(tensors)
+    assert check(out) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["single-op"], "single-op needs an operator and -o FILE.json, or --check FILE.json"),
+        (["single-op", "FlashAttentionScor", "-o", "x"], "did you mean 'FlashAttentionScore'"),
+        ([*FORWARD, "-o", "x", "--input", "maks=1:bool"], "has no input 'maks'"),
+        ([*FORWARD, "-o", "x", "--attr", "head_nun=1"], "has no attribute 'head_nun', did you mean 'head_num'"),
+        ([*FORWARD, "-o", "x", "--attr", "scale_value=x"], "attribute scale_value of FlashAttentionScore is 'x'"),
+        ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not of the form name=..."),
+        ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "is not of the form name=1,12,512,64:float16"),
+        ([*FORWARD[:6], "-o", "x"], "needs the input query; give --input query=..."),
+        (["single-op", "Relu", "--input", "x=1:float", "-o", "x"], "the output y of Relu is not known; give --output"),
+        ([*FORWARD, "-o", "x", "--soc-version", "Ascend310P3"], "cannot run so on Ascend310P3"),
+        ([*FORWARD, "-o", "x", "--soc-version", "Ascend910B22"], "unknown SoC version"),
+        ([*FORWARD, "-o", "x", "--const", "query=1,2"], "--const query=1,2 does not fit DT_FLOAT16"),
+        ([*FORWARD, "-o", "x", "--const", "seed=1,2"], "--const seed: give its type and shape with --input"),
+        (["single-op", "Relu", "--check", "x"], "--check takes a file, and nothing else"),
+    ],
+)
+def test_single_op_that_cannot_be(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,234 @@
+"""fa-compiler atc: what it writes, and what it refuses with one line and nothing written."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from fa_compiler.atc import route_air, routes, run, shapes
+from fa_compiler.atc.folder import new_folder
+from fa_compiler.cli import main
+from fa_compiler.errors import InputError
+from fa_compiler.lowering.ascend.air import read, write
+from fa_compiler.lowering.ascend.air.check import check as check_air
+from fa_compiler.lowering.ascend.single_op import check as check_json
+
+from .builders import HEADS, SIZE, attention, plain, saved
+
+SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
+SOC = ["--soc-version", "Ascend910B2"]
+
+
+def test_a_folder_that_atc_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved(attention(TensorProto.FLOAT16), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", SHAPES, "--single-op"]) == 0
+    assert "1 fused (of 1)" in capsys.readouterr().out
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
+        "atc.sh",
+        "model.air",
+        "report.json",
+        "single_op.sh",
+        "single_op/FlashAttentionScore_0.json",
+    ]
+    assert check_air(out / "model.air") == []
+    assert check_json(out / "single_op" / "FlashAttentionScore_0.json") == []
+    assert [op.output_descs[0].shape for op in read(out / "model.air").root.of_type("Data")] == [
+        (2, HEADS, 32, SIZE)
+    ] * 3
+    report = json.loads((out / "report.json").read_text())
+    assert report["soc_version"] == "Ascend910B2"
+    assert report["operators"]["FlashAttentionScore"] == 1
+    assert report["fusion"]["blocks"][0]["status"] == "fused"
+    assert report["command"] == [
+        "atc",
+        "--mode=0",
+        "--framework=1",
+        "--model=model.air",
+        "--output=model",
+        "--soc_version=Ascend910B2",
+        "--input_format=ND",
+        "--precision_mode_v2=origin",
+        f"--input_shape={SHAPES}",
+        "--log=error",
+    ]
+
+
+def test_the_script_runs_that_command(tmp_path: Path) -> None:
+    """With an atc of our own on the PATH, which writes down what it is given and where."""
+    model = saved(attention(), tmp_path / "model.onnx")
+    out = tmp_path / "my folder"
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", SHAPES, "--quiet"]) == 0
+    tool = tmp_path / "bin" / "atc"
+    tool.parent.mkdir()
+    tool.write_text('#!/bin/sh\npwd\nprintf "%s\\n" "$@"\n')
+    tool.chmod(0o755)
+    environment = {"PATH": f"{tool.parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        [out / "atc.sh", "--log=info"], env=environment, capture_output=True, text=True, check=True, cwd="/"
+    )
+    words = json.loads((out / "report.json").read_text())["command"]
+    assert done.stdout.splitlines() == [str(out), *words[1:], "--log=info"]
+
+
+def test_open_sizes_and_gears(tmp_path: Path) -> None:
+    model = saved(attention(), tmp_path / "model.onnx")
+    wanted = ";".join(f"{name}:1~4,{HEADS},-1,{SIZE}" for name in ("query", "key", "value"))
+    out = tmp_path / "out"
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", wanted, "--quiet"]) == 0
+    assert f"--input_shape={wanted}" in (out / "atc.sh").read_text()
+    query = next(read(out / "model.air").root.of_type("Data")).output_descs[0]
+    assert (query.shape, query.ranges) == ((-1, HEADS, -1, SIZE), ((1, 4), (HEADS, HEADS), (1, -1), (SIZE, SIZE)))
+
+    wanted = wanted.replace("1~4", "2")
+    gears = ["--dynamic-dims", "16,16,16;32,32,32"]
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", wanted, *gears, "--quiet"]) == 0
+    line = (out / "atc.sh").read_text().splitlines()[-1]
+    assert f"--input_shape={wanted}" in shlex.split(line)
+    assert "--dynamic_dims=16,16,16;32,32,32" in shlex.split(line)
+    assert next(read(out / "model.air").root.of_type("Data")).output_descs[0].ranges[2] == (16, 32)  # type: ignore[index]
+
+
+def test_a_size_counts_wherever_its_name_stands(tmp_path: Path) -> None:
+    """batch and seq are fixed by the query alone."""
+    model = saved(attention(), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", SHAPES.partition(";")[0], "--quiet"]) == 0
+    assert all(-1 not in (op.output_descs[0].shape or (-1,)) for op in read(out / "model.air").root.of_type("Data"))
+
+
+def model_with_bfloat16() -> onnx.ModelProto:
+    return attention(TensorProto.BFLOAT16, batch=1, length=32)
+
+
+def unmapped() -> onnx.ModelProto:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 4])
+    node = helper.make_node("TfIdfVectorizer", ["x"], ["y"], "strange", domain="com.microsoft")
+    graph = helper.make_graph([node], "unmapped", [x], [y])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (
+            attention(),
+            ["--soc-version", "Ascend910B22"],
+            "unknown SoC version 'Ascend910B22', did you mean 'Ascend910B2'",
+        ),
+        (attention(), ["--soc-version", "A2"], "A2 is a family; ATC wants one SoC version of it: Ascend910B1"),
+        (attention(), ["--soc-version", "Ascend031"], "nothing is known of attention on Ascend031"),
+        (attention(), [*SOC, "--cann", "1.0"], "no variant of FlashAttentionScore is known for CANN 1.0"),
+        (attention(), [*SOC, "--route", "teleport"], "unknown route 'teleport'; known are air"),
+        (attention(), [*SOC, "--precision", "fp8"], "unknown precision 'fp8'; ATC's --precision_mode_v2 takes origin"),
+        (attention(), [*SOC, "--precision", "mixed_hif8"], "Ascend910B2 has no HiFloat8"),
+        (
+            attention(),
+            ["--soc-version", "Ascend310P3", "--precision", "mixed_bfloat16"],
+            "Ascend310P3 has no bfloat16, which --precision mixed_bfloat16 needs",
+        ),
+        (model_with_bfloat16(), ["--soc-version", "Ascend310P3"], "holds bfloat16, which Ascend310P3 does not have"),
+        (unmapped(), SOC, "com.microsoft::TfIdfVectorizer 'strange': no GE operator"),
+        (
+            attention(),
+            SOC,
+            f"has inputs of open sizes; say them with --input-shape 'query:batch,{HEADS},seq,{SIZE};key:batch",
+        ),
+        (plain(), SOC, "say them with --input-shape 'x:n,4'"),
+        (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
+        (plain(), [*SOC, "--input-shape", "x:3"], "input 'x' has 2 dimensions, --input-shape 1"),
+        (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
+        (plain(), [*SOC, "--input-shape", "x"], "--input-shape 'x' is not of the form name:1,128"),
+        (plain(), [*SOC, "--input-shape", "x:3,4;x:3,4"], "--input-shape names x twice"),
+        (plain(), [*SOC, "--input-shape", "x:3.5,4"], "'3.5' is no size"),
+        (plain(), [*SOC, "--input-shape", "x:0,4"], "ATC takes no size 0"),
+        (plain(), [*SOC, "--input-shape", "x:9~2,4"], "the range 9~2 is empty"),
+        (attention(), [*SOC, "--input-shape", f"query:1,{HEADS},8,{SIZE};key:2,{HEADS},8,{SIZE}"], "'batch' two sizes"),
+        (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1"], "needs 2 to 100 different groups, found 1"),
+        (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1,2;3,4"], "needs 1 sizes in each group"),
+        (plain(), [*SOC, "--input-shape", "x:1~8,4", "--dynamic-dims", "1;2"], "goes with -1 in --input-shape"),
+        (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "a"], "is not of the form 1,128;4,256"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model: onnx.ModelProto, options: list[str], message: str
+) -> None:
+    path = saved(model, tmp_path / "model.onnx")
+    assert main(["atc", str(path), "-o", str(tmp_path / "out"), *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_graph_too_large_for_the_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of 500 bytes in place of 2 GiB."""
+    monkeypatch.setattr(route_air, "write", functools.partial(write, message_limit=500))
+    path = saved(attention(batch=1, length=32), tmp_path / "model.onnx")
+    assert main(["atc", str(path), "-o", str(tmp_path / "out"), *SOC]) == 2
+    assert (
+        "even without its weights, more than the 2 GiB of a protobuf message; split the model"
+        in capsys.readouterr().err
+    )
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_a_fault_found_in_the_written_file_is_an_internal_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finding = check_air(saved_garbage(tmp_path))[0]
+    monkeypatch.setattr(route_air, "check", lambda path: [finding])
+    path = saved(attention(batch=1, length=32), tmp_path / "model.onnx")
+    assert main(["atc", str(path), "-o", str(tmp_path / "out"), *SOC]) == 3
+    assert "the .air is not well formed (not-air)" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def saved_garbage(folder: Path) -> Path:
+    path = folder / "garbage.air"
+    path.write_bytes(b"\x07")
+    return path
+
+
+def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(batch=1, length=32), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    out.mkdir()
+    command = ["atc", str(path), "-o", str(out), *SOC, "--quiet"]
+    assert main([*command, "--single-op"]) == 0
+    assert main(command) == 0
+    assert not (out / "single_op").exists()
+    (out / "notes.txt").write_text("mine")
+    assert main(command) == 2
+    assert "holds notes.txt, which fa-compiler atc did not write" in capsys.readouterr().err
+    assert (out / "notes.txt").read_text() == "mine"
+    assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
+    assert "is no folder" in capsys.readouterr().err
+    assert main(["atc", str(path), "-o", str(tmp_path / "no" / "where"), *SOC]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "out"]
+
+
+def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stop"), new_folder(tmp_path / "out") as folder:
+        (folder / "half").write_text("x")
+        raise InputError("stop")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_routes() -> None:
+    assert next(iter(routes.ROUTES)) == "air"
+    assert run.SCRIPT == "atc.sh"
+    assert shapes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}

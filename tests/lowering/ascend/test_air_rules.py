@@ -1,0 +1,181 @@
+"""Every rule of the checker: one change to a good file that breaks it, and the finding that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fa_compiler.lowering.ascend.air import check_edges, check_ends, check_names, check_prototypes, check_tensors
+from fa_compiler.lowering.ascend.air.check import NOT_AIR, check, check_message
+from fa_compiler.lowering.ascend.air.encode import encode
+from fa_compiler.lowering.ascend.air.files import write
+from fa_compiler.lowering.ascend.air.finding import Rule, Severity
+from fa_compiler.lowering.ascend.air.schema import ModelDef
+from tests.lowering.ascend.graphs import attention, branches
+
+Change = Callable[[Any], object]
+
+
+def op(proto: Any, name: str, graph: int = 0) -> Any:
+    return next(entry for entry in proto.graph[graph].op if entry.name == name)
+
+
+def rename(entry: Any, side: str, old: str, new: str) -> None:
+    names = entry.attr[f"_{side}_name_key"].list.s
+    names[list(names).index(old.encode())] = new.encode()
+
+
+def swap(entry: Any, side: str, first: str, second: str) -> None:
+    rename(entry, side, first, "swapping")
+    rename(entry, side, second, first)
+    rename(entry, side, "swapping", second)
+
+
+def listed(proto: Any, *ends: str) -> None:
+    proto.graph[0].output.extend(ends)
+
+
+def many(*changes: Change) -> Change:
+    def change(proto: Any) -> None:
+        for one in changes:
+            one(proto)
+
+    return change
+
+
+def set_list(attr: Any, field: str, kind: int) -> None:
+    getattr(attr.list, field).extend([1])
+    attr.list.val_type = kind
+
+
+def ranges(desc: Any, *rows: tuple[int, ...]) -> None:
+    for row in rows:
+        desc.attr["shape_range"].list_list_int.list_list_i.add().list_i.extend(row)
+
+
+ATTENTION: list[tuple[Rule, Change]] = [
+    (check_edges.NO_GRAPH, lambda p: p.ClearField("graph")),
+    (check_edges.SOURCE, lambda p: op(p, "attn").input.__setitem__(0, "nobody:0")),
+    (check_edges.SOURCE, lambda p: op(p, "attn").input.append("nobody:-1")),
+    (check_edges.OUTPUT, lambda p: op(p, "attn").input.__setitem__(0, "q:1")),
+    (check_edges.ANCHOR, lambda p: op(p, "attn").input.append("q:0")),
+    (check_edges.INDEX, lambda p: op(p, "attn").input.__setitem__(0, "q:x")),
+    (check_edges.GRAPH_INPUT, lambda p: p.graph[0].input.append("nobody:0")),
+    (check_edges.GRAPH_OUTPUT, lambda p: listed(p, "nobody:0")),
+    (check_edges.GRAPH_OUTPUT_INDEX, lambda p: listed(p, "attn:9")),
+    (check_edges.DUPLICATE, lambda p: p.graph[0].op.add().CopyFrom(op(p, "mask"))),
+    (check_edges.UNLINKED, lambda p: op(p, "attn").input.__setitem__(0, "")),
+    (check_edges.UNLINKED, lambda p: setattr(op(p, "attn").input_desc[3], "layout", "ND")),
+    (check_edges.CYCLE, lambda p: op(p, "q").input.append("attn:-1")),
+    (check_edges.NAME, lambda p: setattr(p.graph[0].op.add(), "type", "Data")),
+    (check_names.MISSING, lambda p: [op(p, "attn").attr.pop(f"_input_name_{part}") for part in ("key", "value")]),
+    (check_names.UNEQUAL, lambda p: op(p, "attn").attr["_input_name_value"].list.i.pop()),
+    (check_names.PAST, lambda p: op(p, "attn").attr["_input_name_value"].list.i.__setitem__(0, 99)),
+    (check_names.TWICE, lambda p: op(p, "attn").attr["_input_name_value"].list.i.__setitem__(0, 1)),
+    (check_names.UNNAMED, lambda p: drop(p)),
+    (check_names.LOST, lambda p: op(p, "attn").attr["odd"].list.i.append(1)),
+    (check_names.LOST, lambda p: op(p, "attn").attr["odd"].SetInParent()),
+    (check_names.LOST, lambda p: op(p, "attn").input_desc[0].attr["odd"].list.i.append(1)),
+    (check_names.MIXED, lambda p: set_list(op(p, "attn").attr["odd"], "i", 1)),
+    (check_names.GRAPH_NAME, lambda p: p.graph[0].ClearField("name")),
+    (check_tensors.DIMS, lambda p: op(p, "q").output_desc[0].shape.dim.__setitem__(0, -3)),
+    (check_tensors.TYPE, lambda p: setattr(op(p, "q").output_desc[0], "dtype", 77)),
+    (check_tensors.LAYOUT, lambda p: setattr(op(p, "q").output_desc[0], "layout", "XYZ")),
+    (check_tensors.RANGE, lambda p: ranges(op(p, "q").output_desc[0], (1, 4))),
+    (check_tensors.RANGE, lambda p: ranges(op(p, "q").output_desc[0], (2, 4), (12, 12), (128, 128), (64, 64))),
+    (check_tensors.CONST_FORM, lambda p: op(p, "mask").attr.pop("value")),
+    (check_tensors.CONST_FORM, lambda p: op(p, "mask").input.append("q:-1")),
+    (check_tensors.CONST_FORM, lambda p: setattr(op(p, "mask").output_desc[0], "dtype", 3)),
+    (check_tensors.CONST_SIZE, lambda p: setattr(op(p, "mask").attr["value"].t, "data", b"few")),
+    (
+        check_tensors.CONSTANT_SIZE,
+        many(
+            lambda p: setattr(op(p, "mask"), "type", "Constant"),
+            lambda p: setattr(op(p, "mask").attr["value"].t, "data", b"few"),
+        ),
+    ),
+    (check_ends.GRAPH_TWICE, lambda p: setattr(p.graph.add(), "name", "fas_graph")),
+    (check_ends.UNREACHABLE, lambda p: setattr(p.graph.add(), "name", "more")),
+    (check_ends.SUBGRAPH, lambda p: op(p, "attn").subgraph_name.append("nowhere")),
+    (check_ends.SHARED, lambda p: op(p, "attn").subgraph_name.append("fas_graph")),
+    (check_ends.DATA_FORM, lambda p: op(p, "q").ClearField("input_desc")),
+    (check_ends.DATA_FORM, lambda p: op(p, "q").input.append("k:0")),
+    (check_ends.DATA_EQUAL, lambda p: setattr(op(p, "q").input_desc[0], "dtype", 1)),
+    (check_ends.DATA_INDEX, lambda p: setattr(op(p, "q").attr["index"], "i", 2)),
+    (check_ends.NO_OUTPUT, lambda p: p.graph[0].op.pop()),
+    (check_ends.TWO_ENDS, lambda p: setattr(p.graph[0].op.add(), "type", "NetOutput")),
+    (check_ends.DISAGREE, lambda p: listed(p, "attn:0")),
+    (check_prototypes.UNKNOWN_OP, lambda p: setattr(op(p, "attn"), "type", "FlashAttentionScor")),
+    (check_prototypes.INPUT_NAME, lambda p: rename(op(p, "attn"), "input", "query", "queri")),
+    (check_prototypes.OUTPUT_NAME, lambda p: rename(op(p, "attn"), "output", "attention_out", "out")),
+    (check_prototypes.REQUIRED_INPUT, lambda p: rename(op(p, "attn"), "input", "query", "q_start_idx")),
+    (check_prototypes.REQUIRED_OUTPUT, lambda p: rename(op(p, "attn"), "output", "softmax_max", "more")),
+    (check_prototypes.INPUT_ORDER, lambda p: swap(op(p, "attn"), "input", "query", "key")),
+    (check_prototypes.OUTPUT_ORDER, lambda p: swap(op(p, "attn"), "output", "softmax_max", "softmax_sum")),
+    (check_prototypes.DTYPE, lambda p: setattr(op(p, "attn").input_desc[0], "dtype", 7)),
+    (check_prototypes.REQUIRED_ATTR, lambda p: op(p, "attn").attr.pop("head_num")),
+    (check_prototypes.ATTR_KIND, lambda p: setattr(op(p, "attn").attr["scale_value"], "i", 1)),
+    (check_prototypes.UNKNOWN_ATTR, lambda p: setattr(op(p, "attn").attr["head_nun"], "i", 1)),
+]
+
+BRANCHES: list[tuple[Rule, Change]] = [
+    (check_ends.SUBGRAPH, lambda p: op(p, "choice").subgraph_name.__setitem__(0, "nowhere")),
+    (check_ends.SHARED, lambda p: op(p, "choice").subgraph_name.__setitem__(0, "kept")),
+    (check_ends.PARENT, lambda p: op(p, "inner", 1).attr.pop("_parent_node_index")),
+    (check_ends.PARENT, lambda p: setattr(op(p, "inner", 1).attr["_parent_node_index"], "i", 7)),
+    (check_ends.PARENT, lambda p: op(p, "NetOutput", 1).input_desc[0].attr.pop("_parent_node_index")),
+    (check_prototypes.DYNAMIC, lambda p: rename(op(p, "choice"), "input", "input0", "input1")),
+]
+
+
+def drop(proto: Any) -> None:
+    for part in ("key", "value"):
+        values = getattr(op(proto, "attn").attr[f"_input_name_{part}"].list, "s" if part == "key" else "i")
+        values.pop()
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "change"),
+    [(attention, *row) for row in ATTENTION] + [(branches, *row) for row in BRANCHES],
+    ids=[row[0].name for row in ATTENTION + BRANCHES],
+)
+def test_one_change_breaks_the_rule(make: Callable[[], Any], rule: Rule, change: Change) -> None:
+    proto = encode(make())
+    assert check_message(proto) == []
+    change(proto)
+    findings = check_message(ModelDef.FromString(proto.SerializeToString()))
+    found = [finding for finding in findings if finding.rule == rule.name]
+    assert found, [str(finding) for finding in findings]
+    assert found[0].severity is rule.severity
+    assert found[0].message
+    assert found[0].hint
+
+
+def test_files_of_weights(tmp_path: Path) -> None:
+    place = tmp_path / "m.air"
+    write(attention(), place, inline_limit=0)
+    proto = ModelDef.FromString(place.read_bytes())
+    for location, rule in (("/etc/passwd", check_tensors.WEIGHT_PLACE), ("../x", check_tensors.WEIGHT_PLACE)):
+        op(proto, "mask").attr["location"].s = location.encode()
+        place.write_bytes(proto.SerializeToString())
+        assert [finding.rule for finding in check(place)] == [rule.name]
+    op(proto, "mask").attr["location"].s = b"air_weight/elsewhere"
+    place.write_bytes(proto.SerializeToString())
+    assert [finding.rule for finding in check(place)] == [check_tensors.WEIGHT_FILE.name]
+
+
+def test_bytes_that_are_no_model(tmp_path: Path) -> None:
+    place = tmp_path / "m.air"
+    place.write_bytes(b"\x07garbage")
+    finding = check(place)[0]
+    assert (finding.rule, finding.severity) == (NOT_AIR.name, Severity.REJECTED)
+
+
+def test_every_rule_has_a_test() -> None:
+    modules = (check_edges, check_ends, check_names, check_prototypes, check_tensors)
+    rules = {value.name for module in modules for value in vars(module).values() if isinstance(value, Rule)}
+    elsewhere = {check_tensors.WEIGHT_FILE.name, check_tensors.WEIGHT_PLACE.name}
+    assert rules == {rule.name for rule, _ in ATTENTION + BRANCHES} | elsewhere
