@@ -6,10 +6,10 @@ linearly, with a symbolic offset. A formula is true or false of every element:
     formula := Always(true | false)
              | AtLeastZero(affine)                    a comparison of positions
              | Given(value, axes, when)               a boolean tensor of the graph
-             | SameEntry(value, one, other, when)     two elements of an integer tensor, equal
+             | Entries(value, one, other, ...)        two elements of an integer tensor, compared
              | All(formulas) | Some(formulas)
 
-`SameEntry`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be taken
+`Entries`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be taken
 apart is read from there.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import onnx_ir as ir
 
@@ -100,12 +101,13 @@ class Given:
 
 
 @dataclass(frozen=True)
-class SameEntry:
-    """Whether the elements of `value` at two indices are equal is `when`."""
+class Entries:
+    """Whether the element of `value` at index `one` is equal to, or at most, that at `other` is `when`."""
 
     value: ir.Value
     one: tuple[Affine, ...]
     other: tuple[Affine, ...]
+    relation: Literal["Equal", "LessOrEqual"] = "Equal"
     when: bool = True
     origin: Given | None = None
 
@@ -126,7 +128,7 @@ class Some:
     origin: Given | None = None
 
 
-Formula = Always | AtLeastZero | Given | SameEntry | All | Some
+Formula = Always | AtLeastZero | Given | Entries | All | Some
 
 TRUE, FALSE = Always(True), Always(False)
 
@@ -149,7 +151,7 @@ def negation(formula: Formula) -> Formula:
             return AtLeastZero(affine.times(-1) + -1)
         case Given(value, axes, when):
             return Given(value, axes, not when)
-        case SameEntry():
+        case Entries():
             return replace(formula, when=not formula.when, origin=_negated(formula.origin))
         case All(parts, origin):
             return Some(tuple(map(negation, parts)), _negated(origin))

@@ -18,6 +18,11 @@ Sums that count never fall, or never rise, from one position to the next, whatev
 length 0, beyond the end or ending early. Labels made of them are in runs in every run of the model, so the sequences'
 ends can be read off the labels. Adding what is the same for all positions keeps unequal numbers unequal, even where it
 wraps around.
+
+    counted := CumSum(Cast(Not(Equal(x[t] - x[t - 1], 1))))
+
+are labels by position_ids: from token to token of a sequence the position x goes up by one, so a comparison of two
+positions within it is one of the tokens' order. (Positions that wrap around their type are none.)
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.cases import whole
-from fa_compiler.passes.nodes import constant, input_of, is_op, reduced_axes
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.positions import LABELS, Positions
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.value_sets import ValueSets
@@ -73,6 +78,46 @@ class Runs:
         if is_op(node, "Add", "Sub"):
             return self._shifted(node, axis, positions, depth)
         return self._moved(node, axis, positions, depth)
+
+    def counted(self, labels: ir.Value, axis: int) -> ir.Value | None:
+        """The numbers whose steps other than 1 the labels count; None for other labels."""
+        node, shape = labels.producer(), self.info.shape(labels)
+        if not is_op(node, "CumSum") or node is None or node.inputs[0] is None or shape is None:
+            return None
+        if not self._counts(node, axis) or int_attr(node, "exclusive", 0) or int_attr(node, "reverse", 0):
+            return None
+        other = producer(_uncast(node.inputs[0]))
+        equal = producer(other.inputs[0]) if other is not None and is_op(other, "Not") else None
+        step = self._compared_with_one(equal) if equal is not None and is_op(equal, "Equal") else None
+        return self._stepped(step, axis) if step is not None and is_op(step, "Sub") else None
+
+    def _compared_with_one(self, equal: ir.Node) -> ir.Node | None:
+        left, right = equal.inputs
+        if left is None or right is None:
+            return None
+        for one, other in ((left, right), (right, left)):
+            if self.info.scalar(one) == 1.0:
+                return other.producer()
+        return None
+
+    def _stepped(self, difference: ir.Node, axis: int) -> ir.Value | None:
+        """x of x[t] - x[t - 1], as far as both are there; the first difference does not matter."""
+        shape = self.info.shape(difference.outputs[0])
+        if shape is None:
+            return None
+        positions = Positions(self.info, shape)
+        later, earlier = (dict(positions.origins(*each)) for each in positions.operands(difference, positions.every))
+        for value in later:
+            node, index = value.producer(), positions.every
+            if value not in earlier or not is_op(node, "Concat") or node is None or len(node.inputs) != 2:
+                continue
+            joined = int_attr(node, "axis", 0) % len(shape) == axis
+            head, numbers = node.inputs
+            first = None if head is None else positions.shape(head)
+            further = tuple(place + int(k == axis) for k, place in enumerate(index))
+            if joined and first is not None and first[axis].const == 1 and earlier[value] == index:
+                return numbers if later[value] == further else None
+        return None
 
     def _counts(self, node: ir.Node, axis: int) -> bool:
         source = node.inputs[0]

@@ -10,7 +10,7 @@ asked for, as an Affine over the indices of the mask:
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
-            | Equal of two elements of one integer tensor, whatever it holds (SameEntry)
+            | a comparison of two elements of one integer tensor, whatever it holds (Entries)
             | Trilu(truth) | number != 0 | a constant of bands
             | any other boolean tensor, as it is (Given)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
@@ -49,9 +49,9 @@ from fa_compiler.passes.cases import (
 from fa_compiler.passes.formula import (
     Affine,
     Always,
+    Entries,
     Formula,
     Given,
-    SameEntry,
     at_least_zero,
     choice,
     conjunction,
@@ -99,7 +99,7 @@ class Positions:
         """The index that runs over all elements of a mask; dimensions of 1 stay at 0."""
         return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
 
-    def _shape(self, value: ir.Value) -> Shape | None:
+    def shape(self, value: ir.Value) -> Shape | None:
         """The shape in runs in which the mask has elements: of others nothing is said."""
         shape = self.info.shape(value)
         return None if shape is None else tuple(settled(size, self._present) for size in shape)
@@ -165,7 +165,7 @@ class Positions:
             one, other = self.operands(node, index)
             left, right = self.number(*one), self.number(*other)
             if left is None or right is None:
-                return self._same_entry(one, other, origin) if node.op_type == "Equal" else None
+                return self._entries(node.op_type, one, other, origin)
             return compared(node.op_type, left, right)
         if is_op(node, "Cast"):
             return self.truth(node.inputs[0], index)
@@ -178,20 +178,26 @@ class Positions:
         moved = self.moved(node, index)
         return None if moved is None else self.truth(*moved)
 
-    def _same_entry(
+    def _entries(
         self,
+        op: str,
         left: tuple[ir.Value | None, Index | None],
         right: tuple[ir.Value | None, Index | None],
         origin: Given | None,
-    ) -> SameEntry | None:
-        """Equal elements of one tensor, the nearest that both operands are moved from."""
-        mine, theirs = dict(self._origins(*left)), dict(self._origins(*right))
+    ) -> Entries | None:
+        """Elements of one tensor, the nearest that both operands are moved from, compared."""
+        mine, theirs = dict(self.origins(*left)), dict(self.origins(*right))
         value = next((value for value in mine if value in theirs), None)
         if value is None or self.info.dtype(value) not in LABELS:
             return None
-        return SameEntry(value, mine[value], theirs[value], origin=origin)
+        pair = mine[value], theirs[value]
+        if op == "Equal":
+            return Entries(value, *pair, origin=origin)
+        # a < b is not b <= a, a >= b is b <= a.
+        turned = pair[::-1] if op in ("Less", "GreaterOrEqual") else pair
+        return Entries(value, *turned, "LessOrEqual", op.endswith("OrEqual"), origin)
 
-    def _origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
+    def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and where moving operators brought it from, up to a change of type."""
         while value is not None and index is not None:
             yield value, index
@@ -201,7 +207,7 @@ class Positions:
 
     def _given(self, value: ir.Value, index: Index) -> Given | None:
         """The tensor itself, where each of its dimensions is the whole of one of the mask's or 1."""
-        shape = self._shape(value)
+        shape = self.shape(value)
         if self.info.dtype(value) != ir.DataType.BOOL or shape is None or len(shape) != len(index):
             return None
         axes: list[int | None] = []
@@ -301,7 +307,7 @@ class Positions:
         axis, start = int_attr(node, "axis", 0) % len(index), self._zero
         parts: list[tuple[ir.Value, Dim, Affine]] = []
         for value in node.inputs:
-            shape = None if value is None else self._shape(value)
+            shape = None if value is None else self.shape(value)
             if value is None or shape is None:
                 return None
             parts.append((value, shape[axis], start))
@@ -385,8 +391,8 @@ class Positions:
 
     def operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
         """The operands of an element-wise operator, each with its index; None where its size is not proven."""
-        result = self._shape(node.outputs[0])
-        shapes = [None if operand is None else self._shape(operand) for operand in node.inputs]
+        result = self.shape(node.outputs[0])
+        shapes = [None if operand is None else self.shape(operand) for operand in node.inputs]
         return [
             (operand, None if own is None or result is None else self._fitted(own, result, index))
             for operand, own in zip(node.inputs, shapes, strict=True)
@@ -407,8 +413,8 @@ class Positions:
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input's element that a moving operator puts at `index`."""
         source = node.inputs[0] if node.inputs else None
-        own = None if source is None else self._shape(source)
-        shape = self._shape(node.outputs[0])
+        own = None if source is None else self.shape(source)
+        shape = self.shape(node.outputs[0])
         if source is None or own is None or shape is None or len(shape) != len(index):
             return None
         places: Index | None = None
@@ -455,7 +461,7 @@ class Positions:
     def _gathered(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
         axis = int_attr(node, "axis", 0) % len(own)
         indices = node.inputs[1]
-        shape = None if indices is None else self._shape(indices)
+        shape = None if indices is None else self.shape(indices)
         if shape is None:
             return None
         found = whole(self.number(indices, index[axis : axis + len(shape)]))
@@ -469,7 +475,7 @@ class Positions:
 
     def _gathered_points(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
         indices = node.inputs[1]
-        shape = None if indices is None else self._shape(indices)
+        shape = None if indices is None else self.shape(indices)
         depth = None if shape is None else shape[-1].const
         if shape is None or depth is None or depth > len(own):
             return None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.cases import unequal, where
-from fa_compiler.passes.formula import TRUE, Affine, All, Always, AtLeastZero, Formula, Given, SameEntry, negation
+from fa_compiler.passes.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
 from fa_compiler.passes.narrow import is_constant_along
 from fa_compiler.passes.packing import Packing, Runs
 from fa_compiler.passes.positions import Positions
@@ -127,9 +127,12 @@ class _Reader:
         if formula is None:
             return None
         parts = formula.parts if isinstance(formula, All) else (formula,)
+        labels = [part for part in parts if isinstance(part, Entries) and part.relation == "Equal"]
         result: list[Band | Padding | Packing] = []
         for part in parts:
             found = self._part(part, shape, row, column, term.dims)
+            if isinstance(part, Entries) and any(self._is_order(part, each, positions, row, column) for each in labels):
+                found = [Band(None, Dim(0))]
             if found is None:
                 return None
             result.extend(found)
@@ -161,7 +164,7 @@ class _Reader:
     ) -> list[Band | Padding | Packing] | None:
         if part == TRUE:
             return []
-        if isinstance(part, SameEntry):
+        if isinstance(part, Entries):
             packing = self._packing(part, shape, row, column, dims)
             if packing is not None:
                 return [packing]
@@ -188,12 +191,14 @@ class _Reader:
         return [Padding(Given(given.value, given.axes, not given.when), aligned)]
 
     def _packing(
-        self, part: SameEntry, shape: Shape, row: int | None, column: int | None, dims: Arrangement
+        self, part: Entries, shape: Shape, row: int | None, column: int | None, dims: Arrangement
     ) -> Packing | None:
         """Labels at the row and at the column, of as many tokens as there are rows and columns."""
         own = self.viewer.info.shape(part.value)
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
-        if self.runs is None or own is None or not part.when or row is None or column is None or len(along) != 1:
+        if self.runs is None or own is None or part.relation != "Equal" or not part.when:
+            return None
+        if row is None or column is None or len(along) != 1:
             return None
         (axis,) = along
         indices = [Affine.index(k, len(shape)) for k in range(len(shape))]
@@ -214,6 +219,24 @@ class _Reader:
             else:
                 return None
         return Packing(part.value, tuple(placed)) if self.runs.holds(part.value, axis) else None
+
+    def _is_order(
+        self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
+    ) -> bool:
+        """Is the key's number at most the row's, of numbers that go up by one from token to token of a sequence?"""
+        along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
+        if self.runs is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
+            return False
+        if len(along) != 1 or not labels.when:
+            return False
+        numbers = self.runs.counted(labels.value, along[0])
+        if numbers is None:
+            return False
+        ends = (labels.one, labels.other)
+        key, query = ends if ends[0][along[0]] == Affine.index(column, positions.rank) else ends[::-1]
+        is_pair = query[along[0]] == Affine.index(row, positions.rank)
+        places = [dict(positions.origins(part.value, each)).get(numbers) for each in (part.one, part.other)]
+        return is_pair and places == [key, query]
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:

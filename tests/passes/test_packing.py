@@ -36,6 +36,14 @@ STEPS = (
 )
 
 
+ORDERED = (
+    BATCHED + "r = Unsqueeze(label, two_) c = Unsqueeze(label, one_) e = Equal(r, c) "
+    "pr = Unsqueeze(ids, two_) pc = Unsqueeze(ids, one_) "
+)
+"""Positions compared as numbers, which is their order where each follows the one before."""
+ORDERED_END = " f3 = And(e, t) m = Unsqueeze(f3, one_) "
+
+
 def model(mask: str, more: str, inputs: str = SELF, use: str = SELECT) -> onnx.ModelProto:
     """Attention behind `mask`, which computes m (true: attended)."""
     body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + " " + use + SOFTMAX.format("x") + PRODUCT_PV
@@ -44,15 +52,18 @@ def model(mask: str, more: str, inputs: str = SELF, use: str = SELECT) -> onnx.M
 
 
 def feeds_of(proto: onnx.ModelProto, batch: int, length: int, seed: int) -> dict[str, np.ndarray]:
-    """Random inputs; cumulative lengths are unsorted, repeated, negative and beyond the end, labels come back."""
+    """Random inputs; cumulative lengths are unsorted, repeated, negative and beyond the end, positions mostly go up by
+    one, and numbers come back."""
     rng = np.random.default_rng(seed)
     sizes = {"B": batch, "S": length, "T": length + 2, "E": 1 + seed}
     feeds: dict[str, np.ndarray] = {}
     for value in proto.graph.input:
         tensor = value.type.tensor_type
         shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim]
-        if tensor.elem_type == onnx.TensorProto.INT64:
-            feeds[value.name] = rng.integers(-1, length + 2 if value.name == "ends" else 3, shape)
+        if value.name == "ends":
+            feeds[value.name] = rng.integers(-1, length + 2, shape)
+        elif tensor.elem_type == onnx.TensorProto.INT64:
+            feeds[value.name] = np.cumsum(rng.choice([1, 1, 1, 1, 2, 0, -3], shape), axis=1)
         elif tensor.elem_type == onnx.TensorProto.BOOL:
             feeds[value.name] = rng.random(shape) < 0.3
         else:
@@ -103,6 +114,13 @@ PACKED = {
         SELF,
     ),
     "steps of positions other than 1": (STEPS + SAME_BATCHED, IDS, SELF),
+    "steps of positions, and positions compared": (
+        STEPS + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END,
+        IDS,
+        SELF,
+    ),
+    "the same turned round": (STEPS + ORDERED + "t = GreaterOrEqual(pr, pc)" + ORDERED_END, IDS, SELF),
+    "the same negated": (STEPS + ORDERED + "u = Greater(pc, pr) t = Not(u)" + ORDERED_END, IDS, SELF),
     "marks scattered, cut": (
         "o_ = Constant<value=int64[1] {1}>() long = Add(rows_, o_) blank = ConstantOfShape<value=int64[1] {0}>(long) "
         "low_ = Constant<value=int64 {0}>() a = Max(ends, low_) b = Min(a, rows) places = Unsqueeze(b, last) "
@@ -204,6 +222,42 @@ DENSE = {
         "two_ = Constant<value=int64[1] {2}>() one_ = Constant<value=int64[1] {1}>() p1 = Unsqueeze(starts, one_) "
         "p2 = Unsqueeze(p1, two_) m = And(e, p2)",
         CUMULATIVE + ", " + FLAGS,
+        SELF,
+    ),
+    "positions compared, without labels": (
+        BATCHED + "pr = Unsqueeze(ids, two_) pc = Unsqueeze(ids, one_) t = LessOrEqual(pc, pr) m = Unsqueeze(t, one_)",
+        IDS,
+        SELF,
+    ),
+    "positions compared, strictly": (STEPS + ORDERED + "t = Less(pc, pr)" + ORDERED_END, IDS, SELF),
+    "later positions": (STEPS + ORDERED + "t = Greater(pc, pr)" + ORDERED_END, IDS, SELF),
+    "the row's position at most the key's": (STEPS + ORDERED + "t = LessOrEqual(pr, pc)" + ORDERED_END, IDS, SELF),
+    "breaks by steps other than 2": (
+        STEPS.replace("Equal(step, one)", "Equal(step, two)") + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END,
+        IDS,
+        SELF,
+    ),
+    "breaks where the step is 1": (
+        STEPS.replace("Cast<to=7>(nq)", "Cast<to=7>(q_)") + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END,
+        IDS,
+        SELF,
+    ),
+    "breaks counted a token late": (
+        STEPS.replace("CumSum(", "CumSum<exclusive=1>(") + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END,
+        IDS,
+        SELF,
+    ),
+    "breaks of other numbers": (
+        STEPS.replace("ids", "more") + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END,
+        IDS + ", int64[B,S] more",
+        SELF,
+    ),
+    "labels by positions that are 0": (
+        "z_ = Equal(ids, zero) n = Cast<to=7>(z_) label = CumSum(n, one) "
+        + ORDERED
+        + "t = LessOrEqual(pc, pr)"
+        + ORDERED_END,
+        IDS,
         SELF,
     ),
     "labels that come back": (f"label = Constant<value=int64[12] {{{RETURN}}}>() " + SAME_CAUSAL, "", TWELVE),
