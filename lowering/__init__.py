@@ -1,4 +1,12 @@
 """From fused nodes to something that runs: kernels for ONNX Runtime (`ort`)."""
 
-OPERATORS = ("FlashAttentionScore", "FlashAttentionScoreGrad")
+OPERATORS = (
+    "FlashAttentionScore",
+    "FlashAttentionScoreGrad",
+    "LightningIndexer",
+    "LightningIndexerGrad",
+    "SparseFlashAttention",
+    "SparseFlashAttentionGrad",
+    "SparseLightningIndexerGradKLLoss",
+)
 """The operators that the library for ONNX Runtime has kernels for."""

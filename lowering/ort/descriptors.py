@@ -9,11 +9,12 @@ but the build tools) and a test tells when it is out of date:
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from fa_compiler.lowering import OPERATORS
-from fa_compiler.op_registry import Kind, OpSpec, get
+from fa_compiler.op_registry import EXTENSIONS, Kind, OpSpec, get
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 
@@ -24,22 +25,38 @@ _ELEMENTS = {
     "DT_BF16": "bfloat16",
     "DT_BOOL": "boolean",
     "DT_UINT8": "uint8",
+    "DT_INT32": "int32",
     "DT_INT64": "int64",
 }
 
-# The product whose registered combinations are the widest; those of FP8 types have no CPU kernel.
-_PRODUCT = "ascend910_95"
+# The products whose registered combinations are the widest, the first that has the operator; those of FP8 types have
+# no CPU kernel.
+_PRODUCTS = ("ascend910_95", "ascend910b")
+
+# Extensions by which all float16 and bfloat16 tensors of an operator may be float32.
+_FLOAT_EXTENSIONS = ("EXT-SPARSE-FLOAT",)
+
+_HALFS = ("DT_FLOAT16", "DT_BF16")
 
 
 def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
     """Legal types of every input and output, by name, as far as the CPU kernels take them."""
-    product = spec.product(_PRODUCT)
+    product = next((found for soc in _PRODUCTS if (found := spec.product(soc)) is not None), None)
     if product is None:
-        raise ValueError(f"{spec.name}: the registry has no type combinations of {_PRODUCT}")
+        raise ValueError(f"{spec.name}: the registry has no type combinations of {', '.join(_PRODUCTS)}")
     tensors = (*spec.inputs, *spec.outputs)
     alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
     rows = [{**alone, **row} for row in product.combinations()]
+    if any(entry.id in _FLOAT_EXTENSIONS and spec.name in entry.ops for entry in EXTENSIONS):
+        single = {name: "DT_FLOAT" if dtype in _HALFS else dtype for name, dtype in rows[0].items()}
+        rows += [*_with_float_weights(spec, rows), single]
     return tuple(row for row in rows if all(dtype in _ELEMENTS for dtype in row.values()))
+
+
+def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The rows again, with FLOAT for the weights of the index heads where the prototype has it beside half queries."""
+    names = [tensor.name for tensor in (*spec.inputs, *spec.outputs) if {"DT_FLOAT", *_HALFS} <= set(tensor.dtypes)]
+    return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
 def render() -> str:
@@ -69,7 +86,7 @@ def render() -> str:
 
 
 def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+    return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def main() -> int:

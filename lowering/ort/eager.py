@@ -21,6 +21,7 @@ from fa_compiler.op_registry import (
     VERSION,
     NodeError,
     OpSpec,
+    OutputSpec,
     count_attrs,
     dtypes,
     full_attrs,
@@ -101,7 +102,6 @@ def _session(
     output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]
     while output_names and not output_names[-1]:
         output_names.pop()
-    query_type = types[0] or TensorProto.FLOAT
     node = helper.make_node(
         op_type,
         ["" if dtype is None else _input_name(i) for i, dtype in enumerate(types)],
@@ -120,7 +120,7 @@ def _session(
         ],
         [
             helper.make_tensor_value_info(
-                entry.name, TensorProto.FLOAT if entry.dtypes == ("DT_FLOAT",) else query_type, None
+                entry.name, _output_type(spec, entry, types), None
             )
             for entry in spec.outputs
             if entry.name in wanted
@@ -135,6 +135,15 @@ def _session(
     options.log_severity_level = 4  # errors come as exceptions
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _output_type(spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...]) -> int:
+    """An output that may have one type only has it; the gradient of the weights has theirs, which may differ from the
+    query's; all others have the query's."""
+    source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
+    position = spec.input_names.index(source) if source in spec.input_names else 0
+    only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None
+    return only or types[position] or TensorProto.FLOAT
 
 
 def _to_ort(array: Array) -> ort.OrtValue:

@@ -3,6 +3,7 @@
 
 #include "flash_attention_score.hpp"
 #include "flash_attention_score_grad.hpp"
+#include "sparse/kernels.hpp"
 
 namespace fa {
 
@@ -46,6 +47,23 @@ struct ScoreGrad {
   static constexpr size_t kRequiredInputs = flash_attention_score_grad::kRequiredInputs;
   static constexpr bool is_required(size_t) { return false; }
 };
+
+// Each output of the operators of the sparse family may be one that nobody asks for.
+#define FA_SPARSE_OP(Name, space)                                           \
+  struct Name {                                                             \
+    using Kernel = space::Kernel;                                           \
+    static constexpr const char* kName = space::kName;                      \
+    static constexpr size_t kInputCount = std::size(space::kInputs);        \
+    static constexpr size_t kOutputCount = std::size(space::kOutputs);      \
+    static constexpr size_t kRequiredInputs = space::kRequiredInputs;       \
+    static constexpr bool is_required(size_t) { return false; }             \
+  }
+FA_SPARSE_OP(SparseAttention, sparse_flash_attention);
+FA_SPARSE_OP(SparseAttentionGrad, sparse_flash_attention_grad);
+FA_SPARSE_OP(Indexer, lightning_indexer);
+FA_SPARSE_OP(IndexerGrad, lightning_indexer_grad);
+FA_SPARSE_OP(IndexerLoss, sparse_lightning_indexer_grad_kl_loss);
+#undef FA_SPARSE_OP
 
 template <class Op>
 Descriptor descriptor_of(const Types& types) {
@@ -92,6 +110,11 @@ const std::vector<Descriptor>& descriptors() {
     std::vector<Descriptor> list;
     for (const Types& types : flash_attention_score::kTypes) list.push_back(descriptor_of<Score>(types));
     for (const Types& types : flash_attention_score_grad::kTypes) list.push_back(descriptor_of<ScoreGrad>(types));
+    for (const Types& types : sparse_flash_attention::kTypes) list.push_back(descriptor_of<SparseAttention>(types));
+    for (const Types& types : sparse_flash_attention_grad::kTypes) list.push_back(descriptor_of<SparseAttentionGrad>(types));
+    for (const Types& types : lightning_indexer::kTypes) list.push_back(descriptor_of<Indexer>(types));
+    for (const Types& types : lightning_indexer_grad::kTypes) list.push_back(descriptor_of<IndexerGrad>(types));
+    for (const Types& types : sparse_lightning_indexer_grad_kl_loss::kTypes) list.push_back(descriptor_of<IndexerLoss>(types));
     return list;
   }();
   return all;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gradient.hpp"
+#include "sparse/problem.hpp"
 
 namespace fa {
 
@@ -10,6 +11,7 @@ struct Variant {
   bool (*supported)();
   Attention attention;
   Gradient gradient;
+  const sparse::Kernels* sparse;
 };
 
 // The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when

@@ -1,0 +1,150 @@
+// SparseFlashAttention: each row of each key head by itself, its selected keys block by block, with a running maximum.
+//
+// Time is rows x selected keys; memory is one block of keys and the results of one row for each thread.
+#pragma once
+
+#include "../exp.hpp"
+#include "block.hpp"
+#include "scratch.hpp"
+
+namespace fa::FA_ISA {
+
+inline constexpr int64_t kRowsOfTask = 4;  // rows x key heads; each is hundreds of microseconds at full size
+
+FA_INLINE int64_t columns_of(int64_t numbers) { return blocks_of(numbers, kPanel) * kPanel; }
+
+// Whether value is the beginning of key, as where both are one latent: then its rows need not be gathered again.
+FA_INLINE bool shares_key(const sparse::Attention& a) {
+  return a.key.plain == a.value.plain && a.key.size == a.value.size;
+}
+
+template <class Form>
+class RowAttention {
+ public:
+  RowAttention(const sparse::Attention& a, const Runtime& runtime)
+      : a_(a), group_(a.group()), padded_(Form::padded(group_)), shared_(shares_key(a)),
+        tokens_(runtime, a.lists.count * a.lists.block),
+        floats_(runtime, query_floats() + key_floats() + value_floats() + padded_ * kGatherKeys +
+                             padded_ * columns_of(a.value.size) + 4 * padded_ + a.query.numbers()) {
+    if (!floats_) return;
+    query_ = floats_.data();
+    keys_ = query_ + query_floats();
+    values_ = shared_ ? keys_ : keys_ + key_floats();
+    scores_ = keys_ + key_floats() + value_floats();
+    out_ = scores_ + padded_ * kGatherKeys;
+    top_ = out_ + padded_ * columns_of(a.value.size);
+    sum_ = top_ + padded_;
+    alpha_ = sum_ + padded_;
+    change_ = alpha_ + padded_;
+    row_ = change_ + padded_;
+  }
+
+  explicit operator bool() const { return tokens_ && floats_; }
+
+  void run(int64_t row, int64_t head) {
+    const sparse::Sequence& sequence = sequence_of(a_.batch, row);
+    const int64_t token = sequence.query + row;
+    const int64_t list = a_.lists.heads == 1 ? 0 : head;
+    const int64_t count = selected_tokens(a_.batch, a_.lists, sequence, row, list, tokens_.data());
+    if (count == 0) return empty(sequence, row, head);
+    Form::pack_query(a_.query, token, head * group_, group_, query_, row_);
+    for (int64_t h = 0; h < padded_; ++h) {
+      const bool sink = a_.sinks != nullptr && h < group_;
+      top_[h] = sink ? a_.sinks[head * group_ + h] : -kInfinity;
+      sum_[h] = sink ? 1.0f : 0.0f;
+    }
+    for (int64_t i = 0; i < group_ * columns_of(a_.value.size); ++i) out_[i] = 0;
+    for (int64_t first = 0; first < count; first += kGatherKeys) {
+      add_block(tokens_.data() + first, smaller(kGatherKeys, count - first), head);
+    }
+    for (int64_t h = 0; h < group_; ++h) {
+      float* out = out_ + h * columns_of(a_.value.size);
+      const float factor = 1.0f / sum_[h];
+      for (int64_t d = 0; d < a_.value.size; ++d) out[d] *= factor;
+      write_floats(a_.out, (token * a_.query.heads + head * group_ + h) * a_.value.size, out, a_.value.size,
+                   a_.query.type);
+    }
+    statistics(sequence, row, head, top_, sum_);
+  }
+
+ private:
+  int64_t query_floats() const { return Form::query_floats(group_, a_.query.numbers()); }
+  int64_t key_floats() const { return gathered_floats(larger(a_.key.numbers(), a_.value.size)); }
+  int64_t value_floats() const { return shared_ ? 0 : gathered_floats(a_.value.size); }
+
+  void add_block(const int64_t* tokens, int64_t count, int64_t head) {
+    gather(a_.key, tokens, count, head, keys_);
+    if (!shared_) gather(a_.value, tokens, count, head, values_);
+    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_);
+    const Vec scale = splat(a_.scale);
+    Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
+    Form::largest(scores_, group_, count, change_);
+    for (int64_t h = 0; h < padded_; ++h) raise(h);
+    Form::each(scores_, group_, count, [&](Vec s, int64_t h, int64_t) {
+      return exp_nonpositive(s - Form::of_heads(top_, h));
+    });
+    Form::sums(scores_, group_, count, change_);
+    for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
+    Form::weigh(scores_, group_, values_, a_.value.size, count, out_, alpha_);
+  }
+
+  void raise(int64_t h) {
+    const float old = top_[h];
+    top_[h] = change_[h] > old ? change_[h] : old;
+    alpha_[h] = old == -kInfinity ? 0.0f : exp_nonpositive(splat(old - top_[h]))[0];
+  }
+
+  void statistics(const sparse::Sequence& sequence, int64_t row, int64_t head, const float* top, const float* sum) {
+    const int64_t at = sequence.statistics + head * a_.statistics_head + row * group_;
+    for (int64_t h = 0; h < group_; ++h) {
+      if (a_.softmax_max != nullptr) a_.softmax_max[at + h] = top[h];
+      if (a_.softmax_sum != nullptr) a_.softmax_sum[at + h] = sum[h];
+    }
+  }
+
+  void empty(const sparse::Sequence& sequence, int64_t row, int64_t head) {
+    const int64_t size = a_.value.size;
+    float* mean = out_;
+    for (int64_t d = 0; d < size; ++d) mean[d] = a_.empty_rows == EmptyRows::nan ? __builtin_nanf("") : 0.0f;
+    if (a_.empty_rows == EmptyRows::mean) {
+      for (int64_t place = 0; place < sequence.keys; ++place) {
+        read_numbers(a_.value, key_token(a_.batch, sequence, place), head, 0, size, values_);
+        for (int64_t d = 0; d < size; ++d) mean[d] += values_[d];
+      }
+      for (int64_t d = 0; d < size; ++d) mean[d] /= static_cast<float>(sequence.keys);
+    }
+    for (int64_t h = 0; h < group_; ++h) {
+      const int64_t q = head * group_ + h;
+      write_floats(a_.out, ((sequence.query + row) * a_.query.heads + q) * size, mean, size, a_.query.type);
+      top_[h] = a_.sinks != nullptr ? a_.sinks[q] : sparse::kEmptyMax;
+      sum_[h] = a_.sinks != nullptr ? 1.0f : 0.0f;
+    }
+    statistics(sequence, row, head, top_, sum_);
+  }
+
+  const sparse::Attention& a_;
+  int64_t group_, padded_;
+  bool shared_;
+  Scratch<int64_t> tokens_;
+  Scratch<float> floats_;
+  float *query_ = nullptr, *keys_ = nullptr, *values_ = nullptr, *scores_ = nullptr, *out_ = nullptr, *top_ = nullptr,
+        *sum_ = nullptr, *alpha_ = nullptr, *change_ = nullptr, *row_ = nullptr;
+};
+
+static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runtime) {
+  Failure failure;
+  auto with = [&](auto form) {
+    using Form = decltype(form);
+    const int64_t heads = a.key.heads;
+    auto part = [&](int64_t first, int64_t last) {
+      RowAttention<Form> rows(a, runtime);
+      if (!rows) return failure.set();
+      for (int64_t i = first; i < last; ++i) rows.run(i / heads, i % heads);
+    };
+    in_parallel(runtime, a.batch.rows * heads, kRowsOfTask, part);
+  };
+  with_form(a.group(), with);
+  return failure.outcome();
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,256 @@
+// LightningIndexerGrad and SparseLightningIndexerGradKLLoss: the rows of a chunk make dS, dq and dw, then scatter.hpp adds
+// dk. What comes back to a score is given, or the difference of the indexer's distribution to attention's.
+#pragma once
+
+#include "gradient.hpp"
+
+namespace fa::FA_ISA {
+
+inline constexpr float kLossFloor = 1e-8f;
+
+// Listed keys that a row uses; all of them are keys of its sequence.
+FA_INLINE int64_t listed_keys(const sparse::IndexGradient& g, const sparse::Sequence& sequence, int64_t row) {
+  if (!g.index.batch.causal) return g.lists.count;
+  return smaller(g.lists.count, visible_keys(g.index.batch, sequence, row));
+}
+
+// Floats that a block leaves: dS, and behind it a number for each key, p or what comes back to its score.
+template <class Form>
+FA_INLINE int64_t index_left_floats(int64_t heads) {
+  return (Form::padded(heads) + 1) * kGatherKeys;
+}
+
+// The mean over attention's heads of their probabilities of the listed keys.
+template <class Form>
+class RowTarget {
+ public:
+  RowTarget(const sparse::Attention& a, const Runtime& runtime)
+      : a_(a), heads_(a.query.heads), padded_(Form::padded(heads_)),
+        floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + gathered_floats(a.key.numbers()) +
+                             padded_ * kGatherKeys + 2 * padded_ + a.query.numbers()) {
+    if (!floats_) return;
+    query_ = floats_.data();
+    keys_ = query_ + Form::query_floats(heads_, a.query.numbers());
+    scores_ = keys_ + gathered_floats(a.key.numbers());
+    top_ = scores_ + padded_ * kGatherKeys;
+    share_ = top_ + padded_;
+    row_ = share_ + padded_;
+  }
+
+  explicit operator bool() const { return static_cast<bool>(floats_); }
+
+  // Into `out`, a block's keys every `step` floats.
+  void run(const sparse::Sequence& sequence, int64_t row, const Left& left, float* out, int64_t step) {
+    Form::pack_query(a_.query, left.token, 0, heads_, query_, row_);
+    const int64_t statistics = sequence.statistics + row * heads_;
+    for (int64_t h = 0; h < padded_; ++h) {
+      top_[h] = h < heads_ ? a_.softmax_max[statistics + h] : 0;
+      share_[h] = h < heads_ ? 1.0f / (a_.softmax_sum[statistics + h] * static_cast<float>(heads_)) : 0;
+    }
+    const Vec scale = splat(a_.scale);
+    for (int64_t first = 0; first < left.count; first += kGatherKeys, out += step) {
+      const int64_t count = smaller(kGatherKeys, left.count - first);
+      gather(a_.key, left.tokens + first, count, 0, keys_);
+      Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_);
+      Form::over_heads(scores_, heads_, count, out, [&](Vec s, int64_t h) {
+        return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
+      });
+    }
+  }
+
+ private:
+  const sparse::Attention& a_;
+  int64_t heads_, padded_;
+  Scratch<float> floats_;
+  float *query_ = nullptr, *keys_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *row_ = nullptr;
+};
+
+template <class Form>
+class RowIndexGradient {
+ public:
+  RowIndexGradient(const sparse::IndexGradient& g, const Runtime& runtime)
+      : g_(g), heads_(g.index.query.heads), padded_(Form::padded(heads_)), depth_(g.index.query.size),
+        columns_(columns_of(depth_)), step_(index_left_floats<Form>(heads_)),
+        floats_(runtime, Form::query_floats(heads_, depth_) + gathered_floats(depth_) + padded_ * columns_ +
+                             3 * padded_ + depth_ + blocks_of(g.lists.count, kGatherKeys) * kGatherKeys) {
+    if (!floats_) return;
+    query_ = floats_.data();
+    keys_ = query_ + Form::query_floats(heads_, depth_);
+    d_query_ = keys_ + gathered_floats(depth_);
+    weights_ = d_query_ + padded_ * columns_;
+    d_weights_ = weights_ + padded_;
+    ones_ = d_weights_ + padded_;
+    row_ = ones_ + padded_;
+    scores_ = row_ + depth_;
+  }
+
+  explicit operator bool() const { return static_cast<bool>(floats_); }
+
+  // Returns the row's part of the loss (0 without).
+  float run(const Left& left) {
+    const auto& index = g_.index;
+    Form::pack_query(index.query, left.token, 0, heads_, query_, row_);
+    for (int64_t h = 0; h < padded_; ++h) {
+      weights_[h] = d_weights_[h] = 0;
+      ones_[h] = 1;
+    }
+    const float* given = as_floats(index.weights, left.token * heads_, heads_, index.weight_type, weights_);
+    if (given != weights_) __builtin_memcpy(weights_, given, static_cast<size_t>(heads_) * sizeof(float));
+    for (int64_t i = 0; i < heads_ * columns_; ++i) d_query_[i] = 0;
+    float loss = 0;
+    if (g_.attention != nullptr) {
+      for (int64_t first = 0; first < left.count; first += kGatherKeys) {
+        products(left, first);
+        Form::over_heads(block(left, first), heads_, count(left, first), scores_ + first,
+                         [&](Vec r, int64_t h) { return r * Form::of_heads(weights_, h); });
+      }
+      loss = compare(left);
+    }
+    for (int64_t first = 0; first < left.count; first += kGatherKeys) {
+      float* r = block(left, first);
+      float* back = r + padded_ * kGatherKeys;
+      if (g_.attention == nullptr) {
+        products(left, first);
+        const int64_t at = left.token * g_.lists.count + first;
+        const float* from = as_floats(g_.scores, at, count(left, first), index.query.type, back);
+        if (from != back) __builtin_memcpy(back, from, static_cast<size_t>(count(left, first)) * sizeof(float));
+      } else {
+        gather(index.key, left.tokens + first, count(left, first), 0, keys_);
+      }
+      Form::dot_keys(r, back, heads_, count(left, first), d_weights_);
+      Form::each(r, heads_, count(left, first), [&](Vec x, int64_t h, int64_t place) {
+        return clear_where(~(x > Vec{}), Form::of_keys(back, place) * Form::of_heads(weights_, h));
+      });
+      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_);
+    }
+    for (int64_t h = 0; h < heads_; ++h) {
+      write_numbers(g_.query, nullptr, index.query, left.token * heads_ + h, d_query_ + h * columns_);
+    }
+    if (g_.weights != nullptr) write_floats(g_.weights, left.token * heads_, d_weights_, heads_, index.weight_type);
+    return loss;
+  }
+
+ private:
+  float* block(const Left& left, int64_t first) const { return left.weights + first / kGatherKeys * step_; }
+  static int64_t count(const Left& left, int64_t first) { return smaller(kGatherKeys, left.count - first); }
+
+  // relu of the products with the keys of a block, which stay gathered.
+  void products(const Left& left, int64_t first) {
+    gather(g_.index.key, left.tokens + first, count(left, first), 0, keys_);
+    Form::scores(query_, heads_, keys_, depth_, count(left, first), block(left, first));
+    Form::each(block(left, first), heads_, count(left, first), [](Vec x, int64_t, int64_t) { return greater(Vec{}, x); });
+  }
+
+  // The loss of the row; p behind each block becomes y - p.
+  float compare(const Left& left) {
+    float top = -kInfinity;
+    for (int64_t j = 0; j < left.count; ++j) top = scores_[j] > top ? scores_[j] : top;
+    double sum = 0;
+    for (int64_t j = 0; j < left.count; j += kLanes) {
+      store(scores_ + j, exp_nonpositive(load(scores_ + j) - splat(top)));
+      for (int64_t n = j; n < smaller(j + kLanes, left.count); ++n) sum += scores_[n];
+    }
+    double loss = 0;
+    for (int64_t j = 0; j < left.count; ++j) {
+      float& p = block(left, j)[padded_ * kGatherKeys + j % kGatherKeys];
+      const float y = static_cast<float>(scores_[j] / sum);
+      const float p_floor = p > kLossFloor ? p : kLossFloor, y_floor = y > kLossFloor ? y : kLossFloor;
+      loss += p_floor * (__builtin_log(p_floor) - __builtin_log(y_floor));
+      p = y - p;
+    }
+    return static_cast<float>(loss);
+  }
+
+  const sparse::IndexGradient& g_;
+  int64_t heads_, padded_, depth_, columns_, step_;
+  Scratch<float> floats_;
+  float *query_ = nullptr, *keys_ = nullptr, *d_query_ = nullptr, *weights_ = nullptr, *d_weights_ = nullptr,
+        *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
+};
+
+// Fills in the tokens of a chunk's rows and, for the loss, the target behind each block.
+static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runtime, Left* left, int64_t first,
+                            int64_t last, int64_t offset, int64_t step) {
+  const auto& batch = g.index.batch;
+  for (int64_t i = first; i < last; ++i) {
+    int64_t row = i;
+    const sparse::Sequence& sequence = sequence_of(batch, row);
+    Left& to = left[i - first];
+    to.token = sequence.query + row;
+    const int32_t* list = g.lists.entries + to.token * g.lists.count;
+    for (int64_t j = 0; j < to.count; ++j) to.tokens[j] = key_token(batch, sequence, list[j]);
+  }
+  Failure failure;
+  if (g.attention == nullptr) return failure.outcome();
+  auto with = [&](auto form) {
+    auto part = [&](int64_t from, int64_t to) {
+      RowTarget<decltype(form)> rows(*g.attention, runtime);
+      if (!rows) return failure.set();
+      for (int64_t i = from; i < to; ++i) {
+        int64_t row = first + i;
+        const sparse::Sequence& sequence = sequence_of(batch, row);
+        rows.run(sequence, row, left[i], left[i].weights + offset, step);
+      }
+    };
+    in_parallel(runtime, last - first, kRowsOfTask, part);
+  };
+  with_form(g.attention->query.heads, with);
+  return failure.outcome();
+}
+
+template <class Form>
+static Outcome index_gradient_of(const sparse::IndexGradient& g, const Runtime& runtime) {
+  const auto& batch = g.index.batch;
+  const int64_t heads = g.index.query.heads, step = index_left_floats<Form>(heads);
+  KeySums d_key(runtime, g.key != nullptr ? g.index.key.size : 0, 1, batch.key_tokens);
+  Scratch<float> losses(runtime, batch.rows);
+  if (!d_key || !losses) return Outcome::out_of_memory;
+  d_key.clear(runtime);
+  const auto need = [&](int64_t i) {
+    const sparse::Sequence& sequence = sequence_of(batch, i);
+    return listed_keys(g, sequence, i);
+  };
+  const auto make = [&](Left* left, int64_t first, int64_t last) {
+    if (prepare_rows(g, runtime, left, first, last, Form::padded(heads) * kGatherKeys, step) != Outcome::done) {
+      return Outcome::out_of_memory;
+    }
+    Failure failure;
+    auto part = [&](int64_t from, int64_t to) {
+      RowIndexGradient<Form> rows(g, runtime);
+      if (!rows) return failure.set();
+      for (int64_t i = from; i < to; ++i) losses.data()[first + i] = rows.run(left[i]);
+    };
+    in_parallel(runtime, last - first, kRowsOfTask, part);
+    return failure.outcome();
+  };
+  const auto add = [&](const Left* left, int64_t count) {
+    Failure failure;
+    auto part = [&](int64_t first, int64_t last) {
+      Scratch<float> scratch(runtime, (Form::padded(heads) + kTileRows) * kPanel);
+      if (!scratch) return failure.set();
+      for (int64_t p = first; p < last; ++p) {
+        d_key.add<Form>(left, count, g.index.query, heads, 0, step, p, scratch.data());
+      }
+    };
+    in_parallel(runtime, d_key.panels(), 1, part);
+    return failure.outcome();
+  };
+  const Outcome outcome = in_chunks(runtime, batch.rows, step, need, make, add);
+  if (outcome != Outcome::done) return outcome;
+  if (g.key != nullptr) d_key.write(runtime, g.key, g.index.key.size, nullptr, g.index.key.type);
+  if (g.loss != nullptr) {
+    double loss = 0;
+    for (int64_t i = 0; i < batch.rows; ++i) loss += losses.data()[i];
+    *g.loss = static_cast<float>(loss);
+  }
+  return Outcome::done;
+}
+
+static Outcome index_gradient(const sparse::IndexGradient& g, const Runtime& runtime) {
+  Outcome outcome = Outcome::done;
+  auto with = [&](auto form) { outcome = index_gradient_of<decltype(form)>(g, runtime); };
+  with_form(g.index.query.heads, with);
+  return outcome;
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,135 @@
+// Sums into rows of keys that many rows select: d_key[j] += sum over heads of W[head][j] query[head].
+//
+// Rows of a chunk leave their weights W in memory (their own tasks make them); then the columns of the result are split
+// among tasks, a panel each, and every task adds all rows in their order. So a sum does not depend on the number of
+// threads, no two threads meet, and an accumulator of one panel of all keys stays close to the processor.
+#pragma once
+
+#include "block.hpp"
+#include "scratch.hpp"
+
+namespace fa::FA_ISA {
+
+// What a row of a chunk left: its selected tokens and, block by block, its weights.
+struct Left {
+  int64_t token;
+  int64_t head;  // of the keys
+  int64_t count;
+  int64_t* tokens;
+  float* weights;
+};
+
+// Sums for the rows of one tensor: panels of columns, each [key heads][key tokens][kPanel].
+class KeySums {
+ public:
+  KeySums(const Runtime& runtime, int64_t numbers, int64_t heads, int64_t tokens)
+      : numbers_(numbers), heads_(heads), tokens_(tokens), panels_(blocks_of(numbers, kPanel)),
+        sums_(runtime, panels_ * heads * tokens * kPanel) {}
+
+  explicit operator bool() const { return static_cast<bool>(sums_); }
+  int64_t panels() const { return panels_; }
+
+  void clear(const Runtime& runtime) {
+    auto part = [&](int64_t first, int64_t last) {
+      __builtin_memset(sums_.data() + first * panel_floats(), 0,
+                       static_cast<size_t>((last - first) * panel_floats()) * sizeof(float));
+    };
+    in_parallel(runtime, panels_, 1, part);
+  }
+
+  // Adds all that was left, in its order, to one panel. `rows` are the numbers that weights multiply, with `group` heads
+  // for each key head; the weights of a block begin `offset` floats behind those that were left, blocks are `step` floats
+  // apart. `scratch` has room for group (padded) + kTileRows rows of a panel.
+  template <class Form>
+  void add(const Left* left, int64_t count, const Rows& rows, int64_t group, int64_t offset, int64_t step,
+           int64_t panel, float* scratch) {
+    float* packed = scratch;
+    float* tile = scratch + Form::padded(group) * kPanel;
+    const int64_t column = panel * kPanel;
+    const int64_t columns = smaller(kPanel, numbers_ - column);
+    for (int64_t i = 0; i < Form::padded(group) * kPanel; ++i) packed[i] = 0;
+    for (const Left* row = left; row < left + count; ++row) {
+      for (int64_t h = 0; h < group; ++h) {
+        read_numbers(rows, row->token, row->head * group + h, column, columns, packed + h * kPanel);
+      }
+      float* sums = sums_.data() + panel * panel_floats() + row->head * tokens_ * kPanel;
+      for (int64_t j = 0; j < row->count; j += kTileRows) {
+        // Tiles do not cross the blocks, whose size is a multiple of theirs.
+        const float* block = row->weights + offset + j / kGatherKeys * step;
+        const int64_t keys = smaller(kTileRows, row->count - j);
+        Form::spread(block, group, packed, j % kGatherKeys, keys, tile);
+        for (int64_t n = 0; n < keys; ++n) {
+          float* to = sums + row->tokens[j + n] * kPanel;
+          store(to, load(to) + load(tile + n * kPanel));
+          store(to + kLanes, load(to + kLanes) + load(tile + n * kPanel + kLanes));
+        }
+      }
+    }
+  }
+
+  // The sums as a tensor like `plain` and `rope` (null if nobody reads them) of the given sizes.
+  void write(const Runtime& runtime, void* plain, int64_t size, void* rope, Type type) const {
+    auto part = [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {  // i: token and head
+        const int64_t token = i / heads_, head = i % heads_;
+        for (int64_t p = 0; p < panels_; ++p) {
+          const float* from = sums_.data() + p * panel_floats() + (head * tokens_ + token) * kPanel;
+          const int64_t column = p * kPanel;
+          const int64_t columns = smaller(kPanel, numbers_ - column);
+          const int64_t own = smaller(larger(size - column, 0), columns);
+          if (own > 0 && plain != nullptr) write_floats(plain, i * size + column, from, own, type);
+          if (own < columns && rope != nullptr) {
+            write_floats(rope, i * (numbers_ - size) + column + own - size, from + own, columns - own, type);
+          }
+        }
+      }
+    };
+    in_parallel(runtime, tokens_ * heads_, 256, part);
+  }
+
+ private:
+  int64_t panel_floats() const { return heads_ * tokens_ * kPanel; }
+
+  int64_t numbers_, heads_, tokens_, panels_;
+  Scratch<float> sums_;
+};
+
+// Rows whose weights are in memory at a time; a row that needs more is alone.
+inline constexpr int64_t kLeftFloats = 12 << 20;
+
+// Goes through all rows in chunks: `need(i)` tells the selected keys of row i, `make(left, first, last)` computes rows
+// and fills in what they leave, `add(left, count)` adds it. `weights` blocks of `floats` for each kGatherKeys keys.
+template <class Need, class Make, class Add>
+static Outcome in_chunks(const Runtime& runtime, int64_t rows, int64_t floats, Need need, Make make, Add add) {
+  Scratch<int64_t> counts(runtime, rows);
+  if (!counts) return Outcome::out_of_memory;
+  auto count = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) counts.data()[i] = need(i);
+  };
+  in_parallel(runtime, rows, 64, count);
+  for (int64_t first = 0; first < rows;) {
+    int64_t last = first, blocks = 0;
+    while (last < rows) {
+      const int64_t more = blocks_of(counts.data()[last], kGatherKeys);
+      if (last > first && (blocks + more) * floats > kLeftFloats) break;
+      blocks += more;
+      ++last;
+    }
+    Scratch<Left> left(runtime, last - first);
+    Scratch<int64_t> tokens(runtime, blocks * kGatherKeys);
+    Scratch<float> weights(runtime, blocks * floats);
+    if (!left || !tokens || !weights) return Outcome::out_of_memory;
+    int64_t at = 0;
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t n = counts.data()[i];
+      left.data()[i - first] = {0, 0, n, tokens.data() + at * kGatherKeys, weights.data() + at * floats};
+      at += blocks_of(n, kGatherKeys);
+    }
+    if (make(left.data(), first, last) != Outcome::done) return Outcome::out_of_memory;
+    if (add(left.data(), last - first) != Outcome::done) return Outcome::out_of_memory;
+    first = last;
+  }
+  return Outcome::done;
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,53 @@
+// Memory of a call that frees itself, and tasks from function objects.
+#pragma once
+
+#include "../simd.hpp"
+
+namespace fa::FA_ISA {
+
+template <class T>
+class Scratch {
+ public:
+  Scratch(const Runtime& runtime, int64_t count)
+      : runtime_(runtime),
+        data_(static_cast<T*>(runtime.allocate(runtime.self, static_cast<size_t>(larger(count, 1)) * sizeof(T)))) {}
+  ~Scratch() { runtime_.release(runtime_.self, data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  T* data() const { return data_; }
+  explicit operator bool() const { return data_ != nullptr; }
+
+ private:
+  const Runtime& runtime_;
+  T* data_;
+};
+
+// f(first, last) for parts of [0, count) of `step` each. What a part computes may not depend on which thread does it.
+template <class F>
+static void in_parallel(const Runtime& runtime, int64_t count, int64_t step, F& f) {
+  struct Part {
+    F& f;
+    int64_t count, step;
+  } part{f, count, step};
+  const int64_t tasks = blocks_of(count, step);
+  if (tasks == 1) return f(int64_t{0}, count);
+  const auto task = [](void* data, size_t i) {
+    const Part& part = *static_cast<Part*>(data);
+    const int64_t first = static_cast<int64_t>(i) * part.step;
+    part.f(first, smaller(first + part.step, part.count));
+  };
+  if (tasks > 0) runtime.parallel(runtime.self, task, &part, static_cast<size_t>(tasks));
+}
+
+// Tasks that find no memory say so; the others go on.
+class Failure {
+ public:
+  void set() { __atomic_store_n(&failed_, true, __ATOMIC_RELAXED); }
+  Outcome outcome() const { return __atomic_load_n(&failed_, __ATOMIC_RELAXED) ? Outcome::out_of_memory : Outcome::done; }
+
+ private:
+  bool failed_ = false;
+};
+
+}  // namespace fa::FA_ISA

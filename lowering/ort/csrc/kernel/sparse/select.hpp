@@ -1,0 +1,154 @@
+// LightningIndexer: the scores of all visible keys of a few rows at a time, then the best of each row.
+//
+// The keys of a sequence are packed once, a panel of kPanel keys for all numbers; relu, the weight and the sum over the
+// heads happen in the registers that hold the products, so that no score of a single head is ever stored.
+#pragma once
+
+#include "block.hpp"
+#include "scratch.hpp"
+#include "top_k.hpp"
+
+namespace fa::FA_ISA {
+
+inline constexpr int64_t kIndexRows = 8;  // rows that share a panel while it is close to the processor
+
+// out[kPanel] += sum over kRows heads of weights[head] relu(q[head] . k). Heads of a tile are packed [number][kRows].
+template <int kRows>
+FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
+  Vec sum[kRows][2] = {};
+  for (int64_t d = 0; d < depth; ++d) {
+    const Vec k0 = load(keys), k1 = load(keys + kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] += k0 * q[r];
+      sum[r][1] += k1 * q[r];
+    }
+    q += kRows;
+    keys += kPanel;
+  }
+  Vec out0 = load(out), out1 = load(out + kLanes);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    // A NaN stays: 0 > NaN is false.
+    out0 += greater(Vec{}, sum[r][0]) * weights[r];
+    out1 += greater(Vec{}, sum[r][1]) * weights[r];
+  }
+  store(out, out0);
+  store(out + kLanes, out1);
+}
+
+template <int kRows = kTileRows>
+static void index_scores(int64_t heads, const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
+  if constexpr (kRows > 1) {
+    if (heads < kRows) return index_scores<kRows - 1>(heads, q, keys, depth, weights, out);
+  }
+  add_index_scores<kRows>(q, keys, depth, weights, out);
+}
+
+// Heads of a tile, such that all tiles are nearly alike.
+FA_INLINE int64_t tile_heads(int64_t heads) { return blocks_of(heads, blocks_of(heads, kTileRows)); }
+
+class RowSelection {
+ public:
+  RowSelection(const sparse::Selection& s, const Runtime& runtime, const float* packed, int64_t most)
+      : s_(s), heads_(s.index.query.heads), depth_(s.index.query.size), tile_(tile_heads(heads_)), packed_(packed),
+        row_floats_(blocks_of(most, kPanel) * kPanel), room_(smaller(s.count, most)),
+        floats_(runtime, kIndexRows * (row_floats_ + heads_ * depth_ + heads_) + larger(depth_, s.count)),
+        chosen_(runtime, 2 * room_) {}
+
+  explicit operator bool() const { return floats_ && chosen_; }
+
+  // Rows [first, last) of a sequence, at most kIndexRows.
+  void run(const sparse::Sequence& sequence, int64_t first, int64_t last) {
+    const int64_t rows = last - first;
+    float* scores = floats_.data();
+    float* queries = scores + kIndexRows * row_floats_;
+    float* weights = queries + kIndexRows * heads_ * depth_;
+    float* spare = weights + kIndexRows * heads_;
+    const int64_t most = visible_keys(s_.index.batch, sequence, last - 1);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t token = sequence.query + first + i;
+      pack(token, queries + i * heads_ * depth_, weights + i * heads_, spare);
+      __builtin_memset(scores + i * row_floats_, 0, static_cast<size_t>(blocks_of(most, kPanel) * kPanel) * sizeof(float));
+    }
+    for (int64_t key = 0; key < most; key += kPanel) {
+      for (int64_t i = 0; i < rows; ++i) {
+        if (key >= visible_keys(s_.index.batch, sequence, first + i)) continue;
+        for (int64_t h = 0; h < heads_; h += tile_) {
+          index_scores(smaller(tile_, heads_ - h), queries + (i * heads_ + h) * depth_, packed_ + key * depth_, depth_,
+                       weights + i * heads_ + h, scores + i * row_floats_ + key);
+        }
+      }
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      list(sequence.query + first + i, scores + i * row_floats_, visible_keys(s_.index.batch, sequence, first + i), spare);
+    }
+  }
+
+ private:
+  void pack(int64_t token, float* queries, float* weights, float* row) {
+    for (int64_t h = 0; h < heads_; ++h) {
+      const int64_t in_tile = smaller(tile_, heads_ - h / tile_ * tile_);
+      float* to = queries + h / tile_ * tile_ * depth_ + h % tile_;
+      read_numbers(s_.index.query, token, h, 0, depth_, row);
+      for (int64_t d = 0; d < depth_; ++d) to[d * in_tile] = row[d];
+    }
+    const float* from = as_floats(s_.index.weights, token * heads_, heads_, s_.index.weight_type, weights);
+    if (from != weights) __builtin_memcpy(weights, from, static_cast<size_t>(heads_) * sizeof(float));
+  }
+
+  void list(int64_t token, const float* scores, int64_t visible, float* values) {
+    Chosen* chosen = chosen_.data();
+    const int64_t found = visible == 0 ? 0 : top_k(scores, visible, s_.count, chosen, chosen + room_);
+    if (s_.indices != nullptr) {
+      int32_t* out = s_.indices + token * s_.count;
+      for (int64_t n = 0; n < s_.count; ++n) out[n] = n < found ? chosen[n].place : -1;
+    }
+    if (s_.values != nullptr) {
+      for (int64_t n = 0; n < s_.count; ++n) values[n] = n < found ? scores[chosen[n].place] : -kInfinity;
+      write_floats(s_.values, token * s_.count, values, s_.count, s_.index.query.type);
+    }
+  }
+
+  const sparse::Selection& s_;
+  int64_t heads_, depth_, tile_;
+  const float* packed_;
+  int64_t row_floats_, room_;
+  Scratch<float> floats_;
+  Scratch<Chosen> chosen_;
+};
+
+static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
+  Failure failure;
+  const int64_t depth = s.index.query.size;
+  int64_t most = 1;
+  for (int64_t i = 0; i < s.index.batch.count; ++i) most = larger(most, s.index.batch.sequences[i].keys);
+  Scratch<float> packed(runtime, blocks_of(most, kPanel) * kPanel * depth);
+  if (!packed) return Outcome::out_of_memory;
+  for (int64_t i = 0; i < s.index.batch.count; ++i) {
+    const sparse::Sequence& sequence = s.index.batch.sequences[i];
+    auto pack = [&](int64_t first, int64_t last) {
+      Scratch<float> row(runtime, depth);
+      if (!row) return failure.set();
+      for (int64_t place = first; place < last; ++place) {
+        float* to = packed.data() + place / kPanel * kPanel * depth + place % kPanel;
+        if (place < sequence.keys) {
+          read_numbers(s.index.key, key_token(s.index.batch, sequence, place), 0, 0, depth, row.data());
+          for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = row.data()[d];
+        } else {
+          for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = 0;
+        }
+      }
+    };
+    in_parallel(runtime, blocks_of(sequence.keys, kPanel) * kPanel, 16 * kPanel, pack);
+    auto part = [&](int64_t first, int64_t last) {
+      RowSelection rows(s, runtime, packed.data(), larger(sequence.keys, 1));
+      if (!rows) return failure.set();
+      rows.run(sequence, first, last);
+    };
+    in_parallel(runtime, sequence.queries, kIndexRows, part);
+  }
+  return failure.outcome();
+}
+
+}  // namespace fa::FA_ISA

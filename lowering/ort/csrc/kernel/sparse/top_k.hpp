@@ -1,0 +1,73 @@
+// The best of many scores without sorting them all.
+//
+// A score becomes an integer of the same order; three counts of its leading bits find the score of the last that is
+// chosen, one pass collects those above it and the first of those equal to it, and only they are sorted, by their bits.
+// So ties go to the key that comes first. +0 and -0 are equal. NaN counts as beyond infinity.
+#pragma once
+
+#include "../simd.hpp"
+
+namespace fa::FA_ISA {
+
+FA_INLINE uint32_t ordered(float score) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, score + 0.0f);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+struct Chosen {
+  uint32_t order;
+  int32_t place;
+};
+
+// The order of the k-th best of `count` > k scores; `equal` is how many of that order belong to the best k.
+static uint32_t last_chosen(const float* scores, int64_t count, int64_t k, int64_t& equal) {
+  static constexpr int kShift[] = {21, 10, 0};
+  static constexpr int kBits[] = {11, 11, 10};
+  uint32_t prefix = 0, mask = 0;
+  int64_t left = k;
+  for (int pass = 0; pass < 3; ++pass) {
+    int32_t counts[2048] = {};
+    const uint32_t digits = (1u << kBits[pass]) - 1;
+    for (int64_t j = 0; j < count; ++j) {
+      const uint32_t order = ordered(scores[j]);
+      if ((order & mask) == prefix) ++counts[order >> kShift[pass] & digits];
+    }
+    uint32_t digit = digits;
+    while (counts[digit] < left) left -= counts[digit--];
+    prefix |= digit << kShift[pass];
+    mask |= digits << kShift[pass];
+  }
+  equal = left;
+  return prefix;
+}
+
+// The places of the best min(k, count) scores, best first, into `chosen`; returns how many. `spare` is as long.
+static int64_t top_k(const float* scores, int64_t count, int64_t k, Chosen* chosen, Chosen* spare) {
+  int64_t found = 0, equal = 0;
+  uint32_t last = 0;
+  const bool all = count <= k;
+  if (!all) last = last_chosen(scores, count, k, equal);
+  for (int64_t j = 0; j < count; ++j) {
+    const uint32_t order = ordered(scores[j]);
+    if (!all && (order < last || (order == last && equal-- <= 0))) continue;
+    chosen[found++] = {order, static_cast<int32_t>(j)};
+  }
+  // Eight bits at a time, stable, the greatest first; an even number of passes ends where it began.
+  for (int shift = 0; shift < 32; shift += 8) {
+    int32_t starts[256] = {};
+    for (int64_t n = 0; n < found; ++n) ++starts[chosen[n].order >> shift & 255];
+    int32_t at = 0;
+    for (int digit = 255; digit >= 0; --digit) {
+      const int32_t many = starts[digit];
+      starts[digit] = at;
+      at += many;
+    }
+    for (int64_t n = 0; n < found; ++n) spare[starts[chosen[n].order >> shift & 255]++] = chosen[n];
+    Chosen* swap = chosen;
+    chosen = spare;
+    spare = swap;
+  }
+  return found;
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,302 @@
+#include "call.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fa::sparse {
+namespace {
+
+constexpr const char* kPaged = "PA_BSND";
+
+std::string wanted_text(const Dims& dims) {
+  std::string text = "[";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i > 0 ? "," : "") + (dims[i] < 0 ? "?" : std::to_string(dims[i]));
+  return text + "]";
+}
+
+int64_t integer_at(const Tensor& tensor, int64_t i) {
+  if (tensor.type == ort::Element::int32) return static_cast<const int32_t*>(tensor.data)[i];
+  return static_cast<const int64_t*>(tensor.data)[i];
+}
+
+int64_t product_of(const Dims& dims) {
+  return std::accumulate(dims.begin(), dims.end(), int64_t{1}, [](int64_t a, int64_t b) { return a * b; });
+}
+
+}  // namespace
+
+Inputs::Inputs(ort::Api api, const ort::KernelContext* context) {
+  size_t count = 0;
+  check(api, ort::KernelContext_GetInputCount(api, context, &count));
+  for (size_t i = 0; i < count; ++i) {
+    const ort::Value* value = nullptr;
+    check(api, ort::KernelContext_GetInput(api, context, i, &value));
+    tensors_.push_back(tensor_of(api, value));
+  }
+}
+
+const Tensor& Inputs::operator[](size_t index) const {
+  static const Tensor absent;
+  return index < tensors_.size() ? tensors_[index] : absent;
+}
+
+void Checks::fail(int rule, const std::string& text) const {
+  throw Error{ort::ErrorCode::invalid_argument,
+              node_ + ": " + text + " (" + rules_.prefix + "." + std::to_string(rule) + ")"};
+}
+
+void Checks::shape(int rule, const char* name, const Tensor& tensor, const Dims& expected) const {
+  if (!tensor.present()) fail(rule, std::string("input ") + name + " is absent");
+  bool fits = tensor.rank() == expected.size();
+  for (size_t i = 0; fits && i < expected.size(); ++i) fits = expected[i] < 0 || tensor.dims[i] == expected[i];
+  if (!fits) {
+    fail(rule, std::string("input ") + name + " has shape " + text_of(tensor.dims) + ", expected " + wanted_text(expected));
+  }
+}
+
+void Checks::one_of(int rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const {
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
+  std::string text;
+  for (int64_t each : allowed) text += (text.empty() ? "" : " or ") + std::to_string(each);
+  fail(rule, std::string("attribute ") + name + " is " + std::to_string(value) + ", expected " + text);
+}
+
+Type type_of(const Tensor& tensor) {
+  if (tensor.type == ort::Element::float16) return Type::float16;
+  return tensor.type == ort::Element::bfloat16 ? Type::bfloat16 : Type::float32;
+}
+
+size_t size_of(Type type) { return type == Type::float32 ? 4 : 2; }
+
+SparseCall::SparseCall(const Checks& checks, const Layout& layout, const Sides& sides) : checks_(checks) {
+  const Rules& rules = checks.rules();
+  const bool packed = layout.query == "TND";
+  checks.shape(rules.layout, "query", sides.query, packed ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
+  checks.shape(rules.layout, "key", sides.key, layout.key == "TND" ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
+  query_dims_.assign(sides.query.dims.begin(), sides.query.dims.end() - 2);
+  key_dims_.assign(sides.key.dims.begin(), sides.key.dims.end() - 2);
+  heads_ = sides.query.dims[sides.query.rank() - 2];
+  key_heads_ = sides.key.dims[sides.key.rank() - 2];
+  if (key_heads_ == 0 || heads_ == 0 || heads_ % key_heads_ != 0) {
+    checks.fail(rules.heads, "input key has " + std::to_string(key_heads_) + " heads, expected a divisor of the " +
+                                 std::to_string(heads_) + " of query");
+  }
+  if (sides.query.dims.back() != sides.key.dims.back()) {
+    checks.fail(rules.sizes, "input key has the head size " + std::to_string(sides.key.dims.back()) + ", expected " +
+                                 std::to_string(sides.query.dims.back()) + " as query");
+  }
+  tokens_ = product_of(query_dims_);
+  batch_.key_tokens = product_of(key_dims_);
+  batch_.causal = layout.causal;
+  read_sequences(layout, sides);
+  read_keys(layout, sides);
+  for (Sequence& sequence : sequences_) {
+    sequence.first_row = batch_.rows;
+    batch_.rows += sequence.queries;
+  }
+  batch_.sequences = sequences_.data();
+  batch_.count = static_cast<int64_t>(sequences_.size());
+}
+
+void SparseCall::read_sequences(const Layout& layout, const Sides& sides) {
+  const int64_t group = heads_ / key_heads_;
+  if (layout.query == "TND") {
+    statistics_head_ = tokens_ * group;
+    int64_t start = 0;
+    for (int64_t end : ends("of the query", sides.query_lengths, tokens_)) {
+      Sequence sequence;
+      sequence.query = start;
+      sequence.queries = end - start;
+      sequence.statistics = start * group;
+      sequences_.push_back(sequence);
+      start = end;
+    }
+    return;
+  }
+  const int64_t size = query_dims_[1];
+  statistics_head_ = size * group;
+  const Tensor* given = layout.counted ? &sides.query_lengths : nullptr;
+  const std::vector<int64_t> lengths = counts("of the query", given, query_dims_[0], size);
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    Sequence sequence;
+    sequence.query = static_cast<int64_t>(b) * size;
+    sequence.queries = lengths[b];
+    sequence.statistics = static_cast<int64_t>(b) * size * heads_;
+    sequences_.push_back(sequence);
+  }
+}
+
+void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
+  const Rules& rules = checks_.rules();
+  const auto batch = static_cast<int64_t>(sequences_.size());
+  if (layout.key == "TND") {
+    const std::vector<int64_t> found = ends("of the keys", sides.key_lengths, key_dims_[0]);
+    if (found.size() != sequences_.size()) {
+      checks_.fail(rules.lengths, "there are lengths of " + std::to_string(batch) + " sequences of queries and " +
+                                      std::to_string(found.size()) + " of keys");
+    }
+    for (size_t b = 0; b < found.size(); ++b) {
+      sequences_[b].key = b == 0 ? 0 : found[b - 1];
+      sequences_[b].keys = found[b] - sequences_[b].key;
+    }
+    return;
+  }
+  if (layout.key != kPaged) {
+    if (key_dims_[0] != batch) {
+      checks_.fail(rules.layout, "input key has the batch " + std::to_string(key_dims_[0]) + ", expected " +
+                                     std::to_string(batch) + " as query");
+    }
+    const Tensor* given = layout.counted ? &sides.key_lengths : nullptr;
+    const std::vector<int64_t> lengths = counts("of the keys", given, batch, key_dims_[1]);
+    for (size_t b = 0; b < lengths.size(); ++b) {
+      sequences_[b].key = static_cast<int64_t>(b) * key_dims_[1];
+      sequences_[b].keys = lengths[b];
+    }
+    return;
+  }
+  const Tensor& table = *sides.block_table;
+  checks_.shape(rules.paging, "block_table", table, {batch, -1});
+  if (!sides.key_lengths.present()) {
+    checks_.fail(rules.lengths, "the lengths of the keys are absent, expected them with PA_BSND");
+  }
+  const int64_t page = key_dims_[1], row = table.dims[1];
+  const std::vector<int64_t> lengths = counts("of the keys", &sides.key_lengths, batch, row * page);
+  batch_.page = page;
+  for (size_t b = 0; b < lengths.size(); ++b) {
+    const auto* pages = static_cast<const int32_t*>(table.data) + static_cast<int64_t>(b) * row;
+    for (int64_t n = 0; n * page < lengths[b]; ++n) {
+      if (pages[n] < 0 || pages[n] >= key_dims_[0]) {
+        checks_.fail(rules.paging, "input block_table names the page " + std::to_string(pages[n]) + ", expected 0 to " +
+                                       std::to_string(key_dims_[0] - 1));
+      }
+    }
+    sequences_[b].pages = pages;
+    sequences_[b].keys = lengths[b];
+  }
+}
+
+std::vector<int64_t> SparseCall::ends(const char* name, const Tensor& tensor, int64_t total) const {
+  const std::string title = std::string("the lengths ") + name;
+  if (!tensor.present()) checks_.fail(checks_.rules().lengths, title + " are absent, expected cumulative ones with TND");
+  std::vector<int64_t> found;
+  int64_t before = 0;
+  for (int64_t i = 0; i < tensor.count(); ++i) {
+    const int64_t end = integer_at(tensor, i);
+    if (end < before || end > total) {
+      checks_.fail(checks_.rules().lengths, title + " hold " + std::to_string(end) + " behind " + std::to_string(before) +
+                                                ", expected cumulative numbers up to " + std::to_string(total));
+    }
+    found.push_back(end);
+    before = end;
+  }
+  return found;
+}
+
+std::vector<int64_t> SparseCall::counts(const char* name, const Tensor* tensor, int64_t batch, int64_t most) const {
+  std::vector<int64_t> found(static_cast<size_t>(batch), most);
+  if (tensor == nullptr || !tensor->present()) return found;
+  if (tensor->count() != batch) {
+    checks_.fail(checks_.rules().lengths, std::string("the lengths ") + name + " are " + std::to_string(tensor->count()) +
+                                              ", expected " + std::to_string(batch));
+  }
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = integer_at(*tensor, b);
+    if (length < 0 || length > most) {
+      checks_.fail(checks_.rules().lengths, std::string("the lengths ") + name + " hold " + std::to_string(length) +
+                                                ", expected 0 to " + std::to_string(most));
+    }
+    found[static_cast<size_t>(b)] = length;
+  }
+  return found;
+}
+
+Dims SparseCall::of_query(std::initializer_list<int64_t> behind) const {
+  Dims dims = query_dims_;
+  dims.insert(dims.end(), behind);
+  return dims;
+}
+
+Dims SparseCall::of_key(std::initializer_list<int64_t> behind) const {
+  Dims dims = key_dims_;
+  dims.insert(dims.end(), behind);
+  return dims;
+}
+
+Dims SparseCall::statistics_dims() const {
+  const int64_t group = heads_ / key_heads_;
+  if (query_dims_.size() == 1) return {key_heads_, query_dims_[0], group};
+  return {query_dims_[0], key_heads_, query_dims_[1], group};
+}
+
+Rows SparseCall::rows(const Tensor& plain, const Tensor& rope) const {
+  Rows rows;
+  rows.plain = plain.data;
+  rows.size = plain.dims.back();
+  rows.heads = plain.dims[plain.rank() - 2];
+  rows.type = type_of(plain);
+  if (rope.present()) {
+    rows.rope = rope.data;
+    rows.rope_size = rope.dims.back();
+  }
+  return rows;
+}
+
+void SparseCall::check_rope(const Tensor& query_rope, const Tensor& key_rope) const {
+  const int rule = checks_.rules().rope;
+  if (query_rope.present() != key_rope.present()) {
+    checks_.fail(rule, "one of the inputs query_rope and key_rope is absent, expected both or none");
+  }
+  if (!query_rope.present()) return;
+  checks_.shape(rule, "query_rope", query_rope, of_query({heads_, -1}));
+  checks_.shape(rule, "key_rope", key_rope, of_key({key_heads_, query_rope.dims.back()}));
+}
+
+Lists SparseCall::lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const {
+  const bool shared = any_heads && indices.rank() >= 2 && indices.dims[indices.rank() - 2] == 1;
+  const int64_t heads = shared ? 1 : key_heads_;
+  checks_.shape(checks_.rules().indices, "sparse_indices", indices, of_query({heads, -1}));
+  Lists lists;
+  lists.entries = static_cast<const int32_t*>(indices.data);
+  lists.heads = heads;
+  lists.count = indices.dims.back();
+  lists.block = block;
+  lists.capped = capped;
+  return lists;
+}
+
+void SparseCall::check_entries(const Lists& lists) const {
+  for (const Sequence& sequence : sequences_) {
+    for (int64_t row = 0; row < sequence.queries; ++row) {
+      const int64_t visible = visible_keys(batch_, sequence, row);
+      const int64_t used = batch_.causal ? std::min(lists.count, visible) : lists.count;
+      const int32_t* list = lists.entries + (sequence.query + row) * lists.count;
+      for (int64_t n = 0; n < used; ++n) {
+        if (list[n] < 0 || list[n] >= sequence.keys) {
+          checks_.fail(checks_.rules().indices,
+                       "input sparse_indices holds " + std::to_string(list[n]) + " among the first " +
+                           std::to_string(used) + " entries of query token " + std::to_string(sequence.query + row) +
+                           ", expected keys 0 to " + std::to_string(sequence.keys - 1));
+        }
+      }
+    }
+  }
+}
+
+void check_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window) {
+  const int rule = checks.rules().mode;
+  const int64_t mode = node.integer(mode_name, 3);
+  if (only_causal) {
+    checks.one_of(rule, mode_name, mode, {3});
+  } else {
+    checks.one_of(rule, mode_name, mode, {0, 3});
+  }
+  if (window == 0) return;
+  for (const char* name : {"pre_tokens", "next_tokens"}) checks.one_of(rule, name, node.integer(name, window), {window});
+}
+
+void finish(const Checks& checks, const CallRuntime& runtime, Outcome outcome) {
+  runtime.rethrow();
+  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, checks.node() + ": out of memory"};
+}
+
+}  // namespace fa::sparse

@@ -1,0 +1,104 @@
+// What the operators of the sparse family read of a call: its inputs by name, its sequences, and the checks they share.
+#pragma once
+
+#include "../op.hpp"
+#include "problem.hpp"
+
+namespace fa::sparse {
+
+// The numbers of an operator's constraints that the CPU kernels check; the registry says what each is.
+struct Rules {
+  const char* prefix;
+  int layout, heads, sizes, rope, lengths, paging, mode, indices, statistics;
+};
+
+// The tensors of a node by the positions of descriptors.inc.
+class Inputs {
+ public:
+  Inputs(ort::Api api, const ort::KernelContext* context);
+  const Tensor& operator[](size_t index) const;
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
+// Throws errors that name the node, and the constraint by its number.
+class Checks {
+ public:
+  Checks(std::string node, const Rules& rules) : node_(std::move(node)), rules_(rules) {}
+
+  const std::string& node() const { return node_; }
+  const Rules& rules() const { return rules_; }
+  [[noreturn]] void fail(int rule, const std::string& text) const;
+  // `expected` may have -1 for any size.
+  void shape(int rule, const char* name, const Tensor& tensor, const Dims& expected) const;
+  void one_of(int rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const;
+
+ private:
+  std::string node_;
+  Rules rules_;
+};
+
+Type type_of(const Tensor& tensor);
+size_t size_of(Type type);
+
+// The tensors that tell a call's sizes.
+struct Sides {
+  const Tensor& query;
+  const Tensor& key;
+  const Tensor& query_lengths;
+  const Tensor& key_lengths;
+  const Tensor* block_table = nullptr;  // of the operators that take pages
+};
+
+struct Layout {
+  std::string query = "BSND";
+  std::string key = "BSND";
+  bool causal = false;   // sparse_mode 3
+  bool counted = false;  // BSND has lengths of its own; otherwise it is full
+};
+
+class SparseCall {
+ public:
+  SparseCall(const Checks& checks, const Layout& layout, const Sides& sides);
+
+  const Batch& batch() const { return batch_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t heads() const { return heads_; }
+  int64_t key_heads() const { return key_heads_; }
+  // Dimensions of a tensor with one entry for each query token, or each key token.
+  Dims of_query(std::initializer_list<int64_t> behind) const;
+  Dims of_key(std::initializer_list<int64_t> behind) const;
+  Dims statistics_dims() const;
+  // Elements from a key head to the next in the statistics.
+  int64_t statistics_head() const { return statistics_head_; }
+  // Whether some query tokens are not computed.
+  bool has_gaps() const { return batch_.rows < tokens_; }
+
+  // query or key with its rope part, which is there in both or in neither.
+  Rows rows(const Tensor& plain, const Tensor& rope) const;
+  void check_rope(const Tensor& query_rope, const Tensor& key_rope) const;
+  // sparse_indices; `any_heads`: one list may serve all key heads.
+  Lists lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const;
+  // Every entry that a row uses is a key of its sequence.
+  void check_entries(const Lists& lists) const;
+
+ private:
+  void read_sequences(const Layout& layout, const Sides& sides);
+  void read_keys(const Layout& layout, const Sides& sides);
+  std::vector<int64_t> ends(const char* name, const Tensor& tensor, int64_t total) const;
+  std::vector<int64_t> counts(const char* name, const Tensor* tensor, int64_t batch, int64_t most) const;
+
+  const Checks& checks_;
+  Dims query_dims_, key_dims_;  // without heads and head size
+  int64_t tokens_ = 0, heads_ = 0, key_heads_ = 0, statistics_head_ = 0;
+  std::vector<Sequence> sequences_;
+  Batch batch_;
+};
+
+// sparse_mode and the windows, which have to be as wide as they can be (`window`), unless `window` is 0.
+void check_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window);
+
+void finish(const Checks& checks, const CallRuntime& runtime, Outcome outcome);
+
+}  // namespace fa::sparse

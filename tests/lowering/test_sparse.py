@@ -1,0 +1,339 @@
+"""The sparse family's kernels against the float64 reference, on every instruction set, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fa_compiler import ops, reference
+from tests import sparse_problems as problems
+
+UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(ml_dtypes.bfloat16): 2.0**-8}
+DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+
+# The fixture only sets an environment variable, which holds for all examples of a test.
+sweep = settings(
+    max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+seeds = given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
+
+
+def compare(op: str, inputs: Any, attrs: Any, skip: tuple[str, ...] = ()) -> None:
+    """Every output, NaN and infinities included. The bound: inputs are of order 1 and sums at most a few hundred long,
+    so float32 arithmetic is wrong by some 1e-6 of the largest number, and 16 bits are rounded once more."""
+    expected = reference.run(op, inputs, attrs, dtype="float64")
+    found = ops.run(op, inputs, attrs)
+    for name, right in expected.items():
+        if name in skip:
+            continue
+        value = found[name]
+        assert value.shape == right.shape, name
+        value = value.astype(np.float64)
+        special = ~np.isfinite(right)
+        np.testing.assert_array_equal(value[special], right[special], err_msg=name)
+        largest = np.abs(right[~special]).max(initial=0.0)
+        # The statistic of an empty row is exact and no measure for the others.
+        largest = 0.0 if largest > 1e37 and name == "softmax_max" else largest
+        bound = 4e-6 * max(largest, 1.0) + UNIT[found[name].dtype] * np.abs(right[~special])
+        worst = np.abs(value[~special] - right[~special]) - bound
+        assert (worst <= 0).all(), (name, float(worst.max()))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_attention(seed: int, dtype: Any) -> None:
+    compare("SparseFlashAttention", *problems.attention(seed, dtype))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_attention_gradient(seed: int, dtype: Any) -> None:
+    compare("SparseFlashAttentionGrad", *problems.attention_grad(seed, dtype))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_index_gradient(seed: int, dtype: Any) -> None:
+    compare("LightningIndexerGrad", *problems.indexer_grad(seed, dtype))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_index_loss(seed: int, dtype: Any) -> None:
+    compare("SparseLightningIndexerGradKLLoss", *problems.indexer_loss(seed, dtype))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_indexer(seed: int, dtype: Any) -> None:
+    """Two scores that differ by less than their rounding may change places; a listed key's own score is right."""
+    inputs, attrs = problems.indexer(seed, dtype)
+    found = ops.run("LightningIndexer", inputs, attrs)["sparse_indices"]
+    everything = reference.run(
+        "LightningIndexer", inputs, attrs | {"sparse_count": 200, "return_values": True}, dtype="float64"
+    )
+    scores = {}
+    for place in np.ndindex(found.shape[:-1]):
+        listed = everything["sparse_indices"][place].astype(int)
+        scores = dict(zip(listed.tolist(), everything["sparse_values"][place].tolist(), strict=True))
+        count = min(attrs["sparse_count"], int((listed >= 0).sum()))
+        assert (found[place][count:] == -1).all()
+        assert len(set(found[place][:count].tolist())) == count
+        best = everything["sparse_values"][place][:count]
+        chosen = np.array([scores[key] for key in found[place][:count].tolist()])
+        np.testing.assert_allclose(chosen, best, rtol=0, atol=2e-5 * max(1.0, np.abs(best).max(initial=0.0)))
+
+
+@pytest.mark.usefixtures("isa")
+def test_values_are_the_scores_of_the_listed_keys() -> None:
+    rng = np.random.default_rng(3)
+    inputs = {
+        "query": rng.standard_normal((1, 5, 20, 24)).astype(np.float32),
+        "key": rng.standard_normal((1, 300, 1, 24)).astype(np.float32),
+        "weights": rng.standard_normal((1, 5, 20)).astype(np.float32),
+    }
+    found = ops.run("LightningIndexer", inputs, {"sparse_count": 100, "return_values": True, "sparse_mode": 0})
+    scores = np.einsum(
+        "bth,bthj->btj", inputs["weights"], np.maximum(np.einsum("bthd,bjnd->bthj", inputs["query"], inputs["key"]), 0)
+    )
+    for i in range(5):
+        listed = found["sparse_indices"][0, i, 0]
+        np.testing.assert_allclose(found["sparse_values"][0, i, 0], scores[0, i, listed], atol=1e-3)
+        assert (np.diff(found["sparse_values"][0, i, 0]) <= 0).all()
+
+
+@pytest.mark.usefixtures("isa")
+def test_equal_scores_are_listed_by_position() -> None:
+    """Many scores are 0 (relu), some of them -0: ties, which TopK of ONNX breaks by position, too."""
+    keys = 700
+    key = np.zeros((1, keys, 1, 1), np.float32)
+    key[0, 350:360] = 1
+    key[0, 600:] = np.nan_to_num(-1.0)
+    inputs = {"query": np.ones((1, 1, 1, 1), np.float32), "key": key, "weights": np.ones((1, 1, 1), np.float32)}
+    for weight in (1.0, -1.0):
+        inputs["weights"][:] = weight
+        found = ops.run("LightningIndexer", inputs, {"sparse_count": 40, "sparse_mode": 0})["sparse_indices"][0, 0, 0]
+        zeros = [j for j in range(keys) if not 350 <= j < 360]
+        right = [*range(350, 360), *zeros[:30]] if weight > 0 else zeros[:40]
+        assert found.tolist() == right
+
+
+@pytest.mark.usefixtures("isa")
+def test_long_lists_and_rows_of_many_tasks() -> None:
+    """More keys than a block, more rows than a chunk keeps, all keys in random order and then twice."""
+    rng = np.random.default_rng(5)
+    tokens, heads, keys = 37, 20, 500
+    inputs = {
+        "query": rng.standard_normal((tokens, heads, 40)).astype(np.float32),
+        "key": rng.standard_normal((keys, 1, 40)).astype(np.float32),
+        "value": rng.standard_normal((keys, 1, 24)).astype(np.float32),
+        "sparse_indices": np.stack(
+            [np.concatenate([rng.permutation(keys), rng.permutation(keys)[:9]]) for _ in range(tokens)]
+        )
+        .astype(np.int32)
+        .reshape(tokens, 1, -1),
+        "actual_seq_lengths_query": np.array([tokens], np.int32),
+        "actual_seq_lengths_kv": np.array([keys], np.int32),
+    }
+    attrs = {"scale_value": 0.1, "sparse_block_size": 1, "sparse_mode": 0}
+    packed = {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
+    compare("SparseFlashAttention", inputs, attrs | packed)
+    # Without the repeated entries, which the gradient reads and the forward pass does not: all keys have been listed.
+    inputs["sparse_indices"] = inputs["sparse_indices"][..., :keys]
+    result = reference.run("SparseFlashAttention", inputs, attrs | packed)
+    given = inputs | {
+        "d_out": rng.standard_normal((tokens, heads, 24)).astype(np.float32),
+        "out": result["attention_out"],
+    }
+    given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
+    compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
+
+
+PROBLEMS: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("SparseFlashAttention", problems.attention),
+    ("SparseFlashAttentionGrad", problems.attention_grad),
+    ("LightningIndexer", problems.indexer),
+    ("LightningIndexerGrad", problems.indexer_grad),
+    ("SparseLightningIndexerGradKLLoss", problems.indexer_loss),
+)
+
+
+@pytest.mark.parametrize(("op", "make"), PROBLEMS, ids=[op for op, _ in PROBLEMS])
+def test_threads_change_no_bit(op: str, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums into keys are split by columns, not among threads; so the number of threads does not show."""
+    from fa_compiler.lowering.ort import eager
+
+    for seed in range(6):
+        inputs, attrs = make(seed, np.float32)
+        results = []
+        for threads in (1, 2, 5):
+            original = ort.SessionOptions
+
+            def options(threads: int = threads, original: Any = original) -> Any:
+                made = original()
+                made.intra_op_num_threads = threads
+                return made
+
+            monkeypatch.setattr(eager.ort, "SessionOptions", options)
+            eager._session.cache_clear()
+            results.append(ops.run(op, inputs, attrs))
+            monkeypatch.setattr(eager.ort, "SessionOptions", original)
+        eager._session.cache_clear()
+        for name, value in results[0].items():
+            for other in results[1:]:
+                np.testing.assert_array_equal(value, other[name])
+
+
+def test_a_kernel_may_be_called_by_several_threads() -> None:
+    inputs, attrs = problems.attention_grad(11, np.float32)
+    expected = ops.run("SparseFlashAttentionGrad", inputs, attrs)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: ops.run("SparseFlashAttentionGrad", inputs, attrs), range(16)):
+            for name, value in expected.items():
+                np.testing.assert_array_equal(value, found[name])
+
+
+def test_weights_may_be_float_beside_halfs() -> None:
+    inputs, attrs = problems.indexer_loss(4, np.float16)
+    inputs["weight"] = inputs["weight"].astype(np.float32)
+    compare("SparseLightningIndexerGradKLLoss", inputs, attrs)
+    assert ops.run("SparseLightningIndexerGradKLLoss", inputs, attrs)["d_weight"].dtype == np.float32
+
+
+def test_no_tokens() -> None:
+    inputs, attrs = problems.attention_grad(0, np.float32)
+    empty = {name: value for name, value in inputs.items() if not name.startswith("actual")}
+    for name in ("query", "query_rope", "d_out", "out", "sparse_indices", "softmax_max", "softmax_sum"):
+        if name in empty:
+            shape = list(empty[name].shape)
+            shape[1 if attrs["layout"] == "TND" and "softmax" in name else -3 if "softmax" not in name else -2] = 0
+            empty[name] = np.zeros(shape, empty[name].dtype)
+    if attrs["layout"] == "TND":
+        empty |= {"actual_seq_lengths_query": np.array([0], np.int32)}
+        empty |= {"actual_seq_lengths_kv": np.array([len(empty["key"])], np.int32)}
+    found = ops.run("SparseFlashAttentionGrad", empty, attrs)
+    assert found["d_query"].size == 0
+    assert not found["d_key"].any()
+    assert not found["d_value"].any()
+
+
+def changed(op: str, seed: int, layout: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The first problem from `seed` on in that layout, without pages."""
+    make = dict(PROBLEMS)[op]
+    while True:
+        inputs, attrs = make(seed, np.float32)
+        if attrs.get("layout", attrs.get("layout_query")) == layout and "block_table" not in inputs:
+            return inputs, attrs
+        seed += 1
+
+
+REFUSED = [
+    ("SparseFlashAttention", {}, {"attention_mode": 0}, "SFA.5"),
+    ("SparseFlashAttention", {}, {"sparse_mode": 4}, "SFA.7"),
+    ("SparseFlashAttention", {}, {"pre_tokens": 5}, "SFA.7"),
+    ("SparseFlashAttention", {}, {"sparse_block_size": 0}, "SFA.8"),
+    ("SparseFlashAttention", {}, {"layout_query": "SBH"}, "SFA.2"),
+    ("SparseFlashAttention", {}, {"layout_kv": "TND"}, "SFA.2"),
+    ("SparseFlashAttention", {}, {"layout_kv": "PA_BSND", "return_softmax_lse": True}, "SFA.13"),
+    ("SparseFlashAttention", {}, {"cpu_empty_rows": "unmasked", "return_softmax_lse": False}, "SFA.9"),
+    ("SparseFlashAttention", {"value": np.zeros((1, 2, 3, 4), np.float32)}, {}, "SFA.4"),
+    ("SparseFlashAttention", {"query": np.zeros((2, 3, 4), np.float32)}, {}, "SFA.2"),
+    ("SparseFlashAttention", {"sparse_indices": np.zeros((1, 1, 1, 1, 1), np.int32)}, {}, "SFA.9"),
+    ("SparseFlashAttention", {"actual_seq_lengths_kv": np.array([10**6], np.int32)}, {}, "SFA.10"),
+    ("SparseFlashAttention", {"sinks": np.zeros(999, np.float32)}, {"cpu_empty_rows": ""}, "SFA.14"),
+    ("SparseFlashAttention", {"block_table": np.zeros((1, 1), np.int32)}, {}, "SFA.11"),
+    ("SparseFlashAttention", {"query_rope": np.zeros((1, 1, 1, 1), np.float32), "key_rope": None}, {}, "SFA.6"),
+    ("SparseFlashAttentionGrad", {}, {"sparse_mode": 1}, "SFAG.7"),
+    ("SparseFlashAttentionGrad", {}, {"sparse_block_size": -1}, "SFAG.6"),
+    ("SparseFlashAttentionGrad", {}, {"layout": "PA_BSND"}, "SFAG.2"),
+    ("SparseFlashAttentionGrad", {"softmax_max": np.zeros((1, 1, 1, 8), np.float32)}, {}, "SFAG.9"),
+    ("SparseFlashAttentionGrad", {"d_out": np.zeros((1, 1, 1, 1), np.float32)}, {}, "SFAG.4"),
+    ("LightningIndexer", {}, {"sparse_count": 0}, "LI.4"),
+    ("LightningIndexer", {}, {"sparse_mode": 2}, "LI.5"),
+    ("LightningIndexer", {}, {"layout_key": "PA_BSND", "return_values": True}, "LI.6"),
+    ("LightningIndexer", {"weights": np.zeros((1, 1, 1, 1), np.float32)}, {}, "LI.2"),
+    ("LightningIndexerGrad", {}, {"headNum": 999}, "LIG.3"),
+    ("LightningIndexerGrad", {}, {"sparseMode": 2}, "LIG.6"),
+    ("LightningIndexerGrad", {"dy": np.zeros((1, 1, 1), np.float32)}, {}, "LIG.4"),
+    ("SparseLightningIndexerGradKLLoss", {}, {"sparse_mode": 0}, "KL.8"),
+    ("SparseLightningIndexerGradKLLoss", {"weight": np.zeros((1, 1, 1), np.float32)}, {}, "KL.5"),
+    ("SparseLightningIndexerGradKLLoss", {"softmax_sum": np.zeros((1, 1, 1, 999), np.float32)}, {}, "KL.11"),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "attrs", "code"), REFUSED, ids=[f"{row[3]}-{i}" for i, row in enumerate(REFUSED)]
+)
+def test_refusals(op: str, inputs: dict[str, Any], attrs: dict[str, Any], code: str) -> None:
+    good, settings_ = changed(op, 1, "BSND")
+    with pytest.raises(ops.KernelError, match=rf"node '{op}' \({op}\): .*\({code}\)"):
+        ops.run(op, good | inputs, settings_ | attrs)
+
+
+def test_lists_of_the_indexer_s_gradients_hold_keys_only() -> None:
+    for op, code in (("LightningIndexerGrad", "LIG.4"), ("SparseLightningIndexerGradKLLoss", "KL.9")):
+        inputs, attrs = changed(op, 1, "BSND")
+        indices = inputs["sparse_indices"].copy()
+        for bad in (-1, inputs["key"].shape[1]):
+            indices[0, -1, 0, 0] = bad
+            with pytest.raises(ops.KernelError, match=rf"holds {bad} among the first .*\({code}\)"):
+                ops.run(op, inputs | {"sparse_indices": indices}, attrs)
+
+
+def test_packed_lengths_are_cumulative() -> None:
+    inputs, attrs = changed("SparseFlashAttention", 1, "TND")
+    wrong = inputs | {"actual_seq_lengths_query": np.array([4, 1], np.int32)}
+    with pytest.raises(ops.KernelError, match=r"cumulative.*\(SFA.10\)"):
+        ops.run("SparseFlashAttention", wrong, attrs)
+
+
+def test_pages_outside_of_the_key_are_refused() -> None:
+    key = np.zeros((3, 4, 1, 8), np.float32)
+    inputs = {
+        "query": np.zeros((1, 2, 1, 8), np.float32),
+        "key": key,
+        "value": key,
+        "sparse_indices": np.zeros((1, 2, 1, 1), np.int32),
+        "block_table": np.array([[0, 3]], np.int32),
+        "actual_seq_lengths_kv": np.array([5], np.int32),
+    }
+    attrs = {"scale_value": 1.0, "layout_kv": "PA_BSND", "attention_mode": 2}
+    with pytest.raises(ops.KernelError, match=r"names the page 3, expected 0 to 2 \(SFA.11\)"):
+        ops.run("SparseFlashAttention", inputs, attrs)
+    # A page behind the last key is not looked at.
+    ops.run("SparseFlashAttention", inputs | {"actual_seq_lengths_kv": np.array([4], np.int32)}, attrs)
+
+
+@pytest.mark.skipif(os.environ.get("FA_COMPILER_ISA") is not None, reason="the variant is chosen by the environment")
+def test_the_product_s_sizes() -> None:
+    """D 512, rope 64, K beyond the keys; value is key itself."""
+    rng = np.random.default_rng(2)
+    latent = (0.3 * rng.standard_normal((1, 130, 1, 512))).astype(np.float16)
+    inputs = {
+        "query": (0.3 * rng.standard_normal((1, 3, 128, 512))).astype(np.float16),
+        "key": latent,
+        "value": latent,
+        "query_rope": rng.standard_normal((1, 3, 128, 64)).astype(np.float16),
+        "key_rope": rng.standard_normal((1, 130, 1, 64)).astype(np.float16),
+    }
+    index = {
+        "query": rng.standard_normal((1, 3, 64, 128)).astype(np.float16),
+        "key": rng.standard_normal((1, 130, 1, 128)).astype(np.float16),
+        "weights": rng.standard_normal((1, 3, 64)).astype(np.float16),
+    }
+    inputs["sparse_indices"] = ops.run("LightningIndexer", index, {"sparse_count": 2048})["sparse_indices"]
+    compare("SparseFlashAttention", inputs, {"scale_value": 576**-0.5, "attention_mode": 2, "return_softmax_lse": True})
