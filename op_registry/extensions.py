@@ -164,3 +164,8 @@ EXTENSIONS = (
 def attributes(op_type: str) -> dict[str, Extension]:
     """The extension attributes of an operator, by name."""
     return {entry.attr: entry for entry in EXTENSIONS if entry.attr is not None and op_type in entry.ops}
+
+
+def takes_float(op_type: str) -> bool:
+    """Whether the operator's float16 and bfloat16 tensors may be float32 by an extension."""
+    return any(entry.id in ("EXT-SPARSE-FLOAT", "EXT-DECODE-FLOAT") and op_type in entry.ops for entry in EXTENSIONS)

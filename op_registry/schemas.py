@@ -14,7 +14,7 @@ import onnx
 import onnx.defs
 from onnx.defs import OpSchema
 
-from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry import dtypes, extensions
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
 from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs, extra_attrs
@@ -54,6 +54,8 @@ def build_schema(spec: OpSpec) -> OpSchema:
     constraints: dict[str, tuple[str, list[str], str]] = {}
 
     def type_of(name: str, legal: tuple[str, ...]) -> str:
+        if extensions.takes_float(spec.name) and {"DT_FLOAT16", "DT_BF16"} <= set(legal):
+            legal = tuple(dict.fromkeys((*legal, "DT_FLOAT")))
         variable = f"T_{name}"
         constraints[variable] = (variable, _type_strings(legal), f"types of {name}")
         return variable

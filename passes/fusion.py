@@ -24,6 +24,7 @@ from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.sparse import to_selected
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.value_sets import ValueSets
 
@@ -99,7 +100,25 @@ class _Run:
             fused = emitter.emit(match)
         except Decline as decline:
             return self._fuse_pair(anchor, emitter, decline) or [_declined(name, decline)]
-        return [self._fused(name, match, fused)]
+        return [self._selected(self._fused(name, match, fused), fused, emitter)]
+
+    def _selected(self, block: Block, fused: Fused, emitter: Emitter) -> Block:
+        """The block after its attention to selected keys became SparseFlashAttention, where it is that."""
+        if self.options.target != "ort":
+            return block
+        found = to_selected(fused.node, emitter.builder, self.matcher.sets)
+        if found is None:
+            return block
+        emitter.made.append(found.node)
+        emitter.replaced.extend(found.dropped)
+        return replace(
+            block,
+            op=found.node.op_type,
+            node=found.node.name,
+            layout="BSND",
+            mask="selected",
+            extensions=extensions_used(node_view(found.node, self.info)),
+        )
 
     def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, alone: Decline) -> list[Block]:
         """The blocks of an attention and its gradient; none when the gradient is not there.

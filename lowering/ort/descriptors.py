@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from fa_compiler.lowering import OPERATORS
-from fa_compiler.op_registry import EXTENSIONS, Kind, OpSpec, get
+from fa_compiler.op_registry import Kind, OpSpec, extensions, get
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 
@@ -33,9 +33,6 @@ _ELEMENTS = {
 # no CPU kernel.
 _PRODUCTS = ("ascend910_95", "ascend910b")
 
-# Extensions by which all float16 and bfloat16 tensors of an operator may be float32.
-_FLOAT_EXTENSIONS = ("EXT-SPARSE-FLOAT",)
-
 _HALFS = ("DT_FLOAT16", "DT_BF16")
 
 
@@ -47,7 +44,7 @@ def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
     tensors = (*spec.inputs, *spec.outputs)
     alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
     rows = [{**alone, **row} for row in product.combinations()]
-    if any(entry.id in _FLOAT_EXTENSIONS and spec.name in entry.ops for entry in EXTENSIONS):
+    if extensions.takes_float(spec.name):
         single = {name: "DT_FLOAT" if dtype in _HALFS else dtype for name, dtype in rows[0].items()}
         rows += [*_with_float_weights(spec, rows), single]
     return tuple(row for row in rows if all(dtype in _ELEMENTS for dtype in row.values()))

@@ -1,0 +1,170 @@
+"""Reading a boolean atten_mask as a list of selected keys and further conditions.
+
+    excluded(X, w)   := where X as a truth value is w, read as a union of conditions
+        Not(X)                  excluded(X, not w)
+        Or(X, Y), w             excluded(X) or excluded(Y);         And(X, Y), not w: likewise, of the negations
+        Where(C, n, Y)          C or excluded(Y), where the number n is itself excluded;    Where(C, Y, n): not C or ...
+        Add(X, Y), w            excluded(X) or excluded(Y), where both are proven to hold no positive number (nor NaN):
+                                such a sum is 0 only where both are
+        Cast from or to bool, Identity, Unsqueeze of the heads' axis: the same
+        anything else           a condition of its own
+    selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, the indices
+                        those of a TopK, in any integer type: what is not listed is excluded
+
+Exactly one selection has to be there. Nothing is assumed of what the TopK ranks: however it breaks ties, and where it
+lists keys that the other conditions exclude, the list is the model's own, and the conditions are looked up at its
+entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.value_sets import ValueSets
+
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Keys are excluded where `value` as a truth value equals `when`. Its dimensions are the last ones of
+    [B,1,S1,S2] if `heads`, else of [B,S1,S2]."""
+
+    value: ir.Value
+    when: bool
+    heads: bool
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`top` is the TopK whose `indices` [B,S1,K] are the selected keys; `scattered` the mask made of them; `others`
+    exclude some of them."""
+
+    top: ir.Node
+    indices: ir.Value
+    scattered: ir.Value
+    others: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    info: ShapeInfo
+    sets: ValueSets
+
+    def conditions(self, value: ir.Value, when: bool, heads: bool) -> Iterator[Condition]:
+        node = producer(value)
+        if is_op(node, "Identity") or self._between_bools(node):
+            assert node is not None and node.inputs[0] is not None
+            yield from self.conditions(node.inputs[0], when, heads)
+        elif is_op(node, "Not"):
+            assert node is not None and node.inputs[0] is not None
+            yield from self.conditions(node.inputs[0], not when, heads)
+        elif (is_op(node, "Or") and when) or (is_op(node, "And") and not when) or (when and self._adds_masks(node)):
+            assert node is not None
+            for operand in node.inputs:
+                assert operand is not None
+                yield from self.conditions(operand, when, heads)
+        elif is_op(node, "Where") and (parts := self._of_where(node, when)) is not None:
+            for part, wanted in parts:
+                yield from self.conditions(part, wanted, heads)
+        elif heads and (inner := self._without_heads(node)) is not None:
+            yield from self.conditions(inner, when, heads=False)
+        else:
+            yield Condition(value, when, heads)
+
+    def _between_bools(self, node: ir.Node | None) -> bool:
+        """A Cast that keeps what is zero."""
+        if not is_op(node, "Cast"):
+            return False
+        assert node is not None and node.inputs[0] is not None
+        return ir.DataType.BOOL in (int_attr(node, "to", 0), self.info.dtype(node.inputs[0]))
+
+    def _adds_masks(self, node: ir.Node | None) -> bool:
+        if not is_op(node, "Add"):
+            return False
+        assert node is not None
+        sets = [None if value is None else self.sets.of(value) for value in node.inputs]
+        return all(found is not None and all(number <= 0 for number in found) for found in sets)
+
+    def _of_where(self, node: ir.Node | None, when: bool) -> list[tuple[ir.Value, bool]] | None:
+        assert node is not None
+        condition, chosen, other = node.inputs
+        if condition is None or chosen is None or other is None:
+            return None
+        if self._truth(chosen) is when:
+            return [(condition, True), (other, when)]
+        if self._truth(other) is when:
+            return [(condition, False), (chosen, when)]
+        return None
+
+    def _truth(self, value: ir.Value) -> bool | None:
+        """Whether every number of a tensor is true, or every one false; else None."""
+        array = constant(value)
+        numbers = self.sets.of(value) if array is None or array.size > 1 else {float(array.reshape(-1)[0])}
+        if not numbers:
+            return None
+        found = {number != 0 for number in numbers}
+        return found.pop() if len(found) == 1 else None
+
+    def _without_heads(self, node: ir.Node | None) -> ir.Value | None:
+        """What an Unsqueeze of [B,S1,S2] to [B,1,S1,S2] is made of."""
+        if not is_op(node, "Unsqueeze"):
+            return None
+        assert node is not None
+        shape = None if node.inputs[0] is None else self.info.shape(node.inputs[0])
+        if shape is None or len(shape) != 3 or reduced_axes(node) not in ([1], [-3]):
+            return None
+        return node.inputs[0]
+
+    def selected(self, condition: Condition) -> tuple[ir.Node, ir.Value] | None:
+        """The TopK and its indices as the ScatterElements has them, where the condition is a selection."""
+        node = producer(condition.value)
+        if not is_op(node, "ScatterElements") or condition.heads:
+            return None
+        assert node is not None
+        data, indices, updates = node.inputs[:3]
+        shape = self.info.shape(condition.value)
+        if data is None or indices is None or updates is None or shape is None or len(shape) != 3:
+            return None
+        reduction = node.attributes.get("reduction")
+        if int_attr(node, "axis", 0) not in (-1, 2) or (reduction is not None and reduction.as_string() != "none"):
+            return None
+        if self._truth(data) is not condition.when or self._truth(updates) is not (not condition.when):
+            return None
+        source = indices
+        while is_op(maker := producer(source), "Cast", "Identity"):
+            assert maker is not None and maker.inputs[0] is not None
+            if self.info.dtype(source) not in INTEGERS:
+                return None
+            source = maker.inputs[0]
+        if not is_op(maker, "TopK") or maker is None or source is not maker.outputs[1]:
+            return None
+        return maker, indices
+
+
+def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | None:
+    """The one selection in a boolean mask of rank 4, True where a key is excluded; None when it has none."""
+    shape = info.shape(mask)
+    if shape is None or len(shape) != 4:
+        return None
+    reader = _Reader(info, sets)
+    conditions = list(reader.conditions(mask, True, heads=True))
+    found = [(condition, of) for condition in conditions if (of := reader.selected(condition)) is not None]
+    if len(found) != 1:
+        return None
+    condition, (top, indices) = found[0]
+    others = tuple(other for other in conditions if other is not condition)
+    scores = input_of(top, 0)
+    scattered = info.shape(condition.value)
+    if scores is None or scattered is None or int_attr(top, "axis", -1) not in (-1, 2):
+        return None
+    # Every row of the mask has a list: ScatterElements would leave rows beyond those of its indices as they were.
+    listed = info.shape(indices)
+    if listed is None or len(listed) != 3 or listed[:2] != scattered[:2] or info.shape(scores) != scattered:
+        return None
+    return Selection(top, indices, condition.value, others)
