@@ -19,7 +19,7 @@ from fa_compiler.passes.functions import inline_functions, softmaxes_in_function
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op, remember_versions
-from fa_compiler.passes.options import Options
+from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
@@ -106,17 +106,21 @@ class _Run:
         """The block after its attention to selected keys became SparseFlashAttention, where it is that."""
         if self.options.target != "ort":
             return block
-        found = to_selected(fused.node, emitter.builder, self.matcher.sets)
+        found = to_selected(fused.node, emitter.builder, self.matcher.sets, self.options.assume)
         if found is None:
             return block
-        emitter.made.append(found.node)
-        emitter.replaced.extend(found.dropped)
+        emitter.made.extend(found.nodes)
+        assumed = block.assumed
+        if found.indexer is not None:
+            self.notes.append(f"{found.indexer.name}: LightningIndexer ranks the keys that {found.node.name} attends")
+            assumed = (*assumed, CLOSE_RANKS)
         return replace(
             block,
             op=found.node.op_type,
             node=found.node.name,
             layout="BSND",
             mask="selected",
+            assumed=assumed,
             extensions=extensions_used(node_view(found.node, self.info)),
         )
 

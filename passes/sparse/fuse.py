@@ -2,8 +2,8 @@
 
     accepted    FlashAttentionScore over query, key and value in BNSD, BSND or BSH with an atten_mask in which
                 selection.py finds a list of keys for each row, one for all heads; nothing else of the operator used
-    emitted     SparseFlashAttention with these lists as sparse_indices. Entries that another condition of the mask
-                excludes are looked up there and become a place beyond all keys, which the operator skips
+    emitted     SparseFlashAttention with these lists as sparse_indices, less what the mask excludes besides
+                (entries.py)
     refused     a mask for each head; other batches or lengths of the lists than of query and key; lists of more than
                 half of the keys, where going through them takes longer than the mask does; Ascend (its operator wants
                 one key head)
@@ -16,23 +16,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
-from fa_compiler.passes.build import INT64, PREFIX, Builder
-from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.shape_rules.context import Shape
-from fa_compiler.passes.sparse.selection import Condition, Selection, selection
+from fa_compiler.passes.options import CLOSE_RANKS
+from fa_compiler.passes.sparse.emit import Sizes, domain_node
+from fa_compiler.passes.sparse.entries import Entries
+from fa_compiler.passes.sparse.selection import Selection, selection
 from fa_compiler.passes.surgery import replace_value
-from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.value_sets import ValueSets
 
 OP = "SparseFlashAttention"
-BEYOND = 2**31 - 1
-"""A place that no sequence has."""
-
 EMPTY_ROWS = ("", "zero", "mean", "nan")
 _PERM = (0, 2, 1, 3)
 """BNSD to BSND and back."""
@@ -40,23 +35,16 @@ _PERM = (0, 2, 1, 3)
 
 @dataclass(frozen=True)
 class Selected:
-    """What was built, for the report. `dropped` are nodes that nothing may need any more."""
+    """What was built: the attention, all nodes that are no standard ones, and the indexer, if there is one."""
 
     node: ir.Node
-    dropped: tuple[ir.Node, ...]
+    nodes: tuple[ir.Node, ...]
+    indexer: ir.Node | None
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    layout: str
-    batch: Dim
-    heads: int
-    rows: Dim
-    kv_heads: int
-    keys: Dim
-
-
-def to_selected(node: ir.Node, builder: Builder, sets: ValueSets) -> Selected | None:
+def to_selected(
+    node: ir.Node, builder: Builder, sets: ValueSets, assume: frozenset[str] = frozenset()
+) -> Selected | None:
     """Put a SparseFlashAttention in the place of a FlashAttentionScore; None where it is left as it is."""
     mask = node.inputs[6] if len(node.inputs) > 6 else None
     sizes = _sizes(node, builder)
@@ -65,22 +53,18 @@ def to_selected(node: ir.Node, builder: Builder, sets: ValueSets) -> Selected | 
     found = selection(mask, builder.info, sets)
     if found is None or not _fits(found, sizes, builder):
         return None
-    conditions = [_at_entries(condition, found, sizes, builder) for condition in found.others]
-    if any(condition is None for condition in conditions):
+    entries = Entries.of(node, found, sizes, builder, sets, CLOSE_RANKS in assume)
+    if entries is None:
         return None
-    indices = builder.cast(found.indices, ir.DataType.INT32)
-    beyond = builder.constant(np.array(BEYOND, np.int32), "beyond")
-    for condition in conditions:
-        assert condition is not None
-        indices = builder.op("Where", [condition, beyond, indices], ir.DataType.INT32)
-    made = _build(node, builder.units("Unsqueeze", indices, [2]), sizes, builder)
+    made = _build(node, entries, sizes, builder)
     if made is None:
         return None
     _land(node, made, sizes, builder)
-    return Selected(made, (node,))
+    nodes = (made,) if entries.indexer is None else (made, entries.indexer)
+    return Selected(made, nodes, entries.indexer)
 
 
-def _sizes(node: ir.Node, builder: Builder) -> _Sizes | None:
+def _sizes(node: ir.Node, builder: Builder) -> Sizes | None:
     """The sizes of a call that uses nothing but query, key, value and a mask."""
     attrs = {name: attr.value for name, attr in node.attributes.items()}
     used = {place for place, value in enumerate(node.inputs) if value is not None}
@@ -108,49 +92,16 @@ def _sizes(node: ir.Node, builder: Builder) -> _Sizes | None:
             return None
     if not kv_heads or not query[0] == key[0] == value[0] or key[sequence] != value[sequence]:
         return None
-    return _Sizes(layout, query[0], heads, query[sequence], kv_heads, key[sequence])
+    return Sizes(layout, query[0], heads, query[sequence], kv_heads, key[sequence])
 
 
-def _fits(found: Selection, sizes: _Sizes, builder: Builder) -> bool:
+def _fits(found: Selection, sizes: Sizes, builder: Builder) -> bool:
     """Is there one list for each row of each batch, of not too many keys?"""
     shape, listed = builder.info.shape(found.scattered), builder.info.shape(found.indices)
     if shape is None or listed is None or tuple(shape) != (sizes.batch, sizes.rows, sizes.keys):
         return False
     count, keys = listed[2].const, sizes.keys.const
     return count is not None and (keys is None or 2 * count <= keys)
-
-
-def _at_entries(condition: Condition, found: Selection, sizes: _Sizes, builder: Builder) -> ir.Value | None:
-    """Whether a condition holds at the listed keys, [B,S1,K]."""
-    value, shape = condition.value, builder.info.shape(condition.value)
-    if shape is None or len(shape) > (4 if condition.heads else 3):
-        return None
-    if len(shape) == 4:
-        if shape[1].const != 1:
-            return None
-        value, shape = builder.units("Squeeze", value, [1]), (shape[0], *shape[2:])
-    elif condition.heads and len(shape) == 3 and shape[0].const != 1:
-        return None
-    if len(shape) < 3:
-        value = builder.units("Unsqueeze", value, list(range(3 - len(shape))))
-        shape = (*[Dim(1)] * (3 - len(shape)), *shape)
-    whole: Shape = (sizes.batch, sizes.rows, sizes.keys)
-    if any(size not in (own, Dim(1)) for own, size in zip(whole, shape, strict=True)):
-        return None
-    value = builder.cast(value, ir.DataType.BOOL)
-    if shape != whole:
-        value = builder.op("Expand", [value, _shape_of(found.scattered, whole, builder)], ir.DataType.BOOL)
-    entries = builder.cast(found.indices, INT64)
-    value = builder.op("GatherElements", [value, entries], ir.DataType.BOOL, {"axis": 2})
-    return value if condition.when else builder.op("Not", [value], ir.DataType.BOOL)
-
-
-def _shape_of(value: ir.Value, shape: Shape, builder: Builder) -> ir.Value:
-    """The shape as a vector, constant where it is."""
-    sizes = [size.const for size in shape]
-    if all(size is not None for size in sizes):
-        return builder.ints([size for size in sizes if size is not None])
-    return builder.op("Shape", [value], INT64)
 
 
 def _bsnd(value: ir.Value, heads: int, layout: str, builder: Builder) -> ir.Value:
@@ -170,50 +121,27 @@ def _bsnd(value: ir.Value, heads: int, layout: str, builder: Builder) -> ir.Valu
     return builder.op("Transpose", [value], dtype, {"perm": _PERM})
 
 
-def _build(node: ir.Node, indices: ir.Value, sizes: _Sizes, builder: Builder) -> ir.Node | None:
+def _build(node: ir.Node, entries: Entries, sizes: Sizes, builder: Builder) -> ir.Node | None:
     query, key, value = (entry for entry in node.inputs[:3] if entry is not None)
-    spec = get(OP)
     same = key is value
     key = _bsnd(key, sizes.kv_heads, sizes.layout, builder)
     inputs = {
         "query": _bsnd(query, sizes.heads, sizes.layout, builder),
         "key": key,
         "value": key if same else _bsnd(value, sizes.kv_heads, sizes.layout, builder),
-        "sparse_indices": indices,
+        "sparse_indices": entries.indices,
     }
     attrs: dict[str, int | float | str] = {
         "scale_value": node.attributes["scale_value"].as_float(),
-        "sparse_mode": 0,
+        "sparse_mode": entries.mode,
         "attention_mode": 2,
     }
     if "cpu_empty_rows" in node.attributes:
         attrs["cpu_empty_rows"] = node.attributes["cpu_empty_rows"].as_string()
-    made = ir.Node(
-        DOMAIN,
-        OP,
-        place_inputs(spec, inputs),
-        [ir.convenience.convert_attribute(name, entry) for name, entry in full_attrs(spec, attrs).items()],
-        num_outputs=len(spec.outputs),
-        name=builder.names.new(f"{PREFIX}_{OP}"),
-    )
-    output = made.outputs[0]
-    output.name = builder.names.new(f"{made.name}_attention_out")
-    for unused in made.outputs[1:]:
-        unused.name = ""
-    shape, width = builder.info.shape(inputs["query"]), builder.info.shape(inputs["value"])
-    dtype = builder.info.dtype(inputs["query"])
-    if shape is None or width is None or dtype is None:
-        return None
-    output.dtype = dtype
-    builder.info.set(output, [*shape[:3], width[3]], dtype)
-    output.shape = ir.Shape([size.const for size in (*shape[:3], width[3])])
-    if any(violation.extension is None for violation in verify(node_view(made, builder.info))):
-        return None
-    builder.graph.append(made)
-    return made
+    return domain_node(OP, inputs, attrs, builder)
 
 
-def _land(node: ir.Node, made: ir.Node, sizes: _Sizes, builder: Builder) -> None:
+def _land(node: ir.Node, made: ir.Node, sizes: Sizes, builder: Builder) -> None:
     """Let the new result take the place of the old. A Transpose to BSND behind it takes it as it is."""
     old, result = node.outputs[3], made.outputs[0]
     dtype = builder.info.dtype(old)

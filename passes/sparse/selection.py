@@ -7,7 +7,8 @@
         Add(X, Y), w            excluded(X) or excluded(Y), where both are proven to hold no positive number (nor NaN):
                                 such a sum is 0 only where both are
         Cast from or to bool, Identity, Unsqueeze of the heads' axis: the same
-        anything else           a condition of its own
+        numbers that are all admitted                           none
+        anything else                                           a condition of its own
     selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, the indices
                         those of a TopK, in any integer type: what is not listed is excluded
 
@@ -74,7 +75,7 @@ class _Reader:
                 yield from self.conditions(part, wanted, heads)
         elif heads and (inner := self._without_heads(node)) is not None:
             yield from self.conditions(inner, when, heads=False)
-        else:
+        elif self._truth(value) is not (not when):
             yield Condition(value, when, heads)
 
     def _between_bools(self, node: ir.Node | None) -> bool:

@@ -1,0 +1,221 @@
+"""The lists of selected keys as sparse_indices: less the entries that the mask excludes besides.
+
+An excluded entry becomes a place beyond all keys, which the operator skips wherever it stands:
+
+    causal                  entry > row + keys - rows
+    hidden keys (padding)   looked up in [B,T]
+    anything else           looked up in the mask itself, [B,S,T]
+
+Where the ranked scores are those of a lightning indexer, under the same mask, and the user assumes "close-ranks", the
+lists are those of LightningIndexer (index_scores.py says why they are the same): then neither the scores nor a mask of
+rows times keys is left. Hidden keys get a head of their own there, that scores them by the mask's number and all others
+by 0, so that they come behind the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.build import INT64, Builder
+from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.sparse.emit import Sizes, domain_node
+from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores
+from fa_compiler.passes.sparse.selection import Condition, Selection
+from fa_compiler.passes.sparse.visible import Hidden, Visible, hidden_keys, visible
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.value_sets import ValueSets
+
+INT32, FLOAT, BOOL = ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.BOOL
+BEYOND = 2**31 - 1
+"""A place that no sequence has."""
+
+BEHIND = float(np.finfo(np.float32).min)
+"""The score of a hidden key."""
+
+OPSET = 13
+"""GatherND of a batch, and Squeeze by inputs."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """sparse_indices [B,S1,1,K] and the sparse_mode they are for; the indexer they come from, if it is one."""
+
+    indices: ir.Value
+    mode: int
+    indexer: ir.Node | None = None
+
+    @staticmethod
+    def of(
+        node: ir.Node, found: Selection, sizes: Sizes, builder: Builder, sets: ValueSets, close_ranks: bool
+    ) -> Entries | None:
+        """The entries for a FlashAttentionScore; None where a condition cannot be looked up."""
+        made = _Maker(node, found, sizes, builder)
+        parts = [made.visible(condition) for condition in found.others]
+        if close_ranks and builder.opset >= OPSET and all(part is not None for part in parts):
+            whole = Visible()
+            for part in parts:
+                assert part is not None
+                whole = whole & part
+            listed = made.by_indexer(whole, sets)
+            if listed is not None:
+                return listed
+        indices = builder.cast(found.indices, INT32)
+        for condition, part in zip(found.others, parts, strict=True):
+            if part is None or builder.opset < OPSET:
+                excluded = made.in_mask(condition)
+                if excluded is None:
+                    return None
+                indices = made.without(indices, excluded)
+                continue
+            if part.causal:
+                indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
+            indices = made.without_hidden(indices, builder.cast(found.indices, INT64), part)
+        return Entries(builder.units("Unsqueeze", indices, [2]), mode=0)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    node: ir.Node
+    found: Selection
+    sizes: Sizes
+    builder: Builder
+
+    def visible(self, condition: Condition) -> Visible | None:
+        """What a condition leaves visible, if it is of that kind."""
+        rank = len(self.builder.info.shape(condition.value) or ())
+        if rank not in (2, 4 if condition.heads else 3):
+            return None
+        return visible(condition.value, condition.when, self.sizes.rows, self.sizes.keys, self.builder.info)
+
+    def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
+        """The entries, those excluded beyond all keys."""
+        beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
+        return self.builder.op("Where", [excluded, beyond, indices], INT32)
+
+    def without_hidden(self, indices: ir.Value, places: ir.Value, part: Visible) -> ir.Value:
+        """The entries [B,S,K] without hidden keys, looked up at `places`, in any order of the tensors."""
+        builder = self.builder
+        for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
+            keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, self.sizes.sequence)], builder)
+            flat = builder.op("Reshape", [places, builder.ints([0, -1, 1])], INT64)
+            found = builder.op("GatherND", [keys, flat], BOOL, {"batch_dims": 1})
+            found = builder.op("Reshape", [found, builder.op("Shape", [places], INT64)], BOOL)
+            indices = self.without(indices, found)
+        return indices
+
+    def length(self, operand: int, axis: int) -> ir.Value:
+        """A dimension of query (0) or key (1), a vector of one element."""
+        value = self.node.inputs[operand]
+        assert value is not None
+        size = (self.builder.info.shape(value) or ())[axis].const
+        if size is not None:
+            return self.builder.ints([size])
+        shape = self.builder.op("Shape", [value], INT64)
+        return self.builder.op("Gather", [shape, self.builder.ints([axis])], INT64, {"axis": 0})
+
+    def last_seen(self) -> ir.Value:
+        """The last key that each row sees, [1,S,1]."""
+        builder, rows, keys = self.builder, self.sizes.rows.const, self.sizes.keys.const
+        if rows is not None and keys is not None:
+            last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
+            return builder.constant(last, "last_seen")
+        axis = self.sizes.sequence
+        end = builder.units("Squeeze", self.length(1, axis), [0])
+        start = builder.op("Sub", [end, builder.units("Squeeze", self.length(0, axis), [0])], INT64)
+        step = builder.constant(np.array(1, np.int64), "one")
+        counted = builder.op("Range", [start, end, step], INT64)
+        return builder.units("Unsqueeze", builder.cast(counted, INT32), [0, 2])
+
+    def in_mask(self, condition: Condition) -> ir.Value | None:
+        """Whether a condition holds at the listed keys, [B,S1,K]."""
+        builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
+        if shape is None or len(shape) > (4 if condition.heads else 3):
+            return None
+        if len(shape) == 4:
+            if shape[1].const != 1:
+                return None
+            value, shape = builder.units("Squeeze", value, [1]), (shape[0], *shape[2:])
+        elif condition.heads and len(shape) == 3 and shape[0].const != 1:
+            return None
+        if len(shape) < 3:
+            value = builder.units("Unsqueeze", value, list(range(3 - len(shape))))
+            shape = (*[Dim(1)] * (3 - len(shape)), *shape)
+        whole = self.sizes.whole
+        if any(own not in (size, Dim(1)) for own, size in zip(shape, whole, strict=True)):
+            return None
+        value = builder.cast(value, BOOL)
+        if shape != whole:
+            places = [(0, 0), (0, self.sizes.sequence), (1, self.sizes.sequence)]
+            target = builder.op("Concat", [self.length(*place) for place in places], INT64, {"axis": 0})
+            value = builder.op("Expand", [value, target], BOOL)
+        entries = builder.cast(self.found.indices, INT64)
+        value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
+        return value if condition.when else builder.op("Not", [value], BOOL)
+
+    def by_indexer(self, whole: Visible, sets: ValueSets) -> Entries | None:
+        """The lists as those of a LightningIndexer; None where they are not known to be the same."""
+        builder, info = self.builder, self.builder.info
+        ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
+        largest = self.found.top.attributes.get("largest")
+        if ranked is None or listed is None or listed[2].const is None or (largest and largest.as_int() != 1):
+            return None
+        scores = index_scores(ranked, self.sizes.whole, info, sets)
+        if scores is None:
+            return None
+        ranks = Visible()
+        if scores.mask is not None:
+            if len(info.shape(scores.mask) or ()) > 3:
+                return None
+            found = visible(scores.mask, True, self.sizes.rows, self.sizes.keys, info)
+            if found is None:
+                return None
+            ranks = found
+        if ranks != whole:
+            return None
+        mode = 3 if whole.causal else 0
+        inputs = self._indexer_inputs(scores, whole)
+        attrs: dict[str, int | float | str] = {"sparse_count": listed[2].const, "sparse_mode": mode}
+        node = domain_node("LightningIndexer", inputs, attrs, builder)
+        if node is None:
+            return None
+        indices = node.outputs[0]
+        if whole.hidden:
+            entries = builder.units("Squeeze", indices, [2])
+            # -1 stands for the last key here; the entry ends the list all the same, or is skipped.
+            kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
+            indices = builder.units("Unsqueeze", kept, [2])
+        return Entries(indices, mode, node)
+
+    def _indexer_inputs(self, scores: IndexScores, whole: Visible) -> dict[str, ir.Value]:
+        builder = self.builder
+        weights = builder.units("Squeeze", scores.weights, [scores.unit])
+        if scores.factor != 1.0:
+            factor = builder.constant(np.array(scores.factor, np.float32), "factor")
+            weights = builder.op("Mul", [weights, factor], FLOAT)
+        query, key = scores.query, builder.op("Transpose", [scores.key], FLOAT, {"perm": (0, 3, 1, 2)})
+        for hidden in sorted(whole.hidden, key=lambda each: str(each.value.name)):
+            query, key, weights = self._behind(hidden, query, key, weights)
+        return {"query": query, "key": key, "weights": weights}
+
+    def _behind(
+        self, hidden: Hidden, query: ir.Value, key: ir.Value, weights: ir.Value
+    ) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """With a head and a column more: relu(1 * hidden) weighs the mask's number, and adds 0 for all other keys."""
+        builder = self.builder
+        keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, self.sizes.sequence)], builder)
+        column = builder.units("Unsqueeze", builder.cast(keys, FLOAT), [2, 3])
+        key = builder.op("Concat", [key, column], FLOAT, {"axis": 3})
+        heads, width = (size.const for size in (builder.info.shape(query) or ())[2:])
+        assert heads is not None and width is not None
+        # A head and a column of zeros, and 1 where they meet.
+        grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])], FLOAT)
+        corner = np.zeros((1, 1, heads + 1, width + 1), np.float32)
+        corner[0, 0, -1, -1] = 1
+        query = builder.op("Add", [grown, builder.constant(corner, "corner")], FLOAT)
+        weights = builder.op("Pad", [weights, builder.ints([0, 0, 0, 0, 0, 1])], FLOAT)
+        number = np.zeros(heads + 1, np.float32)
+        number[-1] = BEHIND
+        return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)

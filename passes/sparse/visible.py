@@ -1,0 +1,96 @@
+"""What a mask of rows and keys is made of: causal, and keys that are hidden from every row.
+
+    visible     := where the mask leaves a key to a row, read by positions.py as a conjunction of
+                   key <= row + keys - rows, the last row sees all      causal
+                   a tensor over the keys, or batch and keys            hidden keys (padding)
+
+Anything else is no such mask. The reading holds for every position and in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.cases import unequal, where
+from fa_compiler.passes.formula import TRUE, All, AtLeastZero, Formula, Given, negation
+from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Dim
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Keys are hidden where `value` as a truth value is `when`; its dimensions, those of size 1 left out, are the keys,
+    or batch and keys."""
+
+    value: ir.Value
+    when: bool
+    units: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Visible:
+    """A mask as one of sparse_mode 3 (`causal`) or 0, and hidden keys."""
+
+    causal: bool = False
+    hidden: frozenset[Hidden] = frozenset()
+
+    def __and__(self, other: Visible) -> Visible:
+        """What both leave visible."""
+        return Visible(self.causal or other.causal, self.hidden | other.hidden)
+
+
+def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) -> Visible | None:
+    """What a mask leaves visible that excludes where `value` as a truth value is `when`. Its last two dimensions are
+    rows (or 1) and keys, before them may be the batch, or the batch and one of size 1."""
+    shape = info.shape(value)
+    if shape is None or not 2 <= len(shape) <= 4 or shape[-2] not in (rows, Dim(1)) or shape[-1] != keys:
+        return None
+    if len(shape) == 4 and shape[1].const != 1:
+        return None
+    positions = Positions(info, shape)
+    formula: Formula | None
+    if info.dtype(value) == ir.DataType.BOOL:
+        formula = positions.truth(value, positions.every)
+    else:
+        number = positions.number(value, positions.every)
+        formula = None if number is None else where(number, lambda x: unequal(x, 0))
+    if formula is None:
+        return None
+    kept = negation(formula) if when else formula
+    found = Visible()
+    for part in kept.parts if isinstance(kept, All) else (kept,):
+        one = _part(part, len(shape), rows, keys)
+        if one is None:
+            return None
+        found = found & one
+    return found
+
+
+def _part(part: Formula, rank: int, rows: Dim, keys: Dim) -> Visible | None:
+    if part == TRUE:
+        return Visible()
+    if isinstance(part, AtLeastZero):
+        steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
+        causal = steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows
+        return Visible(causal=True) if causal else None
+    if isinstance(part, Given):
+        along = [axis for axis in part.axes if axis is not None]
+        if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
+            return None
+        units = tuple(place for place, axis in enumerate(part.axes) if axis is None)
+        return Visible(hidden=frozenset([Hidden(part.value, not part.when, units)]))
+    return None
+
+
+def hidden_keys(hidden: Hidden, whole: Sequence[ir.Value], builder: Builder) -> ir.Value:
+    """Whether each key is hidden, [B,T]; `whole` are B and T as vectors of one element."""
+    value = builder.cast(builder.units("Squeeze", hidden.value, hidden.units), ir.DataType.BOOL)
+    if not hidden.when:
+        value = builder.op("Not", [value], ir.DataType.BOOL)
+    shape = builder.op("Concat", list(whole), ir.DataType.INT64, {"axis": 0})
+    return builder.op("Expand", [value, shape], ir.DataType.BOOL)
