@@ -47,6 +47,11 @@ def _mod(r: Reading) -> str:
     return r.n("Mod", r.x("x1"), r.x("x2"), fmod=1)
 
 
+@means("NotEqual")
+def _not_equal(r: Reading) -> str:
+    return r.n("Not", r.n("Equal", r.x("x1"), r.x("x2")))
+
+
 @means("Square")
 def _square(r: Reading) -> str:
     return r.n("Mul", r.x("x"), r.x("x"))

@@ -45,12 +45,28 @@ def _gather_elements(call: Call) -> Tensor:
 
 @handles("Scatter", "ScatterElements")
 def _scatter_elements(call: Call) -> Tensor:
+    """GE's ScatterElements knows sums only; a largest or smallest value goes to the operator that scatters at indices
+    of all axes."""
     axis = call.axis(0)
     reduction = call.word("reduction", "none")
+    indices = _wrapped(call, 1, call.size(call.x(), axis))
+    if reduction in ("max", "min"):
+        sizes = [call.size(indices, place) for place in range(indices.rank)]
+        parts = [
+            call.unsqueeze(indices, [indices.rank])
+            if place == axis
+            else call.unsqueeze(call.cast(_grid(call, sizes, place), indices.dtype), [indices.rank])
+            for place in range(indices.rank)
+        ]
+        places = _joined(call, parts)
+        return call.e.op(f"TensorScatter{reduction.title()}", call.x(0), places, call.x(2), out=call.out())
     if reduction not in ("none", "add"):
         raise CannotMapError(f"ScatterElements of GE has no reduction {reduction}")
-    indices = _wrapped(call, 1, call.size(call.x(), axis))
-    return call.e.op("ScatterElements", call.x(0), indices, call.x(2), axis=axis, reduction=reduction, out=call.out())
+    narrow = call.x().dtype == "DT_BOOL"  # GE scatters numbers only
+    data, updates = (call.cast(x, "DT_INT8") if narrow else x for x in (call.x(0), call.x(2)))
+    out = Type(data.dtype, call.out().shape)
+    made = call.e.op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction, out=out)
+    return call.cast(made, call.x().dtype)
 
 
 @handles("GatherND")
@@ -64,20 +80,28 @@ def _gather_nd(call: Call) -> Tensor:
 def _batched(call: Call, batch: int) -> Tensor:
     indices = call.x(1)
     sizes = [call.size(indices, axis) for axis in range(indices.rank - 1)]
-    target = call.vector([*sizes, 1])
-    parts = []
-    shape = None if indices.shape is None else (*indices.shape[:-1], 1)
-    for axis in range(batch):
-        size = sizes[axis]
-        limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
-        out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
-        positions = call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
-        positions = call.unsqueeze(positions, [place for place in range(indices.rank) if place != axis])
-        positions = call.e.op("BroadcastTo", positions, target, out=Type("DT_INT64", shape))
-        parts.append(call.cast(positions, indices.dtype))
-    last = -1 if indices.shape is None or indices.shape[-1] < 0 else indices.shape[-1] + batch
-    out = indices.with_shape(None if shape is None else (*shape[:-1], last))
-    return call.e.op("ConcatD", [*parts, indices], concat_dim=indices.rank - 1, N=len(parts) + 1, out=out)
+    parts = [call.cast(_grid(call, [*sizes, 1], axis), indices.dtype) for axis in range(batch)]
+    return _joined(call, [*parts, indices])
+
+
+def _grid(call: Call, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
+    """The position along one axis, at every place of a tensor of these sizes, in int64."""
+    size = sizes[axis]
+    limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
+    out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
+    positions = call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
+    positions = call.unsqueeze(positions, [place for place in range(len(sizes)) if place != axis])
+    shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
+    return call.e.op("BroadcastTo", positions, call.vector(sizes), out=Type("DT_INT64", shape))
+
+
+def _joined(call: Call, parts: Sequence[Tensor]) -> Tensor:
+    """Tensors one behind the other along the last axis."""
+    shapes = [part.shape for part in parts if part.shape is not None]
+    width = -1 if any(shape[-1] < 0 for shape in shapes) else sum(shape[-1] for shape in shapes)
+    axis = parts[0].rank - 1
+    out = Type(parts[0].dtype, (*shapes[-1][:-1], width))
+    return parts[0] if len(parts) == 1 else call.e.op("ConcatD", parts, concat_dim=axis, N=len(parts), out=out)
 
 
 @handles("ScatterND")

@@ -9,13 +9,22 @@ import numpy as np
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
+from fa_compiler.passes.nodes import is_op
 
 
 @handles("TanhGrad", domain=MICROSOFT)
 def _tanh_grad(call: Call) -> Tensor:
-    """Inputs are dY and X in some versions and dY and Y in others: without training kernels here, X is not told from
-    Y."""
-    raise CannotMapError("its second input is the input or the output of Tanh, depending on the version")
+    """The second input is the output of Tanh in some versions of ONNX Runtime and its input in others: the graph
+    tells which."""
+    value = call.node.inputs[1]
+    assert value is not None
+    producer = value.producer()
+    y = call.x(1)
+    if not is_op(producer, "Tanh"):
+        if not any(is_op(use.node, "Tanh") for use in value.uses()):
+            raise CannotMapError("its second input is neither the input nor the output of a Tanh of this graph")
+        y = call.unary("Tanh", y)
+    return call.e.op("TanhGrad", y, call.x(0), out=Type(y.dtype, y.shape))
 
 
 @handles("SoftmaxGrad_13", domain=MICROSOFT)
@@ -50,19 +59,59 @@ def _layer_norm_grad(call: Call) -> Sequence[Tensor]:
 
 @handles("GatherGrad", domain=MICROSOFT)
 def _gather_grad(call: Call) -> Tensor:
-    """Inputs are the shape of the data, the indices and dY: each row of dY is added where its index says."""
+    """Inputs are the shape of the data, the indices and dY: each slice of dY is added where its index says. The axes
+    of the indices go to the front of dY for it, and the rows that come out back to their place."""
     shape, indices, dy = call.x(0), call.x(1), call.x(2)
-    if call.integer("axis", 0) != 0:
-        raise CannotMapError("it gathered along another axis than the first")
-    rows = call.element(shape, 0)
-    count = indices.rank
-    width = [call.size(dy, axis) for axis in range(count, dy.rank)]
-    flat = call.reshape(dy, [-1, *width])
+    many = indices.rank
+    rank = dy.rank - many + 1
+    axis = call.front(call.integer("axis", 0), rank)
+    others = [place for place in range(dy.rank) if not axis <= place < axis + many]
+    turned = call.transpose(dy, [*range(axis, axis + many), *others])
+    flat = call.reshape(turned, [-1, *(call.size(turned, place) for place in range(many, dy.rank))])
+    rows = call.element(shape, axis)
     ids = call.reshape(indices, [-1])
     below = call.binary("Less", ids, call.like(0, ids), "DT_BOOL")
     ids = call.e.op("SelectV2", below, call.binary("Add", ids, call.cast(rows, ids.dtype)), ids, out=ids)
     number = call.cast(call.squeeze(rows, [0]), "DT_INT32")
-    return call.e.op("UnsortedSegmentSum", flat, ids, number, out=Type(dy.dtype, (-1, *(dy.shape or ())[count:])))
+    out = Type(dy.dtype, (-1, *(flat.shape or ())[1:]))
+    return call.transpose(
+        call.e.op("UnsortedSegmentSum", flat, ids, number, out=out), [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+    )
+
+
+@handles("SoftmaxCrossEntropyLossGrad", domain=MICROSOFT)
+def _cross_entropy_grad(call: Call) -> Tensor:
+    """Inputs are dY, the logarithms of the probabilities [N, C, ...] and the labels [N, ...]: (p - 1 at the label) dY,
+    over the number of labels where the loss was their mean; 0 at labels to be ignored."""
+    if call.has(3) or call.has(4):
+        raise CannotMapError("it has weights of classes, or adds to another gradient")
+    dy, logarithms, labels = call.x(0), call.x(1), call.x(2)
+    dtype, classes = logarithms.dtype, call.size(logarithms, 1)
+    labels = labels if labels.dtype in ("DT_INT32", "DT_INT64") else call.cast(labels, "DT_INT64")
+    depth = call.e.ints(classes, "DT_INT32") if isinstance(classes, int) else call.cast(classes, "DT_INT32")
+    if not isinstance(classes, int):
+        depth = call.squeeze(depth, [0])
+    one, zero = call.like(1, logarithms), call.like(0, logarithms)
+    hot = call.e.op("OneHot", labels, depth, one, zero, axis=1, out=Type(dtype, logarithms.shape))
+    gap = call.binary("Sub", call.unary("Exp", logarithms), hot)
+    ignored = call.node.attributes.get("ignore_index")
+    counted = Type("DT_BOOL", labels.shape)
+    if ignored is None:
+        valid = call.e.op("Equal", labels, labels, out=counted)
+    else:
+        valid = call.e.op("NotEqual", labels, call.like(ignored.as_int(), labels), out=counted)
+    weight = call.cast(valid, dtype)
+    reduction = call.word("reduction", "mean")
+    if reduction == "none":
+        return call.binary("Mul", gap, call.unsqueeze(call.binary("Mul", weight, dy), [1]))
+    dy = call.squeeze(dy, list(range(dy.rank)))
+    if reduction == "mean":
+        axes = call.e.ints(range(labels.rank))
+        total = call.e.op(
+            "ReduceSum", weight, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(dtype, ())
+        )
+        dy = call.binary("RealDiv", dy, call.binary("Maximum", total, one))
+    return call.binary("Mul", call.binary("Mul", gap, call.unsqueeze(weight, [1])), dy)
 
 
 @handles("InPlaceAccumulatorV2", domain=MICROSOFT)
