@@ -105,6 +105,10 @@ ACCEPTED: Mapping[str, Tested] = {
         "any(scores != -inf)": {"guard": ("scores",)},
         "the mask's own condition": {"guard": ("selection",)},
     },
+    "selected keys": {
+        "ScatterElements": "test_selected.py",
+        "lightning indexer": "test_indexer.py",
+    },
     "ready-made": {
         "ai.onnx Attention": "test_ready_made_onnx.py",
         "MultiHeadAttention": "test_ready_made_contrib.py",
