@@ -19,6 +19,23 @@ FA_INLINE float widen_float16(uint16_t x) {
   return from_bits(bits | (x & 0x8000u) << 16);
 }
 
+// The same for vectors.
+FA_INLINE Vec widen_bfloat16s(HalfVec x) { return (Vec)(__builtin_convertvector(x, BitVec) << 16); }
+
+FA_INLINE Vec widen_float16s(HalfVec x) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
+#elif defined(__F16C__)
+  return (Vec)_mm256_cvtph_ps((__m128i)x);
+#else
+  const BitVec bits = __builtin_convertvector(x, BitVec);
+  const BitVec magnitude = (bits & 0x7fffu) << 13;
+  const BitVec scaled = (BitVec)((Vec)magnitude * 0x1p112f);
+  const BitVec wide = magnitude >= (0x1fu << 23) ? magnitude | 0x7f800000u : scaled;
+  return (Vec)(wide | (bits & 0x8000u) << 16);
+#endif
+}
+
 FA_INLINE uint16_t narrow_bfloat16(float x) {
   const uint32_t bits = to_bits(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -48,17 +65,9 @@ FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count,
     return buffer;
   }
   int64_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16) {
-    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
-    _mm512_storeu_ps(buffer + i, _mm512_maskz_cvtph_ps(0xffff, half));
+  for (; i + kLanes <= count; i += kLanes) {
+    store(buffer + i, widen_float16s(*reinterpret_cast<const HalfVec*>(in + i)));
   }
-#endif
-#if defined(__F16C__)
-  for (; i + 8 <= count; i += 8) {
-    _mm256_storeu_ps(buffer + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
-  }
-#endif
   for (; i < count; ++i) buffer[i] = widen_float16(in[i]);
   return buffer;
 }

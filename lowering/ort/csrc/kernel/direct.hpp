@@ -1,16 +1,37 @@
-// The two products for a few query rows straight from K and V: each key is read once, so packing it would cost more than
-// it saves. Used by decoding, where one new token meets a long cache. kLanes keys are taken at a time: they come in
-// order from memory for the first row and lie in the first-level cache for the others.
+// The two products for a few query rows straight from K and V: each number is read once from memory, where it lies, so
+// copying it would cost more than it saves. Used by decoding, where one new token meets a long cache.
+//
+// Several rows meet several keys (or columns) at a time, so that a load serves more than one product, but keys are read
+// nearly in the order of memory.
 #pragma once
 
 #include "rows.hpp"
+#include "stored.hpp"
 
 namespace fa::FA_ISA {
 
-// With up to this many rows a head goes this way. For 16 keys of 16 numbers, packing takes 64 shuffles (a transposed
-// square); a row takes 16 multiplications either way, and here 30 shuffles for each row to add up 16 vectors, once for
-// all numbers of the keys: at head size 64 the two meet at 8 rows.
+// With up to this many rows a head goes this way. Beyond, the reductions of 16 vectors (30 shuffles a row for 16 keys)
+// cost more than what they avoid.
 inline constexpr int64_t kDirectRows = 8;
+
+// Memory is asked, into the second-level cache, for the key that comes so many later: the processor's own prefetching
+// stops at the end of a page and does not know where the next row of a head lies. Worth a third of the time of decoding;
+// 16 is slower by a tenth, 64 to 256 are the same. Prefetching into the first-level cache gains nothing.
+inline constexpr int64_t kAhead = 32;
+
+template <class Number>
+FA_INLINE void ask_for(const Number* p) { __builtin_prefetch(p, 0, 2); }
+
+// Keys whose values are added before the next columns are taken. 32 and 64 are 5 to 10 % slower: with more of them the
+// columns are visited less in the order of memory.
+inline constexpr int64_t kValueKeys = 16;
+
+// The largest power of two of vectors that fit beside each other for so many rows.
+constexpr int vectors_beside(int rows, int most) {
+  int count = most;
+  while (count > 1 && count * rows > kRegisters * 3 / 4) count /= 2;
+  return count;
+}
 
 // Adds lanes that differ in the bit kStep; lane l of the result holds a's sum, or b's where l has the bit.
 template <int kStep>
@@ -34,72 +55,168 @@ FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) {
   return vectors[0];
 }
 
-// kLanes scores of each of kRows query rows, of the keys at `from`; `size` numbers each. Key after key, as they lie in
-// memory, each number loaded once for all rows.
-template <int kRows>
-FA_INLINE void direct_scores_of(const float* queries, int64_t query_row, const float* const* from, int64_t size,
-                                float* scores, int64_t score_row) {
-  Vec parts[kRows][kLanes];
-  const int64_t whole = size / kLanes * kLanes;
-  for (int64_t j = 0; j < kLanes; ++j) {
-    Vec sum[kRows] = {};
-    for (int64_t d = 0; d < whole; d += kLanes) {
-      const Vec k = load(from[j] + d);
+// Rows of K or V, `row` numbers apart.
+template <class Stored>
+struct StoredRows {
+  const typename Stored::Number* data;
+  int64_t row;
+};
+
+// The rows of a query, as `Stored` loads them: whole vectors, filled up with 0.
+struct QueryRows {
+  const float* data;
+  int64_t row;
+};
+
+// Scores of `count` keys, `size` numbers each.
+template <class Stored, int kRows>
+static void direct_scores_of(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+                             float* scores, int64_t score_row) {
+  // 4 rows of floats at a time are 20 % slower than 2 unless there is little to compute.
+  constexpr int kKeys = vectors_beside(kRows, kRows > 2 && sizeof(typename Stored::Number) == sizeof(float) ? 2 : 4);
+  const int64_t whole = size / Stored::kStep * Stored::kStep;
+  const int64_t ahead = kAhead * keys.row;
+  for (int64_t c = 0; c < count; c += kLanes) {
+    Vec parts[kRows][kLanes];
+    for (int64_t j = 0; j < kLanes; j += kKeys) {
+      const typename Stored::Number* from[kKeys];
+      for (int u = 0; u < kKeys; ++u) from[u] = keys.data + smaller(c + j + u, count - 1) * keys.row;
+      Vec sum[kRows][kKeys] = {};
+      const float* query = queries.data;
+      const auto add = [&](const Vec(&k)[kKeys]) {
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sum[r] += k * load(queries + r * query_row + d);
+        for (int r = 0; r < kRows; ++r) {
+          const Vec q = load(query + r * queries.row);
+#pragma GCC unroll 8
+          for (int u = 0; u < kKeys; ++u) sum[r][u] = add_products<Stored::kPairs>(sum[r][u], q, k[u]);
+        }
+        query += kLanes;
+      };
+      for (int64_t d = 0; d < whole; d += Stored::kStep) {
+        Vec k[kKeys];
+#pragma GCC unroll 8
+        for (int u = 0; u < kKeys; ++u) {
+          k[u] = Stored::load(from[u] + d);
+          ask_for(from[u] + d + ahead);
+        }
+        add(k);
+      }
+      if (whole < size) {
+        Vec k[kKeys];
+        for (int u = 0; u < kKeys; ++u) k[u] = Stored::load_some(from[u] + whole, size - whole);
+        add(k);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int u = 0; u < kKeys; ++u) parts[r][j + u] = sum[r][u];
+      }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) parts[r][j] = sum[r];
+    for (int r = 0; r < kRows; ++r) {
+      store(scores + r * score_row + c, sum_each(parts[r]));
+    }
   }
+}
+
+// kVectors loads of columns of V, `last` of them numbers of the last load or 0 if that is whole; sums stay in registers
+// while `count` keys go by. With pairs, the weights of two keys lie in a float.
+template <class Stored, int kRows, int kVectors>
+FA_INLINE void direct_columns(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count,
+                              int64_t last, float* sums, int64_t columns) {
+  constexpr int kUnit = Stored::kStep / kLanes;
+  Vec sum[kRows][kVectors][kUnit];
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    Vec result = sum_each(parts[r]);
-    for (int64_t d = whole; d < size; ++d) {
-      Vec last;
-      for (int j = 0; j < kLanes; ++j) last[j] = from[j][d];
-      result += last * queries[r * query_row + d];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors * kUnit; ++v) sum[r][v / kUnit][v % kUnit] = load(sums + r * columns + v * kLanes);
+  }
+  const auto column = [&](const typename Stored::Number* row, int v) {
+    ask_for(row + v * Stored::kStep + kAhead * values.row);
+    return last > 0 && v == kVectors - 1 ? Stored::load_some(row + v * Stored::kStep, last)
+                                         : Stored::load(row + v * Stored::kStep);
+  };
+  for (int64_t j = 0; j < count; j += kUnit) {
+    const typename Stored::Number* row = values.data + j * values.row;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      Vec x[kUnit];
+      x[0] = column(row, v);
+      if constexpr (Stored::kPairs) {
+        const Vec odd = j + 1 < count ? column(row + values.row, v) : Vec{};
+        interleave(x[0], odd, x[0], x[1]);
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const float weight = weights[r * weight_row + j / kUnit];
+#pragma GCC unroll 2
+        for (int u = 0; u < kUnit; ++u) sum[r][v][u] = add_products<Stored::kPairs>(sum[r][v][u], weight, x[u]);
+      }
     }
-    store(scores + r * score_row, result);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors * kUnit; ++v) store(sums + r * columns + v * kLanes, sum[r][v / kUnit][v % kUnit]);
+  }
+}
+
+// sums += P V for `count` values of `size` numbers. With pairs, P is rounded on the way.
+template <class Stored, int kRows>
+static void direct_values_of(const float* scores, int64_t score_row, StoredRows<Stored> values, int64_t count,
+                             int64_t size, float* sums, int64_t columns) {
+  constexpr int kUnit = Stored::kStep / kLanes;
+  constexpr int kVectors = vectors_beside(kRows * kUnit, 8 / kUnit);
+  constexpr int64_t kWide = kVectors * Stored::kStep;
+  for (int64_t c = 0; c < count; c += kValueKeys) {
+    const int64_t keys = smaller(kValueKeys, count - c);
+    const float* weights = scores + c;
+    int64_t weight_row = score_row;
+    float rounded[kRows][kValueKeys + kLanes];
+    if constexpr (Stored::kPairs) {
+      for (int r = 0; r < kRows; ++r) {
+        __builtin_memcpy(rounded[r], weights + r * score_row, static_cast<size_t>(keys) * sizeof(float));
+        narrow_to_pairs(rounded[r], keys);
+      }
+      weights = rounded[0];
+      weight_row = kValueKeys + kLanes;
+    }
+    StoredRows<Stored> from{values.data + c * values.row, values.row};
+    int64_t d = 0;
+    for (; d + kWide <= size; d += kWide) {
+      direct_columns<Stored, kRows, kVectors>(weights, weight_row, from, keys, 0, sums + d, columns);
+      from.data += kWide;
+    }
+    for (; d < size; d += Stored::kStep) {
+      const int64_t last = d + Stored::kStep > size ? size - d : 0;
+      direct_columns<Stored, kRows, 1>(weights, weight_row, from, keys, last, sums + d, columns);
+      from.data += Stored::kStep;
+    }
   }
 }
 
 // `rows` from 1 to kDirectRows.
-template <int kRows = kDirectRows>
-static void direct_scores(int64_t rows, const float* queries, int64_t query_row, const float* const* from, int64_t size,
+template <class Stored, int kRows = kDirectRows>
+static void direct_scores(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
                           float* scores, int64_t score_row) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      direct_scores<kRows - 1>(rows, queries, query_row, from, size, scores, score_row);
+      direct_scores<Stored, kRows - 1>(rows, queries, keys, count, size, scores, score_row);
       return;
     }
   }
-  direct_scores_of<kRows>(queries, query_row, from, size, scores, score_row);
+  direct_scores_of<Stored, kRows>(queries, keys, count, size, scores, score_row);
 }
 
-// kVectors vectors of sums, in registers while the keys go by.
-template <int kVectors>
-FA_INLINE void direct_columns(const float* p, const float* const* from, int64_t keys, int64_t d, float* sums) {
-  Vec sum[kVectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) sum[v] = load(sums + d + v * kLanes);
-  for (int64_t j = 0; j < keys; ++j) {
-    const float* row = from[j] + d;
-    const Vec weight = splat(p[j]);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sum[v] += weight * load(row + v * kLanes);
+template <class Stored, int kRows = kDirectRows>
+static void direct_values(int64_t rows, const float* scores, int64_t score_row, StoredRows<Stored> values,
+                          int64_t count, int64_t size, float* sums, int64_t columns) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      direct_values<Stored, kRows - 1>(rows, scores, score_row, values, count, size, sums, columns);
+      return;
+    }
   }
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) store(sums + d + v * kLanes, sum[v]);
-}
-
-// sums += P V of one row of P, for `keys` values at `from`; `size` numbers each.
-FA_INLINE void direct_values(const float* p, const float* const* from, int64_t keys, int64_t size, float* sums) {
-  int64_t d = 0;
-  for (; d + 8 * kLanes <= size; d += 8 * kLanes) direct_columns<8>(p, from, keys, d, sums);
-  for (; d + 4 * kLanes <= size; d += 4 * kLanes) direct_columns<4>(p, from, keys, d, sums);
-  for (; d + kLanes <= size; d += kLanes) direct_columns<1>(p, from, keys, d, sums);
-  for (; d < size; ++d) {
-    for (int64_t j = 0; j < keys; ++j) sums[d] += p[j] * from[j][d];
-  }
+  direct_values_of<Stored, kRows>(scores, score_row, values, count, size, sums, columns);
 }
 
 // sum += p v for one key.

@@ -15,16 +15,37 @@ inline constexpr bool kHasPairs = true;
 inline constexpr bool kHasPairs = false;
 #endif
 
+// `x` in all lanes, bits and all: arithmetic on two bfloat16 would spoil them.
+FA_INLINE Vec splat_pair(float x) { return (Vec)(__builtin_bit_cast(int32_t, x) - IntVec{}); }
+
 // sum + a b, or with kPairs sum + the products of both halves of a and b.
 template <bool kPairs>
-FA_INLINE Vec add_products(Vec sum, float a, Vec b) {
-  if constexpr (!kPairs) return sum + splat(a) * b;
+FA_INLINE Vec add_products(Vec sum, Vec a, Vec b) {
+  if constexpr (!kPairs) return sum + a * b;
 #if defined(__AVX512BF16__)
-  const IntVec pair = __builtin_bit_cast(int32_t, a) - IntVec{};
-  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)b);
+  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
   return sum;
 #endif
+}
+
+template <bool kPairs>
+FA_INLINE Vec add_products(Vec sum, float a, Vec b) {
+  return add_products<kPairs>(sum, kPairs ? splat_pair(a) : splat(a), b);
+}
+
+// Two keys' numbers of the same kLanes columns, side by side: columns [0, kLanes) and [kLanes, 2 kLanes) of 2 kLanes.
+FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
+  ShortVec from_low;
+  ShortVec from_high;
+  for (int i = 0; i < kLanes; ++i) {
+    from_low[2 * i] = static_cast<uint16_t>(i);
+    from_low[2 * i + 1] = static_cast<uint16_t>(i + 2 * kLanes);
+    from_high[2 * i] = static_cast<uint16_t>(i + kLanes);
+    from_high[2 * i + 1] = static_cast<uint16_t>(i + 3 * kLanes);
+  }
+  low = (Vec)__builtin_shuffle((ShortVec)even, (ShortVec)odd, from_low);
+  high = (Vec)__builtin_shuffle((ShortVec)even, (ShortVec)odd, from_high);
 }
 
 // Rounds `count` floats to bfloat16, pairs of them in the 32 bits of each float of the first half of the same memory. An

@@ -19,15 +19,19 @@ namespace fa::FA_ISA {
 
 #if defined(__AVX512F__)
 inline constexpr int kLanes = 16;
+inline constexpr int kRegisters = 32;
 inline constexpr int kTileRows = 12;  // 12 x 2 accumulators, 2 of B and 1 broadcast fit 32 registers
 #elif defined(__AVX2__)
 inline constexpr int kLanes = 8;
+inline constexpr int kRegisters = 16;
 inline constexpr int kTileRows = 6;  // 6 x 2 accumulators, 2 of B and 1 broadcast fit 16 registers
 #elif defined(__aarch64__)
 inline constexpr int kLanes = 4;
+inline constexpr int kRegisters = 32;
 inline constexpr int kTileRows = 12;
 #else
 inline constexpr int kLanes = 4;
+inline constexpr int kRegisters = 16;
 inline constexpr int kTileRows = 6;
 #endif
 
@@ -39,6 +43,7 @@ typedef float Vec __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint16_t ShortVec __attribute__((vector_size(4 * kLanes)));
 typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
 FA_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }

@@ -25,7 +25,7 @@ struct Window {
 
 // The memory of one worker.
 struct Scratch {
-  float* queries;   // tiles of [depth][kTileRows]; direct: [kDirectRows][numbers]
+  float* queries;   // tiles of [depth][kTileRows]; direct: see few.hpp
   float* scores;    // [kBlockRows][kScoreRow], then the probabilities in their place
   float* sums;      // [kBlockRows][value_columns]: sum of P V so far
   float* block;     // a packed block of K and V, where they are neither shared nor read directly
@@ -43,12 +43,16 @@ struct Scratch {
   static size_t row_floats(const PackShape& shape) {
     return static_cast<size_t>(larger(larger(shape.numbers, shape.value_columns()) * kLanes, kScoreRow));
   }
+  // Where rows are few, each of their two parts is filled up to whole vectors.
+  static size_t query_floats(const PackShape& shape) {
+    return static_cast<size_t>(kBlockRows * shape.numbers + kDirectRows * 2 * kLanes);
+  }
   static size_t block_floats(const PackShape& shape, bool no_own) {
     return no_own ? 0 : static_cast<size_t>(shape.block_floats(kBlockKeys));
   }
   static size_t bytes(const PackShape& shape, bool no_own) {
     const size_t columns = static_cast<size_t>(shape.value_columns());
-    const size_t floats = kBlockRows * (static_cast<size_t>(shape.numbers) + kScoreRow + columns + 4) + block_floats(shape, no_own) +
+    const size_t floats = kBlockRows * (kScoreRow + columns + 4) + query_floats(shape) + block_floats(shape, no_own) +
                           kDirectRows * columns + row_floats(shape);
     return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
   }
@@ -62,7 +66,7 @@ struct Scratch {
     part = total + kBlockRows;
     shrink = part + kBlockRows;
     queries = shrink + kBlockRows;
-    rows = queries + kBlockRows * shape.numbers;
+    rows = queries + query_floats(shape);
     views = reinterpret_cast<View*>(rows + row_floats(shape));
     windows = reinterpret_cast<Window*>(views + kBlockRows);
     hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows);
@@ -85,5 +89,15 @@ struct Span {
 
   const float* value(int64_t j) const { return value_row(problem, sequence, plan.head, j, s.rows); }
 };
+
+// The columns of a block that some row of the span sees.
+static Window seen_by_some(const Span& span, int64_t keys) {
+  Window all{keys, 0};
+  for (int64_t tile = 0; tile * kTileRows < span.rows(); ++tile) {
+    all.begin = smaller(all.begin, span.s.windows[tile].begin);
+    all.end = larger(all.end, span.s.windows[tile].end);
+  }
+  return all;
+}
 
 }  // namespace fa::FA_ISA

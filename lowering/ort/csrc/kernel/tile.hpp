@@ -1,11 +1,10 @@
 // A span of query rows against one block of keys after another: the tile of flash attention.
 #pragma once
 
-#include "excluded.hpp"
+#include "few.hpp"
 #include "merge.hpp"
 #include "microkernel.hpp"
 #include "results.hpp"
-#include "soften.hpp"
 
 namespace fa::FA_ISA {
 
@@ -22,19 +21,9 @@ static void read_queries(const Span& span) {
   }
 }
 
-// For the direct way: row by row, always floats.
-static void read_few_queries(const Span& span) {
-  const int64_t numbers = span.shape.numbers;
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    float* out = span.s.queries + r * numbers;
-    const float* q = query_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), out);
-    if (q != out) __builtin_memcpy(out, q, static_cast<size_t>(numbers) * sizeof(float));
-  }
-}
-
 static void prepare(const Span& span) {
   if (span.plan.source == Source::direct) {
-    read_few_queries(span);
+    as_stored(span, [&](auto stored) { read_few_queries<decltype(stored)>(span); });
   } else {
     read_queries(span);
   }
@@ -88,25 +77,6 @@ static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
   return seen;
 }
 
-static void shrink_sums(const Span& span) {
-  const int64_t columns = span.columns();
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    for (int64_t d = 0; d < columns; ++d) span.s.sums[r * columns + d] *= span.s.shrink[r];
-  }
-}
-
-// For values that hold inf or NaN: a key that is not attended must not be read, for 0 * inf is NaN.
-static void add_values_carefully(const Span& span, int64_t first) {
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    const View& view = span.s.views[r];
-    float* sums = span.s.sums + r * span.columns();
-    for (int64_t j = view.begin; j < view.end; ++j) {
-      if (view.mask != nullptr && view.mask[j] != 0) continue;
-      add_value(span.s.scores[r * kScoreRow + j], span.value(first + j), span.problem.value_size, sums);
-    }
-  }
-}
-
 // K and V of one block, or of a part of it, as panels.
 struct BlockData {
   const float* keys;
@@ -115,16 +85,6 @@ struct BlockData {
   int64_t count;
   bool finite;  // all values are
 };
-
-// The columns of a block that some row of the span sees.
-static Window seen_by_some(const Span& span, int64_t keys) {
-  Window all{keys, 0};
-  for (int64_t tile = 0; tile * kTileRows < span.rows(); ++tile) {
-    all.begin = smaller(all.begin, span.s.windows[tile].begin);
-    all.end = larger(all.end, span.s.windows[tile].end);
-  }
-  return all;
-}
 
 // Where the block is not shared it is packed here, as far as some row sees it.
 static BlockData block_data(const Span& span, int64_t block, int64_t first, int64_t keys) {
@@ -184,42 +144,6 @@ static void attend_panels(const Span& span, int64_t block, int64_t first, int64_
   }
 }
 
-static void attend_directly(const Span& span, int64_t first, int64_t keys) {
-  const Scratch& s = span.s;
-  const int64_t rows = span.rows();
-  const int64_t columns = span.columns();
-  const int64_t numbers = span.shape.numbers;
-  const Window all = seen_by_some(span, keys);
-  for (int64_t tile = 0; tile * kTileRows < rows; ++tile) s.windows[tile] = all;
-  const float* from[kLanes];
-  for (int64_t c = all.begin; c < all.end; c += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) {
-      const int64_t key = first + smaller(c + j, all.end - 1);  // what is beyond repeats the last; nobody looks at it
-      from[j] = key_row(span.problem, span.sequence, span.plan.head, key, s.rows + j * numbers);
-    }
-    direct_scores(rows, s.queries, numbers, from, numbers, s.scores + c, kScoreRow);
-  }
-  soften_rows(span, first);
-  shrink_sums(span);
-  // Whether a value is inf or NaN shows only in the sums; then they are made again, carefully.
-  const size_t bytes = static_cast<size_t>(rows * columns) * sizeof(float);
-  __builtin_memcpy(s.kept, s.sums, bytes);
-  for (int64_t c = all.begin; c < all.end; c += kLanes) {
-    const int64_t count = smaller(kLanes, all.end - c);
-    for (int64_t j = 0; j < count; ++j) {
-      from[j] = value_row(span.problem, span.sequence, span.plan.head, first + c + j, s.rows + j * columns);
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      direct_values(s.scores + r * kScoreRow + c, from, count, span.problem.value_size, s.sums + r * columns);
-    }
-  }
-  float check = 0;
-  for (int64_t n = 0; n < rows * columns; ++n) check += s.sums[n] * 0.0f;
-  if (check == 0) return;
-  __builtin_memcpy(s.sums, s.kept, bytes);
-  add_values_carefully(span, first);
-}
-
 // Blocks [begin, end); `masked` false looks at neither the mask nor the band.
 static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool masked) {
   for (int64_t block = begin; block < end; ++block) {
@@ -227,7 +151,7 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
     const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
     if (!look(span, first, keys, masked)) continue;
     if (span.plan.source == Source::direct) {
-      attend_directly(span, first, keys);
+      as_stored(span, [&](auto stored) { attend_directly<decltype(stored)>(span, first, keys); });
     } else if (span.shape.pairs()) {
       if constexpr (kHasPairs) attend_panels<true>(span, block, first, keys);
     } else {
