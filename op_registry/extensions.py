@@ -108,6 +108,12 @@ EXTENSIONS = (
         "query_rope and key_rope may be used in every layout and with any sizes, not only in TND with 128 and 64",
     ),
     Extension(
+        "EXT-GRAD-ROPE",
+        _BACKWARD,
+        "query_rope and key_rope may be used in every layout, with any types and sizes, without a mask, and beside a "
+        "bias, dropout and the prefix mode",
+    ),
+    Extension(
         "EXT-VALUE-WIDER",
         _FORWARD + _BACKWARD,
         "the head size of value may exceed that of key, up to 768",

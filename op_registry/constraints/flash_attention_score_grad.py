@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import common
-from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Rules, text
+from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, Call, Fault, Rules, text
 from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
 from fa_compiler.op_registry.node import TensorInfo
 
@@ -108,7 +108,8 @@ def masking(call: Call) -> Iterator[Fault]:
         return
     mode, g = call.attr("sparse_mode"), call.geometry
     if mode == 6 and call["query_rope"] is not None:
-        yield Fault("sparse_mode", "sparse_mode is 6 beside rope inputs, expected another", "aclnn")
+        message = "sparse_mode is 6 beside rope inputs, expected another"
+        yield Fault("sparse_mode", message, "aclnn", extension="EXT-GRAD-ROPE")
     if not g.tnd:
         yield from common.band(call)
         return
@@ -135,7 +136,7 @@ def pse(call: Call) -> Iterator[Fault]:
 
 @rules(10)
 def rope(call: Call) -> Iterator[Fault]:
-    """With rope: both inputs, bfloat16, TND, a mask, no bias, no dropout, D a multiple of 128."""
+    """With rope: both inputs, shaped as query and key; bfloat16, TND, a mask, no bias or dropout, D of whole 128s."""
     given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
     if not given:
         return
@@ -143,29 +144,37 @@ def rope(call: Call) -> Iterator[Fault]:
         other = "key_rope" if given[0] == "query_rope" else "query_rope"
         yield Fault(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
         return
+    faults = list(common.rope_shapes(call))
+    yield from faults
+    if faults:
+        return
+    for name, message, code in _device_rope(call, given):
+        yield Fault(name, message, "aclnn", code, extension="EXT-GRAD-ROPE")
+
+
+def _device_rope(call: Call, given: list[str]) -> Iterator[tuple[str, str, int]]:
+    """What the products want besides of a gradient with rope inputs; the CPU kernel wants nothing of it."""
     if call["atten_mask"] is None:
-        yield Fault("atten_mask", "atten_mask is absent beside rope inputs, expected one", "aclnn", NULLPTR)
+        yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
     for name in ("query", "key", "value", *given):
         dtype = call.dtype(name)
         if dtype and dtype != "DT_BF16":
-            yield Fault(name, f"{name} is {dtype} with rope inputs, expected DT_BF16", "aclnn")
+            yield name, f"{name} is {dtype} with rope inputs, expected DT_BF16", INVALID
     for name in ("pse_shift", "drop_mask"):
         if call[name] is not None:
-            yield Fault(name, f"{name} is given beside rope inputs, expected none", "aclnn")
+            yield name, f"{name} is given beside rope inputs, expected none", INVALID
     if call.attr("keep_prob") != 1.0:
-        message = f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1"
-        yield Fault("keep_prob", message, "aclnn")
+        yield "keep_prob", f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1", INVALID
     g = call.geometry
     if not g.tnd:
-        yield Fault("input_layout", f"input_layout is {g.layout} beside rope inputs, expected TND", "aclnn")
+        yield "input_layout", f"input_layout is {g.layout} beside rope inputs, expected TND", INVALID
         return
     if isinstance(g.d, int) and g.d % 128:
-        message = f"query has the head size {g.d} beside rope inputs, expected a multiple of 128"
-        yield Fault("query", message, "aclnn")
+        yield "query", f"query has the head size {g.d} beside rope inputs, expected a multiple of 128", INVALID
     tensor = call["query_rope"]
     width = tensor.shape[-1] if tensor and tensor.shape else None
     if isinstance(width, int) and isinstance(g.d, int) and width > g.d:
-        yield Fault("query_rope", f"query_rope has the size {width}, expected at most {g.d}, that of query", "aclnn")
+        yield "query_rope", f"query_rope has the size {width}, expected at most {g.d}, that of query", INVALID
 
 
 @rules(11)

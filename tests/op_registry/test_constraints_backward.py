@@ -129,33 +129,14 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         ),
         "pse_shift",
     ),
-    (
-        "FAG.8",
-        backward(rope(atten_mask=mask(3072, 2048), prefix=constant([12, 0, 12])), {"sparse_mode": 6}, "TND"),
-        "sparse_mode",
-    ),
     # 9: pse_type
     ("FAG.9", backward(attrs={"pse_type": 3}), "pse_shift"),
     ("FAG.9", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"pse_type": 9}), "pse_type"),
     ("FAG.9", backward(square(S1, pse_shift=tensor((N1,))), {"pse_type": 2}), "pse_shift"),
     ("FAG.9", backward({"pse_shift": tensor((N1,), "DT_FLOAT")}, {"pse_type": 2}), "pse_shift"),
-    # 10: rope
-    (
-        "FAG.10",
-        backward(
-            rope()
-            | {n: tensor((s, h, 128)) for n, s, h in (*_TENSORS, ("dy", S1, N1), ("attention_in", S1, N1))}
-            | {"query_rope": tensor((S1, N1, 64), "DT_BF16")},
-            layout="TND",
-        ),
-        "query key value",
-    ),
-    ("FAG.10", backward(rope(query_rope=tensor((S1, N1, 129), "DT_BF16")), layout="TND"), "query_rope"),
-    (
-        "FAG.10",
-        backward(rope(drop_mask=tensor((10**4,), "DT_UINT8")), {"keep_prob": 1.0}, "TND"),
-        "drop_mask",
-    ),
+    # 10: rope; what the products want besides is in ROPE
+    ("FAG.10", backward(rope(query_rope=tensor((S1 + 1, N1, 64), "DT_BF16")), layout="TND"), "query_rope"),
+    ("FAG.10", backward(rope(key_rope=tensor((S2, N2, 64), "DT_FLOAT")), layout="TND"), "key_rope"),
     # 11: statistics
     ("FAG.11", backward(statistics(B, N1, S1, 1)), "softmax_max softmax_sum"),
     ("FAG.11", backward({"softmax_sum": None}), "softmax_sum"),
@@ -231,31 +212,70 @@ def test_every_number_a_node_can_break_has_a_row() -> None:
     assert {constraint for constraint, _, _ in BROKEN} == {f"FAG.{number}" for number in numbers}
 
 
-MISSING = [
-    (backward(rope(key_rope=None), layout="TND"), "key_rope"),
-    (backward(rope(atten_mask=None), layout="TND"), "atten_mask"),
-]
+def test_a_missing_rope_input_is_a_null_pointer() -> None:
+    node = backward(rope(key_rope=None), layout="TND")
+    assert [(v.constraint, v.code, v.tensor, v.extension) for v in verify(node)] == [
+        ("FAG.10", 161001, "key_rope", None)
+    ]
 
 
-@pytest.mark.parametrize(("node", "culprit"), MISSING)
-def test_what_rope_needs_is_a_null_pointer(node: NodeView, culprit: str) -> None:
-    assert [(v.constraint, v.code, v.tensor) for v in verify(node)] == [("FAG.10", 161001, culprit)]
+def _half(like: dict[str, TensorInfo | None]) -> dict[str, TensorInfo | None]:
+    """The rope inputs in another type, too."""
+    return {name: tensor(info.shape or ()) for name in ("query_rope", "key_rope") if (info := like[name]) is not None}
 
 
-def test_rope_wants_tnd() -> None:
+def _in_four_dimensions() -> dict[str, TensorInfo]:
     wide = {
         name: tensor((*shape[:-1], 128), "DT_BF16")
         for name, shape in zip(("query", "key", "value"), SHAPES["BNSD"], strict=True)
     }
-    out = wide["query"]
-    inputs = wide | {
-        "dy": out,
-        "attention_in": out,
-        "query_rope": tensor((B, N1, S1, 64), "DT_BF16"),
-        "key_rope": tensor((B, N2, S2, 64), "DT_BF16"),
-        "atten_mask": mask(S1, S2),
-    }
-    assert [(v.constraint, v.tensor) for v in verify(backward(inputs))] == [("FAG.10", "input_layout")]
+    rope_inputs = {"query_rope": tensor((B, N1, S1, 64), "DT_BF16"), "key_rope": tensor((B, N2, S2, 64), "DT_BF16")}
+    return wide | {"dy": wide["query"], "attention_in": wide["query"], "atten_mask": mask(S1, S2)} | rope_inputs
+
+
+NARROW = {name: tensor((s, h, 96), "DT_BF16") for name, s, h in (*_TENSORS, ("dy", S1, N1), ("attention_in", S1, N1))}
+HALVES = {name: tensor((s, h, 128)) for name, s, h in (*_TENSORS, ("dy", S1, N1), ("attention_in", S1, N1))}
+WIDE = {"query_rope": tensor((S1, N1, 129), "DT_BF16"), "key_rope": tensor((S2, N2, 129), "DT_BF16")}
+ROPE = [
+    ("FAG.10", 161001, backward(rope(atten_mask=None), layout="TND"), "atten_mask"),
+    (
+        "FAG.10",
+        161002,
+        backward(rope() | HALVES | _half(rope()), layout="TND"),
+        "query key value query_rope key_rope",
+    ),
+    (
+        "FAG.10",
+        161002,
+        backward(rope(**packed((10, 16), (12, 24), pse_shift=tensor((N1 * 24,), "DT_BF16"))), layout="TND"),
+        "pse_shift",
+    ),
+    ("FAG.10", 161002, backward(rope(drop_mask=tensor((10**4,), "DT_UINT8")), layout="TND"), "drop_mask"),
+    (
+        "FAG.10",
+        161002,
+        backward(rope(drop_mask=tensor((10**4,), "DT_UINT8")), {"keep_prob": 0.5}, "TND"),
+        "drop_mask keep_prob",
+    ),
+    ("FAG.10", 161002, backward(_in_four_dimensions()), "input_layout"),
+    ("FAG.10", 161002, backward(rope() | NARROW, layout="TND"), "query"),
+    ("FAG.10", 161002, backward(rope() | WIDE, layout="TND"), "query_rope"),
+    (
+        "FAG.8",
+        161002,
+        backward(rope(atten_mask=mask(3072, 2048), prefix=constant([12, 0, 12])), {"sparse_mode": 6}, "TND"),
+        "sparse_mode",
+    ),
+]
+
+
+@pytest.mark.parametrize("target", ["ort", "A2"])
+@pytest.mark.parametrize(("constraint", "code", "node", "culprits"), ROPE)
+def test_what_only_the_products_want_of_rope(
+    constraint: str, code: int, node: NodeView, culprits: str, target: str
+) -> None:
+    found = [(v.constraint, v.code, v.tensor, v.extension) for v in verify(node, target)]
+    assert found == [(constraint, code, name, "EXT-GRAD-ROPE") for name in culprits.split()]
 
 
 GOOD = [
