@@ -52,6 +52,19 @@ def square(size: int, **more: TensorInfo) -> dict[str, TensorInfo]:
     }
 
 
+def sized(b: int = B, n: int = N1, rows: int = S1, keys: int = S2, d: int = D) -> dict[str, TensorInfo]:
+    """All inputs of other sizes, key and value with N2 heads, value as wide as key."""
+    out = tensor((b, n, rows, d))
+    return {
+        "query": out,
+        "key": tensor((b, N2, keys, d)),
+        "value": tensor((b, N2, keys, d)),
+        "dy": out,
+        "attention_in": out,
+        **statistics(b, n, rows, 8),
+    }
+
+
 def empty_heads() -> dict[str, TensorInfo]:
     return {
         "query": tensor((B, N1, S1, 0)),
@@ -87,7 +100,8 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     # 5: head sizes
     ("FAG.5", backward({"key": tensor((B, N2, S2, D - 1))}), "key"),
     ("FAG.5", backward(empty_heads()), "query"),
-    # 6: sizes
+    ("FAG.5", backward(sized(d=769)), "query"),
+    # 6: sizes; the ranges are in EXTENDED
     ("FAG.6", backward({"key": tensor((B, 3, S2, D)), "value": tensor((B, 3, S2, DV))}), "key"),
     ("FAG.6", backward({"key": tensor((B, 0, S2, D)), "value": tensor((B, 0, S2, DV))}), "key"),
     ("FAG.6", backward({"value": tensor((B, N2, S2 - 1, DV))}), "value"),
@@ -97,7 +111,10 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.7", backward(attrs={"keep_prob": 1.1}), "keep_prob"),
     ("FAG.7", backward({"drop_mask": tensor((5,), "DT_UINT8")}, {"keep_prob": 0.9}), "drop_mask"),
     ("FAG.7", backward(attrs={"keep_prob": 0.9}), "drop_mask"),
+    ("FAG.7", backward(attrs={"keep_prob": 0.0}), "keep_prob"),
     # 8: mask and mode
+    ("FAG.8", backward({"atten_mask": TRIANGLE}, {"sparse_mode": 5}, "TND"), "sparse_mode"),
+    ("FAG.8", backward({"atten_mask": TRIANGLE}, {"sparse_mode": 9}, "TND"), "sparse_mode"),
     ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"sparse_mode": 8}), "sparse_mode"),
     ("FAG.8", backward({"atten_mask": mask(B, 1, 2, S2)}), "atten_mask"),
     ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"sparse_mode": 2}), "atten_mask"),
@@ -134,6 +151,16 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.9", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"pse_type": 9}), "pse_type"),
     ("FAG.9", backward(square(S1, pse_shift=tensor((N1,))), {"pse_type": 2}), "pse_shift"),
     ("FAG.9", backward({"pse_shift": tensor((N1,), "DT_FLOAT")}, {"pse_type": 2}), "pse_shift"),
+    ("FAG.9", backward({"pse_shift": tensor((N1,), "DT_FLOAT")}, {"pse_type": 2}), "pse_shift"),
+    (
+        "FAG.9",
+        backward(
+            packed((10, 16), (12, 18), atten_mask=TRIANGLE, pse_shift=tensor((N1,), "DT_FLOAT")),
+            {"sparse_mode": 8, "pse_type": 3},
+            "TND",
+        ),
+        "pse_shift",
+    ),
     # 10: rope; what the products want besides is in ROPE
     ("FAG.10", backward(rope(query_rope=tensor((S1 + 1, N1, 64), "DT_BF16")), layout="TND"), "query_rope"),
     ("FAG.10", backward(rope(key_rope=tensor((S2, N2, 64), "DT_FLOAT")), layout="TND"), "key_rope"),
@@ -323,6 +350,7 @@ def test_a2_has_no_float32_gradient_with_a_byte_mask() -> None:
     assert "atten_mask DT_UINT8" in violation.message
 
 
+VALUES = (("value", N2, S2), ("dy", N1, S1), ("attention_in", N1, S1))
 EXTENDED = [
     ("EXT-MASK-BROADCAST", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)})),
     ("EXT-BAND-MASK", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 3})),
@@ -332,6 +360,17 @@ EXTENDED = [
     ("EXT-SHIFT-FLOAT", "FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_FLOAT")})),
     ("EXT-GRAD-EMPTY-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
+    ("EXT-MASK-VALUE", "G0", backward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
+    ("EXT-VALUE-WIDER", "FAG.5", backward(sized() | {n: tensor((B, h, s, D + 8)) for n, h, s in VALUES})),
+    ("EXT-RANGE", "FAG.6", backward(sized(n=512), {"head_num": 512})),
+    ("EXT-RANGE", "FAG.6", backward(sized(b=2**21 + 1))),
+    ("EXT-RANGE", "FAG.6", backward(sized(rows=2**20 + 1))),
+    ("EXT-RANGE", "FAG.6", backward(sized(keys=2**20 + 1))),
+    (
+        "EXT-RANGE",
+        "FAG.6",
+        backward(sized(b=1025) | {"atten_mask": mask(3072, 2048), "prefix": constant([16] * 1025)}, {"sparse_mode": 6}),
+    ),
 ]
 
 
