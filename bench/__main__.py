@@ -19,6 +19,7 @@ import datetime
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,14 +111,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def _case(
     case: Case, count: int, arguments: argparse.Namespace, workers: Workers, machine: Machine
 ) -> list[dict[str, Any]]:
-    done = []
+    done: list[dict[str, Any]] = []
+    peers = arguments.peers or re.compile("^(?!torch-flex)" if arguments.quick else "")  # which compiles for long
     with tempfile.TemporaryDirectory() as name:
         rounds.write_case(case, Path(name))
-        for threads in arguments.threads:
-            peers = arguments.peers or re.compile("")
-            if arguments.quick and not arguments.peers:
-                peers = re.compile("^(?!torch-flex)")  # it compiles for half a minute
-            done.append(rounds.measure(case, Path(name), threads, count, workers, machine, peers))
+        for threads in sorted(arguments.threads, reverse=True):
+            out = {name: why for result in done for name, why in rounds.hopeless(result).items()}
+            done.append(rounds.measure(case, Path(name), threads, count, workers, machine, peers, out))
             print(progress(done[-1]), file=sys.stderr, flush=True)
     return done
 
@@ -175,6 +175,15 @@ def save(results: dict[str, Any], folder: Path) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = sys.argv[1:] if words is None else list(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that temporary folders go in either case
+    try:
+        return command(words)
+    except KeyboardInterrupt:
+        return 130
+
+
+def command(words: list[str]) -> int:
+    """`main` without the handling of interruptions."""
     if words[:1] == ["models"]:
         return models.main(words[1:])
     arguments = parser().parse_args(words)

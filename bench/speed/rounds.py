@@ -35,7 +35,10 @@ SLOW = 0.25
 """Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only, and from
 four times as many once only."""
 
-LONGEST = 5.0
+HOPELESS = 5.0
+"""A slow peer that needs so many times as long as the fastest is not measured again with fewer threads."""
+
+LONGEST = 4.0
 """Seconds after which no further round begins, but for the second."""
 
 
@@ -61,12 +64,30 @@ def write_case(case: Case, folder: Path) -> None:
     onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
 
 
+def hopeless(result: Mapping[str, Any]) -> dict[str, str]:
+    """The peers of a result that `HOPELESS` means, with the reason."""
+    medians = {name: peer["median_ms"] for name, peer in result["peers"].items()}
+    least = max(1e3 * SLOW, HOPELESS * min(medians.values(), default=0.0))
+    reason = f"too slow with {result['threads']} threads"
+    return {name: reason for name, median in medians.items() if median > least and name != "ours"}
+
+
 def measure(
-    case: Case, folder: Path, threads: int, rounds: int, workers: Workers, machine: Machine, chosen: re.Pattern[str]
+    case: Case,
+    folder: Path,
+    threads: int,
+    rounds: int,
+    workers: Workers,
+    machine: Machine,
+    chosen: re.Pattern[str],
+    out: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One row of the results, as JSON has it. Ours and the peers whose names the pattern finds take part."""
+    """One row of the results, as JSON has it. Ours and the peers whose names the pattern finds take part, without
+    those in `out`, which says why."""
     servers, absent = workers.take(case, folder, threads)
-    wanted = {name: server for name, server in servers.items() if name == "ours" or chosen.search(name)}
+    absent |= out
+    wanted = {name: server for name, server in servers.items() if name not in out}
+    wanted = {name: server for name, server in wanted.items() if name == "ours" or chosen.search(name)}
     contestants = _prepared(case, wanted, absent)
     load = _Load([os.getpid(), *{server.greeting["pid"] for server in servers.values()}])
     course = Course(case, folder, Rates(machine, threads))

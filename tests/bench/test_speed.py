@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bench.__main__ import main, parser
-from bench.speed import plot, tables, truth
+from bench.speed import plot, rounds, tables, truth
 from bench.speed.cases import CASES, QUICK, Case
 from bench.speed.limits import parts
 from fa_compiler import reference
@@ -149,6 +149,12 @@ def test_wrong_results_are_marked_and_never_the_best() -> None:
     wrong = result("bert", 8.5, ours=-1)
     assert "1 WRONG" in tables.main_table([wrong]) and tables.reached(wrong) is False
     assert any("ours is wrong" in line for line in tables.remarks([wrong]))
+
+
+def test_a_hopeless_peer_is_not_measured_again() -> None:
+    slow = result("long", 100, threads=2, ours=4000, ort_mha=150, ort_unfused=700, ort_gqa=760)
+    assert rounds.hopeless(slow) == {"ort-gqa": "too slow with 2 threads"}
+    assert rounds.hopeless(result("bert", 1, ours=1, ort_unfused=200)) == {}
 
 
 def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
