@@ -164,7 +164,7 @@ class Emitter:
         )
         query = multiplied(query, plan.query, match.query_factors, builder, mover)
         inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
-        notes: list[str] = []
+        notes = [match.mask.note] if match.mask.note else []
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()

@@ -167,7 +167,7 @@ class _Run:
         return self._fused(name, converted.match, fused)
 
     def _fused(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
-        self.notes.extend(fused.notes)
+        self.notes.extend(note for note in fused.notes if note not in self.notes)
         return Block(
             id=0,
             kind="forward",

@@ -54,8 +54,8 @@ from fa_compiler.passes.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.nodes import constant, is_op
-from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
-from fa_compiler.passes.packing import Runs
+from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
+from fa_compiler.passes.packing import Packing, Runs
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rounding import rounds_alike
@@ -84,6 +84,7 @@ class MaskPlan:
     `value` is the score of masked keys, where they have one. `mode` is the band that is left of a structural mask;
     `masked` then excludes keys besides, the same for every row. `packed` are the labels of packed sequences, each of
     which attends itself only, within the band; `dense` is the plan that says so by a mask, should that be impossible.
+    `note` is for the report.
     """
 
     masked: tuple[Masked, ...] = ()
@@ -95,6 +96,7 @@ class MaskPlan:
     assumed: tuple[str, ...] = ()
     packed: View | None = None
     dense: MaskPlan | None = None
+    note: str = ""
 
     @property
     def word(self) -> str:
@@ -257,13 +259,12 @@ class MaskPlanner:
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
         assumed: list[str] = []
         masked, mode = self._excluded(live)
+        assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
         found = self._structure(live)
         if found is not None and found.packing is not None:
-            dense = MaskPlan(masked, shifts, nan_rows=_nan_rows(guard), assumed=_vouched(value))
-            if shifts or not self.packing or self.options.target != "ort":
-                return dense
-            view = self._aligned(found.packing.labels, found.packing.dims, live[-1].node)
-            return replace(dense, masked=(), mode=found.mode, packed=view, dense=dense)
+            # Every row attends itself, so no row is empty.
+            plan = MaskPlan(masked, shifts, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
+            return self._packed(plan, found, found.packing, live[-1].node)
         if mode is not None and self.options.target == "ascend":
             # The triangle takes the place of the mask there: keys excluded besides get a bias.
             shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
@@ -279,13 +280,25 @@ class MaskPlanner:
             empty = "mean"
         else:
             empty = "unmasked"
-        assumed.extend(_vouched(value))
         if never_empty:
             empty = ""
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
         return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
+
+    def _packed(self, dense: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
+        """The plan with packed sequences, where there is room for them; else as it is, and why."""
+        if dense.shifts or not self.packing or self.options.target != "ort":
+            return dense
+        vouched = UNBROKEN in self.options.assume
+        if not packing.in_runs and not vouched:
+            labels = packing.labels.name
+            note = f"{labels}: labels of packed sequences that are not proven unbroken stay a mask; --assume {UNBROKEN}"
+            return replace(dense, note=note)
+        assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
+        view = self._aligned(packing.labels, packing.dims, node)
+        return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
         """The boolean mask these terms make: by its structure where it has one, else as it stands.
@@ -450,11 +463,6 @@ class MaskPlanner:
                 raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
             own_dims.append(wanted if own else ())
         return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
-
-
-def _vouched(value: float) -> tuple[str, ...]:
-    """What has to be assumed of a boolean mask that stands for this number."""
-    return (MASKS_DOMINATE,) if value > DOMINATING else ()
 
 
 def _nan_rows(guard: RowGuard) -> str:

@@ -9,10 +9,12 @@ Target = Literal["ort", "ascend"]
 
 NO_EMPTY_ROWS = "no-empty-rows"
 MASKS_DOMINATE = "masks-dominate"
+UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
 ASSUMPTIONS = {
     NO_EMPTY_ROWS: "no query row is masked everywhere",
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
+    UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
 }
 """What `--assume` takes, and the sentence it stands for."""

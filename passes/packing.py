@@ -46,10 +46,11 @@ ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 @dataclass(frozen=True)
 class Packing:
     """`labels` are equal for the tokens of one sequence; `dims` are the score axes of its dimensions, one of them the
-    rows, to which the columns are equal."""
+    rows, to which the columns are equal. `in_runs` says whether they are proven to come in runs."""
 
     labels: ir.Value
     dims: Arrangement
+    in_runs: bool
 
 
 @dataclass(frozen=True)

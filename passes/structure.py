@@ -218,7 +218,7 @@ class _Reader:
                 placed.append(dims[whole[0]])
             else:
                 return None
-        return Packing(part.value, tuple(placed)) if self.runs.holds(part.value, axis) else None
+        return Packing(part.value, tuple(placed), self.runs.holds(part.value, axis))
 
     def _is_order(
         self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None

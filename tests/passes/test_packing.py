@@ -271,6 +271,19 @@ def test_other_masks_stay_masks(mask: str, more: str, inputs: str) -> None:
     assert "packed" not in (block.mask or "")
 
 
+def test_labels_that_are_given_may_be_vouched_for() -> None:
+    """Without that a note says why the mask stays one; with it labels in runs give what they gave."""
+    proto = model("label = Identity(ids) " + SAME_BATCHED, IDS)
+    _, report = fused(proto)
+    assert any("not proven unbroken" in note and "unbroken-sequences" in note for note in report.notes)
+    result, report = fused(proto, assume=["unbroken-sequences"])
+    (block,) = report.blocks
+    assert (block.layout, block.mask, block.assumed) == ("TND", "packed+causal", ("unbroken-sequences",))
+    feeds = feeds_of(proto, 2, 9, 0) | {"ids": np.array([[5, 5, 5, 2, 2, 7, 7, 7, 0], [3, 1, 1, 1, 1, 1, 1, 4, 4]])}
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
 BESIDE = {
     "a bias": (
         SELECT.replace("x = Where(m, s, minus)", "sb = Add(s, bias) x = Where(m, sb, minus)"),
