@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fa_compiler.lowering.ascend.air import check_edges, check_ends, check_names, check_prototypes, check_tensors
+from fa_compiler.lowering.ascend.air import (
+    check_edges,
+    check_ends,
+    check_names,
+    check_prototypes,
+    check_shapes,
+    check_tensors,
+)
 from fa_compiler.lowering.ascend.air.decode import decode
 from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.files import parse_message
@@ -45,7 +52,10 @@ def check_message(proto: Proto, folder: Path | None = None) -> list[Finding]:
         model = decode(proto, folder)
     except AirError:  # a missing file of weights, which is among the findings
         return found
-    return found + check_prototypes.check(model)
+    found += check_prototypes.check(model)
+    return (
+        found if check_edges.CYCLE.name in {finding.rule for finding in found} else [*found, *check_shapes.check(model)]
+    )
 
 
 def rejections(proto: Proto) -> Iterator[Finding]:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from fa_compiler.lowering.ascend.air import check_edges, check_ends, check_names, check_prototypes, check_tensors
+from fa_compiler.lowering.ascend.air import (
+    check_edges,
+    check_ends,
+    check_names,
+    check_prototypes,
+    check_shapes,
+    check_tensors,
+)
 from fa_compiler.lowering.ascend.air.check import NOT_AIR, check, check_message
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.air.files import write
@@ -118,6 +125,8 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_prototypes.DTYPE, lambda p: setattr(op(p, "attn").input_desc[0], "dtype", 7)),
     (check_prototypes.REQUIRED_ATTR, lambda p: op(p, "attn").attr.pop("head_num")),
     (check_prototypes.ATTR_KIND, lambda p: setattr(op(p, "attn").attr["scale_value"], "i", 1)),
+    (check_shapes.MISFIT, lambda p: setattr(op(p, "attn").attr["input_layout"], "s", b"TND")),
+    (check_shapes.DECLARED, lambda p: op(p, "attn").output_desc[3].shape.dim.__setitem__(0, 5)),
     (check_prototypes.UNKNOWN_ATTR, lambda p: setattr(op(p, "attn").attr["head_nun"], "i", 1)),
 ]
 
@@ -127,6 +136,7 @@ BRANCHES: list[tuple[Rule, Change]] = [
     (check_ends.PARENT, lambda p: op(p, "inner", 1).attr.pop("_parent_node_index")),
     (check_ends.PARENT, lambda p: setattr(op(p, "inner", 1).attr["_parent_node_index"], "i", 7)),
     (check_ends.PARENT, lambda p: op(p, "NetOutput", 1).input_desc[0].attr.pop("_parent_node_index")),
+    (check_shapes.NO_RULE, lambda p: setattr(op(p, "change", 1), "type", "Spence")),
     (check_prototypes.DYNAMIC, lambda p: rename(op(p, "choice"), "input", "input0", "input1")),
 ]
 
@@ -175,7 +185,7 @@ def test_bytes_that_are_no_model(tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_test() -> None:
-    modules = (check_edges, check_ends, check_names, check_prototypes, check_tensors)
+    modules = (check_edges, check_ends, check_names, check_prototypes, check_shapes, check_tensors)
     rules = {value.name for module in modules for value in vars(module).values() if isinstance(value, Rule)}
     elsewhere = {check_tensors.WEIGHT_FILE.name, check_tensors.WEIGHT_PLACE.name}
     assert rules == {rule.name for rule, _ in ATTENTION + BRANCHES} | elsewhere

@@ -1,0 +1,89 @@
+"""What reads and writes at positions that are tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fa_compiler.lowering.ascend.graph import UNKNOWN
+from fa_compiler.lowering.ascend.infer.rules import NOTHING, Call, Fact, Misfit, fits, rule
+
+
+@rule("GatherV2")
+def _gather(call: Call) -> Sequence[Fact]:
+    x, indices, axes = call.x(), call.x("indices"), call.ints("axis")
+    batch = call.attr("batch_dims")
+    if x.shape is None or indices.shape is None or axes is None or batch:
+        return [x.but(None)]
+    axis = call.axis(axes[0], len(x.shape))
+    value = None
+    if x.value is not None and axis == 0 and indices.value is not None:
+        rows = len(x.value)
+        places = [None if item is None else int(item) for item in indices.value.reshape(-1).tolist()]
+        if any(place is not None and not -rows <= place < rows for place in places):
+            raise Misfit(f"an index of {places} is outside an axis of {rows}")
+        picked = [None if place is None else x.value[place] for place in places]
+        if x.value.ndim == 1:
+            value = np.empty(len(picked), dtype=object)
+            value[:] = picked
+            value = value.reshape(indices.shape) if UNKNOWN not in indices.shape else None
+    return [x.but((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), value)]
+
+
+@rule("GatherElements")
+def _gather_elements(call: Call) -> Sequence[Fact]:
+    x, index = call.x(), call.x("index")
+    if x.shape is not None and index.shape is not None and len(x.shape) != len(index.shape):
+        raise Misfit(f"x has rank {len(x.shape)}, index {len(index.shape)}")
+    return [x.but(index.shape)]
+
+
+@rule("GatherNd")
+def _gather_nd(call: Call) -> Sequence[Fact]:
+    x, indices = call.x(), call.x("indices")
+    if x.shape is None or not indices.shape or indices.shape[-1] < 0:
+        return [x.but(None)]
+    depth = indices.shape[-1]
+    if depth > len(x.shape):
+        raise Misfit(f"{depth} indices do not go with {len(x.shape)} axes")
+    return [x.but((*indices.shape[:-1], *x.shape[depth:]))]
+
+
+@rule(
+    *("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin", "TensorScatterSub"),
+    "ScatterElements",
+)
+def _scatter(call: Call) -> Sequence[Fact]:
+    first = call.inputs.get("x") or call.inputs.get("data") or NOTHING
+    updates = call.x("updates")
+    if updates.dtype and first.dtype and updates.dtype != first.dtype:
+        raise Misfit(f"its updates are {updates.dtype}, the tensor {first.dtype}")
+    return [first.but(first.shape)]
+
+
+@rule("OneHot")
+def _one_hot(call: Call) -> Sequence[Fact]:
+    x, depth, dtype = call.x(), call.ints("depth"), call.x("on_value").dtype
+    if x.shape is None:
+        return [Fact(dtype)]
+    rank = len(x.shape) + 1
+    axis = call.axis(call.attr("axis"), rank)
+    return [Fact(dtype, (*x.shape[:axis], UNKNOWN if depth is None else depth[0], *x.shape[axis:]))]
+
+
+@rule("NonZero")
+def _non_zero(call: Call) -> Sequence[Fact]:
+    rank = call.x().rank
+    rank = UNKNOWN if rank is None else rank
+    return [Fact(str(call.attr("dtype")), (rank, UNKNOWN) if call.attr("transpose") else (UNKNOWN, rank))]
+
+
+@rule("UnsortedSegmentSum")
+def _segment_sum(call: Call) -> Sequence[Fact]:
+    x, ids, count = call.x(), call.x("segment_ids"), call.ints("num_segments")
+    if x.shape is None or ids.shape is None:
+        return [x.but(None)]
+    if not fits(x.shape[: len(ids.shape)], ids.shape):
+        raise Misfit(f"segment_ids have the shape {list(ids.shape)}, x {list(x.shape)}")
+    return [x.but((UNKNOWN if count is None else count[0], *x.shape[len(ids.shape) :]))]
