@@ -1,6 +1,6 @@
 """Take every model of a corpus to an `.air` file and back, and compare it with the original.
 
-    python bench/ascend.py --corpus DIR [--kinds issue2] [--filter REGEX] [--json OUT]
+    python bench/ascend.py --corpus DIR [--kinds issue2] [--filter REGEX] [--fixed] [--json OUT]
 
 The corpus is that of coverage.py. Each model is optimised for Ascend, converted to GE operators, written, read, checked
 by the rules of GE's loader, and converted back to ONNX, which runs in ONNX Runtime with the custom operators (where
@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import onnx
+from compare_run import load_inputs
 from coverage import group_of, inputs_of, kind_of
 from line_server import HelperError, LineServer
 from rich.console import Console
@@ -58,11 +60,12 @@ class Trip:
 class Road:
     """The helper processes."""
 
-    def __init__(self, stack: ExitStack, timeout: float, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, timeout: float, folder: Path, fixed: bool) -> None:
         def server(script: str) -> LineServer:
             return stack.enter_context(LineServer([sys.executable, str(HERE / script)], timeout))
 
         self._folder = folder
+        self._fixed = fixed
         self._converter = server("compare_ascend.py")
         self._runner = server("compare_run.py")
         self._reference = server("compare_optimise.py")
@@ -80,7 +83,7 @@ class Road:
         return trip
 
     def _go(self, trip: Trip, job: dict[str, Any], inputs: str) -> None:
-        seen = self._converter.ask(job)
+        seen = self._converter.ask({**job, "shapes": _shapes(job["original"], inputs) if self._fixed else None})
         if seen["error"] is not None:
             if not seen.get("refused"):
                 trip.problems.append(seen["error"])
@@ -101,6 +104,15 @@ class Road:
         if trip.id not in ACCEPTED:
             trip.problems += verdict.get("problems", [])
         trip.error = verdict.get("worst", verdict.get("error")) or 0.0
+
+
+def _shapes(model: str, inputs: str) -> dict[str, list[int]]:
+    """The sizes that a model's inputs have in its inputs file."""
+    graph = onnx.load(model, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    feeds = load_inputs(inputs)
+    names = [value.name for value in graph.input if value.name not in weights and value.name in feeds]
+    return {name: list(feeds[name].shape) for name in names}
 
 
 def print_kinds(console: Console, trips: list[Trip]) -> None:
@@ -145,6 +157,7 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, required=True, help="folder with manifest.json")
     parser.add_argument("--filter", default="", metavar="REGEX", help="only models whose id matches")
     parser.add_argument("--kinds", choices=["all", "issue2"], default="all", help="which architectures")
+    parser.add_argument("--fixed", action="store_true", help="with the input sizes of the run fixed")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one step of one model (120)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
@@ -157,7 +170,7 @@ def main() -> int:
     if not entries:
         parser.error("no model of the corpus matches")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        road = Road(stack, arguments.timeout, Path(folder))
+        road = Road(stack, arguments.timeout, Path(folder), arguments.fixed)
         progress = Console(stderr=True)
         trips = [road.trip(entry, arguments.corpus) for entry in track(entries, console=progress, transient=True)]
     console = Console(width=None if sys.stdout.isatty() else 150)

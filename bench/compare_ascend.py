@@ -1,7 +1,7 @@
 """Optimise models for Ascend, write them as `.air` files, check these, and turn them back into ONNX.
 
 A helper process of ascend.py: one JSON job a line (`original`, `optimised`, where the ONNX model made out of the file
-goes, with the original's names for inputs), one answer a line.
+goes, with the original's names for inputs, and `shapes`, sizes to fix for inputs by name, or null), one answer a line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fa_compiler.op_registry import schemas
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Do one job; an exception is an answer too. `refused` says that the original is no valid model."""
     try:
-        return round_trip(job["original"], job["optimised"])
+        return round_trip(job["original"], job["optimised"], job.get("shapes"))
     except fa_compiler.InputError as error:
         return {"error": f"InputError: {error}", "refused": True}
     except Exception as error:  # any failure is a finding
@@ -37,7 +37,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {text}"}
 
 
-def round_trip(original: str, target: str) -> dict[str, Any]:
+def round_trip(original: str, target: str, shapes: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
     """One model to `.air` and back.
 
     The answer holds `unmapped` (operator and reason of each node without a counterpart), `findings` of the file's
@@ -49,7 +49,7 @@ def round_trip(original: str, target: str) -> dict[str, Any]:
     assert isinstance(result.model, onnx.ModelProto)
     seen: dict[str, Any] = {"error": None, "fused": result.report.count("fused"), "unmapped": [], "findings": []}
     try:
-        graph = to_ge(ir.from_proto(result.model))
+        graph = to_ge(ir.from_proto(result.model), input_shapes=shapes)
     except UnmappedError as error:
         return {**seen, "unmapped": [(node.op_type, node.reason) for node in error.nodes]}
     data, _ = serialise(graph)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
@@ -43,7 +44,20 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
     conversion.graph(prepared.graph, ranges)
     if conversion.unmapped:
         raise UnmappedError(conversion.model.name, conversion.unmapped)
+    _drop_graphs(conversion.model)
     return conversion.model
+
+
+def _drop_graphs(model: Model) -> None:
+    """Drop the graphs of operators that are not there any more."""
+    graphs = {graph.name: graph for graph in model.graphs}
+    needed, waiting = {model.root.name}, [model.root.name]
+    while waiting:
+        for op in graphs[waiting.pop()].ops:
+            new = set(op.subgraphs.values()) - needed
+            needed |= new
+            waiting += new
+    model.graphs[:] = [graph for graph in model.graphs if graph.name in needed]
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
@@ -150,6 +164,8 @@ class _Body:
             self._broken.update(node.outputs)
             self._only_name(node)
             return
+        if self._known_in_every_run(node):
+            return
         self._e.stem = node.name or (node.outputs[0].name if node.outputs else "") or node.op_type
         try:
             made = self._converted(node)
@@ -160,6 +176,25 @@ class _Body:
             return
         for value, tensor in zip(node.outputs, made, strict=False):
             self._tensors[value] = tensor
+
+    def _known_in_every_run(self, node: ir.Node) -> bool:
+        """Make constants of results that are sizes or positions known before the run: GE computes few of the operators
+        between sizes while it compiles, and takes what it does not know for a size that is open."""
+        if _key(node) == _CONSTANT or not node.outputs:
+            return False
+        found = []
+        for value in node.outputs:
+            fact = self._info.fact(value)
+            dtype = None if fact.dtype is None else dtypes.from_onnx(int(fact.dtype))
+            if fact.content is None or fact.content.dtype != object or dtype not in ("DT_INT32", "DT_INT64", "DT_BOOL"):
+                return False
+            numbers = [item.const for item in fact.content.reshape(-1)]
+            if None in numbers:
+                return False
+            found.append((value, np.array(numbers, dtypes.to_numpy(dtype)).reshape(fact.content.shape), dtype))
+        for value, array, dtype in found:
+            self._tensors[value] = self._e.const(array, dtype)
+        return True
 
     def _stand_in(self, value: ir.Value) -> None:
         try:
@@ -247,6 +282,21 @@ class _Body:
             end.inputs.append(tensor.output)
             end.input_descs.append(TensorDesc(f"x{index}", tensor.dtype, tensor.shape))
         self._graph.ops.append(end)
+        _prune(self._graph)
+
+
+def _prune(graph: Graph) -> None:
+    """Drop operators that no output needs, such as the axes that became attributes; Data stay, as the model's inputs
+    do."""
+    by_name = {op.name: op for op in graph.ops}
+    needed = {"NetOutput"}
+    waiting = ["NetOutput"]
+    while waiting:
+        for source in by_name[waiting.pop()].inputs:
+            if source is not None and source.op not in needed:
+                needed.add(source.op)
+                waiting.append(source.op)
+    graph.ops[:] = [op for op in graph.ops if op.name in needed or op.type == "Data"]
 
 
 def _unknown(node: ir.Node) -> CannotMapError:

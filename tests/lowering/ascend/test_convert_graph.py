@@ -62,6 +62,31 @@ def test_a_weight_nothing_reads_is_left_out_and_one_read_twice_is_there_once() -
     np.testing.assert_equal(run(back(model), np.array([3, 4], np.float32))[0], [4, 12])
 
 
+def test_what_no_output_needs_is_left_out_with_its_graphs() -> None:
+    text = """g (float[2] a, bool c) => (float[2] y) { dead = Exp(a)
+      gone = If(c) <
+        then_branch = p () => (float[2] u) { u = Neg(a) },
+        else_branch = q () => (float[2] v) { v = Abs(a) }
+      >
+      y = Relu(a) }"""
+    model = convert(text)
+    assert [op.type for op in model.root.ops] == ["Data", "Data", "Relu", "NetOutput"]
+    assert len(model.graphs) == 1
+
+
+def test_sizes_that_are_known_become_constants_and_others_are_computed() -> None:
+    text = """g (float[n,6] a) => (float[k,3] y) <int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}> {
+      s = Shape(a)  rows = Gather(s, zero)  wide = Mul(rows, two)
+      t = Concat<axis = 0>(wide, three)  y = Reshape(a, t) }"""
+    opened = {op.type for op in convert(text).root.ops}
+    assert opened == {"Data", "Const", "Shape", "GatherV2", "Mul", "ConcatD", "Reshape", "NetOutput"}
+    fixed = convert(text, input_shapes={"a": [4, 6]})
+    assert {op.type for op in fixed.root.ops} == {"Data", "Const", "Reshape", "NetOutput"}
+    feed = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for model in (convert(text), fixed):
+        np.testing.assert_equal(run(back(model), feed)[0], feed.reshape(8, 3))
+
+
 def test_every_attribute_of_the_prototype_is_written() -> None:
     softmax = find(convert("g (float[2,3] a) => (float[2,3] y) { y = Softmax(a) }"), "SoftmaxV2")
     assert softmax.attrs == {"axes": Attr("ListInt", (1,)), "half_to_float": Attr("Bool", False)}

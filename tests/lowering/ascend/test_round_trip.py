@@ -48,6 +48,7 @@ def test_a_model_goes_to_ge_and_back(name: str, tmp_path: Path) -> None:
     seen = compare_ascend.round_trip(paths["original"], paths["optimised"])
     assert seen["fused"] > 0
     assert seen["unmapped"] == []
+    assert seen["findings"] == []
     assert seen["types"] is None
     fused = [op for op in seen["operators"] if op.startswith("FlashAttentionScore")]
     assert fused and "SoftmaxV2" not in seen["operators"]

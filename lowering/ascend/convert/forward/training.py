@@ -107,9 +107,7 @@ def _cross_entropy_grad(call: Call) -> Tensor:
     dy = call.squeeze(dy, list(range(dy.rank)))
     if reduction == "mean":
         axes = call.e.ints(range(labels.rank))
-        total = call.e.op(
-            "ReduceSum", weight, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(dtype, ())
-        )
+        total = call.e.op("ReduceSum", weight, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(dtype, ()))
         dy = call.binary("RealDiv", dy, call.binary("Maximum", total, one))
     return call.binary("Mul", call.binary("Mul", gap, call.unsqueeze(weight, [1])), dy)
 
