@@ -293,9 +293,7 @@ class MaskPlanner:
             return dense
         vouched = UNBROKEN in self.options.assume
         if not packing.in_runs and not vouched:
-            labels = packing.labels.name
-            note = f"{labels}: labels of packed sequences that are not proven unbroken stay a mask; --assume {UNBROKEN}"
-            return replace(dense, note=note)
+            return replace(dense, note=packing.note)
         assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
         view = self._aligned(packing.labels, packing.dims, node)
         return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)

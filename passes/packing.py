@@ -35,6 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.cases import whole
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.positions import LABELS, Positions
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.value_sets import ValueSets
@@ -51,6 +52,12 @@ class Packing:
     labels: ir.Value
     dims: Arrangement
     in_runs: bool
+
+    @property
+    def note(self) -> str:
+        """What the report says of labels that are not proven."""
+        what = f"{self.labels.name}: labels of packed sequences that are not proven unbroken stay a mask"
+        return f"{what}; --assume {UNBROKEN}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ A float mask that excludes a row's every key gives 0 there, in ai.onnx Attention
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -27,6 +27,8 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.options import UNBROKEN
+from fa_compiler.passes.packing import Runs
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.structure import Grid, Structure, structure
@@ -123,6 +125,22 @@ class Keys:
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
             return [Masked(call.along(mask, dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
+
+    def packed(self, mask: ir.Value, when: bool, scores: Arrangement, dense: MaskPlan) -> MaskPlan:
+        """The plan with packed sequences, where the mask of a plan, its only part, says nothing else (packing.py)."""
+        call = self.call
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
+        dims = call.viewer.alignment(mask, scores, call.node)
+        runs = Runs(call.info, call.sets)
+        found = structure([SelectTerm(call.node, mask, not when, -math.inf, dims)], grid, call.viewer, {}, runs)
+        packing = None if found is None else found.packing
+        if found is None or packing is None or call.options.target != "ort":
+            return dense
+        if not packing.in_runs and UNBROKEN not in call.options.assume:
+            return replace(dense, note=packing.note)
+        assumed = () if packing.in_runs else (UNBROKEN,)
+        view = call.along(packing.labels, packing.dims)
+        return MaskPlan(mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _has_room(self, found: Structure) -> bool:
         """Only the CPU kernel takes a mask beside a band."""

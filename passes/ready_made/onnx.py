@@ -116,7 +116,12 @@ class _Attention:
         lengths, window = call.input(6), self._window()
         masked, shifts, mode = self._given(keys, scores, band=window is None)
         if lengths is None:
-            return keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
+            plan = keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
+            mask = call.input(3)
+            if mask is None or len(masked) != 1 or shifts or window is not None:
+                return plan
+            whole = self._filled_up(mask, keys, scores) is mask
+            return keys.packed(mask, masked[0].when, scores, plan) if whole else plan
         low, high = (None, None) if window is None else window
         if high is None or high > 0:
             masked.append(Masked(call.aligned(keys.beyond(lengths), scores)))

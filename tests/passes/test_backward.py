@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fa_compiler.passes import Code, Options, Report, fuse
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import Array, Feeds, assert_same, run
+from tests.passes.strategies import examples
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 
 LEFT = {"Softmax", "Exp", "MatMul", "Einsum", "FusedMatMul", "ReduceSum", "IsNaN"}
@@ -96,7 +97,7 @@ def checked(case: Training, model: onnx.ModelProto, report: Report, composed: Co
             assert_close(result[name], wanted, TOLERANCE)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(CASES, st.integers(0, 1 << 16))
 def test_pairs_give_what_the_model_gave(fields: dict[str, Any], seed: int) -> None:
     case = Training(**fields)

@@ -299,6 +299,24 @@ def test_what_the_packed_layout_cannot_hold_stays_a_mask(use: str, more: str) ->
     assert block.status == "fused" and block.layout != "TND"
 
 
+OPERATOR = "y = Attention(q, k, v, m) "
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "packed"),
+    [
+        (COUNTED + SAME_CAUSAL, CUMULATIVE, True),
+        (STEPS + ORDERED + "t = LessOrEqual(pc, pr)" + ORDERED_END, IDS, True),
+        ("label = Identity(ids) " + SAME_BATCHED, IDS, False),
+        (COUNTED + SAME.replace("m = ", "e = ") + "m = Not(e)", CUMULATIVE, False),
+    ],
+)
+def test_the_mask_of_an_attention_operator(mask: str, more: str, packed: bool) -> None:
+    proto = parse(NUMBERS + LENGTHS + GRID + mask + " " + OPERATOR, more, inputs=SELF, opset=23, ir_version=10)
+    block = same(proto)
+    assert (block.status, block.layout == "TND") == ("fused", packed)
+
+
 def test_no_tensor_of_tokens_times_tokens_is_left() -> None:
     """The labels stay, what compared rows with columns is gone: 8192 tokens in sequences of 256 took 10 ms and 10 MB,
     beside a mask 120 ms and 440 MB."""
