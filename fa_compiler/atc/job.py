@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.shapes import Size
-from fa_compiler.lowering.ascend.graph import Op
+from fa_compiler.lowering.ascend.graph import Op, Weight
 from fa_compiler.model_io import Loaded
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Report
@@ -63,7 +63,8 @@ class Input:
 class Built:
     """What a route wrote: the model's file (relative to the folder) and ATC's number for its format (1 .air, 5 ONNX).
 
-    `fused` are the fused operators as GE operators, for --single-op; `details` goes into the report as it is, `notes`
+    `fused` are the fused operators as GE operators, for --single-op, `constants` the values of their inputs that are
+    known, by the operator's name and the input's; `details` goes into the report as it is, `notes`
     are sentences for the user.
     """
 
@@ -73,6 +74,7 @@ class Built:
     fused: Sequence[Op] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    constants: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
 
 
 Route = Callable[[Job], Built]

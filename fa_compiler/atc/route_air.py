@@ -12,7 +12,7 @@ from fa_compiler.lowering.ascend.air.check import check
 from fa_compiler.lowering.ascend.air.check_shapes import DECLARED
 from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
-from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc
+from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc, Weight
 from fa_compiler.op_registry import names
 
 FILE = "model.air"
@@ -39,7 +39,8 @@ def build(job: Job) -> Built:
         "operators": dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items())),
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
-    return Built(FILE, 1, _inputs(graph), _fused(graph), details, [str(finding) for finding in findings])
+    notes = [str(finding) for finding in findings]
+    return Built(FILE, 1, _inputs(graph), _fused(graph), details, notes, _constants(graph))
 
 
 def _inputs(graph: Model) -> list[Input]:
@@ -51,6 +52,19 @@ def _sizes(desc: TensorDesc) -> tuple[Size, ...]:
     shape = desc.shape or ()
     ranges: tuple[Size, ...] = desc.ranges or tuple((1, -1) for _ in shape)
     return tuple(size if size >= 0 else bounds for size, bounds in zip(shape, ranges, strict=True))
+
+
+def _constants(graph: Model) -> dict[str, dict[str, Weight]]:
+    """The constant inputs of the fused operators."""
+    values: dict[str, dict[str, Weight]] = {}
+    for part in graph.graphs:
+        weights = {op.name: op.attrs["value"].value for op in part.of_type("Const")}
+        for op in part.ops:
+            if op.type in names():
+                pairs = zip(op.input_descs, op.inputs, strict=False)
+                known = {desc.name: weights.get(source.op) for desc, source in pairs if source is not None}
+                values[op.name] = {name: weight for name, weight in known.items() if isinstance(weight, Weight)}
+    return values
 
 
 def _fused(graph: Model) -> list[Op]:

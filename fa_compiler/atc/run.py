@@ -54,7 +54,7 @@ def run(path: Path, output: Path, request: Request, progress: Progress | None = 
         title = f"Compiles {built.model} for {request.soc.name}: an offline model (.om) appears in this folder."
         _script(folder / SCRIPT, script(title, [words]))
         if request.single_op:
-            write_all(built.fused, folder, request)
+            write_all(built, folder, request)
         (folder / REPORT).write_text(json.dumps(_report(job, built, words), indent=2, ensure_ascii=False) + "\n")
         if loaded.weights is not None:
             loaded.weights.check()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.atc.job import Request
+from fa_compiler.atc.job import Built, Request
 from fa_compiler.atc.script import script
 from fa_compiler.atc.shapes import parse_sizes
 from fa_compiler.errors import InputError, InternalError
@@ -29,26 +29,34 @@ FOLDER = "single_op"
 SCRIPT = "single_op.sh"
 
 
-def write_all(ops: Sequence[Op], folder: Path, request: Request) -> list[Path]:
+def write_all(built: Built, folder: Path, request: Request) -> list[Path]:
     """One JSON file for each distinct signature (everything but the operator's name), and a script that compiles them.
 
     Raises InputError for an operator with an attribute or type that --singleop has no word for.
     """
     files: list[Path] = []
     seen: set[str] = set()
-    for op in ops:
-        signature = text_of(op, op.type)
+    for op in built.fused:
+        values = _host_values(op, built.constants.get(op.name, {}), request.cann)
+        signature = text_of(op, op.type, values)
         if signature not in seen:
             seen.add(signature)
             (folder / FOLDER).mkdir(exist_ok=True)
             files.append(folder / FOLDER / f"{op.type}_{len(files)}.json")
-            files[-1].write_text(text_of(op, files[-1].stem))
+            files[-1].write_text(text_of(op, files[-1].stem, values))
     if files:
         title = f"Compiles each fused operator alone for {request.soc.name}, into the folder single_op."
         commands = [command(f"{FOLDER}/{file.name}", FOLDER, request.soc.name, request.precision) for file in files]
         (folder / SCRIPT).write_text(script(title, commands))
         (folder / SCRIPT).chmod(0o755)
     return files
+
+
+def _host_values(op: Op, known: Mapping[str, Weight], cann: str | None) -> dict[str, Weight]:
+    """The values of inputs that the operator reads on the host while it is compiled: they are part of its signature."""
+    spec = get(op.type, cann)
+    read = {entry.name for entry in spec.inputs if entry.value_depend}
+    return {name: weight for name, weight in known.items() if name in read}
 
 
 def command(file: str, output: str, soc: str, precision: str = "origin") -> list[str]:

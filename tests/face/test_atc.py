@@ -8,17 +8,22 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fa_compiler.atc import route_air, routes, run, shapes
+from fa_compiler.atc import route_air, routes, run, shapes, single
 from fa_compiler.atc.folder import new_folder
+from fa_compiler.atc.job import Built, Request
 from fa_compiler.cli import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check as check_air
+from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
+from fa_compiler.op_registry.soc import soc_version
+from tests.lowering.ascend.graphs import weight
 
 from .builders import HEADS, SIZE, attention, plain, saved
 
@@ -232,3 +237,26 @@ def test_routes() -> None:
     assert next(iter(routes.ROUTES)) == "air"
     assert run.SCRIPT == "atc.sh"
     assert shapes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}
+
+
+def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -> None:
+    lengths = np.array([128, 256])
+    op = Op("fas", "FlashAttentionScore", [Output(name) for name in "qkv"] + [None] * 5 + [Output("l"), Output("l")])
+    op.input_descs = [TensorDesc(name, "DT_FLOAT16", (256, 4, 64)) for name in ("query", "key", "value")]
+    missing = ("real_shift", "drop_mask", "padding_mask", "atten_mask", "prefix")
+    op.input_descs += [absent(name) for name in missing]
+    op.input_descs += [TensorDesc(name, "DT_INT64", (2,)) for name in ("actual_seq_qlen", "actual_seq_kvlen")]
+    statistics = TensorDesc("softmax_max", "DT_FLOAT", (256, 4, 8))
+    op.output_descs = [statistics, TensorDesc("softmax_sum", "DT_FLOAT", (256, 4, 8))]
+    op.output_descs += [
+        TensorDesc("softmax_out", "DT_FLOAT16", (0,) * 4),
+        TensorDesc("attention_out", "DT_FLOAT16", (256, 4, 64)),
+    ]
+    op.attrs = {"head_num": Attr("Int", 4), "input_layout": Attr("String", "TND")}
+    values = {name: weight(lengths, "DT_INT64") for name in ("query", "actual_seq_qlen", "actual_seq_kvlen")}
+    built = Built("model.air", 1, [], [op, op], constants={"fas": values})
+    (file,) = single.write_all(built, tmp_path, Request(soc_version("Ascend910B2")))
+    tensors = {tensor["name"]: tensor for tensor in json.loads(file.read_text())[0]["input_desc"]}
+    assert tensors["actual_seq_qlen"]["const_value"] == [128, 256]
+    assert "const_value" not in tensors["query"]
+    assert check_json(file) == []
