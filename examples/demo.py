@@ -1,6 +1,6 @@
 """Optimise exported models, check them against the originals, and time both.
 
-    python examples/demo.py
+    python examples/demo.py [--ratios]     --ratios: at the end, the README's table of speed-ups
 
 Three small models as torch exports them, and a BERT of real size (12 layers of 768), which is kept as a
 graph and gets random weights here. "Before" is the original in ONNX Runtime with its default, full
@@ -10,11 +10,13 @@ original with every optimisation off. The exit code is 1 if a difference is too 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -158,8 +160,17 @@ def show_timings(console: Console, timings: list[Timing]) -> None:
     console.print(table)
 
 
-def demonstrate(console: Console, example: Example, folder: Path) -> bool:
-    """Optimise, compare, time and print one model; False if it differs."""
+def ratios(timings: dict[str, list[Timing]]) -> str:
+    """The speed-ups as a Markdown table: one row for each model, one column for each length."""
+    lengths = " | ".join(f"{length} tokens" for length in LENGTHS)
+    lines = [f"| model | {lengths} |", "| --- |" + " ---: |" * len(LENGTHS)]
+    for title, rows in timings.items():
+        lines.append(f"| {title} | {' | '.join(f'{row.before / row.after:.2f} x' for row in rows)} |")
+    return "\n".join(lines)
+
+
+def demonstrate(console: Console, example: Example, folder: Path) -> list[Timing]:
+    """Optimise, compare, time and print one model."""
     console.rule(f"[bold]{example.title}", align="left", style="dim")
     original, optimised = folder / "original.onnx", folder / "optimised.onnx"
     with console.status("loading"):
@@ -181,26 +192,32 @@ def demonstrate(console: Console, example: Example, folder: Path) -> bool:
         timings = measure(original, optimised, example.repetitions)
     show_timings(console, timings)
     console.print()
-    return all(row.difference <= TOLERANCE for row in timings)
+    return timings
 
 
 def main() -> int:
     """Run the demo."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ratios", action="store_true", help="print the README's table of speed-ups at the end")
+    arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
     console.print(
         f"\n[bold]fa_compiler {fa_compiler.__version__}[/]: FlashAttention for ONNX models, "
         f"on ONNX Runtime {rt.__version__}, batch 1\n"
     )
     start = time.perf_counter()
-    same = True
+    timings: dict[str, list[Timing]] = {}
     for example in EXAMPLES:
         with tempfile.TemporaryDirectory() as folder:
-            same &= demonstrate(console, example, Path(folder))
+            timings[example.title] = demonstrate(console, example, Path(folder))
+    same = all(row.difference <= TOLERANCE for rows in timings.values() for row in rows)
     console.print(
         "Times are medians; ONNX Runtime's are with its full optimisation. Differences are to the original\n"
         f"with no optimisation, relative to its largest value (allowed: {TOLERANCE:g}). "
         f"[dim]{time.perf_counter() - start:.0f} s in all.[/]"
     )
+    if arguments.ratios:
+        print(f"\nonnxruntime {rt.__version__}, {date.today():%Y-%m-%d}\n\n{ratios(timings)}")
     if not same:
         console.print("[bold red]A difference is too large.[/]")
     return 0 if same else 1
