@@ -16,9 +16,11 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
 from fa_compiler.lowering.ascend.air.check_prototypes import entry_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
+from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
+from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import check_text, to_json
 from fa_compiler.lowering.ascend.single_op.words import TYPES
-from fa_compiler.op_registry import NodeView, TensorInfo, can_infer, get, infer, names, verify
+from fa_compiler.op_registry import NodeView, TensorInfo, get, names, verify
 from fa_compiler.op_registry.dtypes import to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
@@ -228,24 +230,37 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
 
 
 def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]) -> list[TensorDesc]:
-    inferred = _inferred(spec, op, values) if can_infer(spec.name) else {}
-    descs: list[TensorDesc] = []
+    """What follows from the inputs, where a rule is known, and what the user says instead or beside."""
+    inferred = _inferred(spec, op, values)
+    names_of = [entry.name for entry in spec.outputs if entry.kind is not Kind.DYNAMIC]
     for entry in spec.outputs:
-        known = given.get(entry.name) or inferred.get(entry.name)
+        if entry.kind is Kind.DYNAMIC:
+            count = max(len(inferred) - len(names_of), sum(name.startswith(entry.name) for name in given))
+            names_of += [f"{entry.name}{number}" for number in range(count)]
+    descs: list[TensorDesc] = []
+    for place, name in enumerate(names_of):
+        fact = inferred[place] if place < len(inferred) else Fact("")
+        known = given.get(name)
+        if known is None and fact.dtype and fact.shape is not None:
+            known = TensorDesc(name, fact.dtype, fact.shape)
         if known is None:
-            raise InputError(f"the output {entry.name} of {spec.name} is not known; give --output {entry.name}=...")
+            raise InputError(f"the output {name} of {spec.name} is not known; give --output-desc {name}=...")
         descs.append(known)
     return descs
 
 
-def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, TensorDesc]:
-    found = infer(spec.name, _infos(spec, op, values), _plain(op))
-    descs: dict[str, TensorDesc] = {}
-    for name, info in found.items():
-        if info.shape is not None and info.dtype:
-            shape = tuple(size if isinstance(size, int) else -1 for size in info.shape)
-            descs[name] = TensorDesc(name, info.dtype, shape)
-    return descs
+def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fact]:
+    rule = RULES.get(spec.name)
+    if rule is None:
+        return []
+    facts = {}
+    for desc in op.input_descs:
+        if not desc.is_absent:
+            facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
+    try:
+        return rule(Call(op, facts))
+    except Misfit as misfit:
+        raise InputError(f"{spec.name} does not take these inputs: {misfit}") from None
 
 
 def _infos(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, Any]:

@@ -108,10 +108,19 @@ def test_single_op_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_single_op_of_any_ge_operator(tmp_path: Path) -> None:
     out = tmp_path / "op.json"
     words = ["single-op", "ConcatD", "--input", "x0=2,3:float", "--input", "x1=2,-1:float"]
-    words += ["--attr", "concat_dim=1", "--attr", "N=2", "--output-desc", "y=2,-1:float", "-o", str(out)]
+    words += ["--attr", "concat_dim=1", "--attr", "N=2", "-o", str(out)]
     assert main(words) == 0
     assert check(out) == []
-    assert json.loads(out.read_text())[0]["input_desc"][1]["shape_range"] == [[1, -1]]
+    entry = json.loads(out.read_text())[0]
+    assert entry["input_desc"][1]["shape_range"] == [[1, -1]]
+    assert entry["output_desc"] == [
+        {"name": "y", "type": "float", "format": "ND", "shape": [2, -1], "shape_range": [[1, -1]]}
+    ]
+    words = ["single-op", "SplitV", "--input", "x=4,6:float16", "--input", "size_splits=2:int64"]
+    words += ["--const", "size_splits=1,5", "--input", "split_dim=1:int64", "--const", "split_dim=1"]
+    assert main([*words, "--attr", "num_split=2", "-o", str(out)]) == 0
+    outputs = json.loads(out.read_text())[0]["output_desc"]
+    assert [(tensor["name"], tensor["shape"]) for tensor in outputs] == [("y0", [4, 1]), ("y1", [4, 5])]
 
 
 def test_single_op_with_values(tmp_path: Path) -> None:
@@ -140,7 +149,11 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not of the form name=..."),
         ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "is not of the form name=1,12,512,64:float16"),
         ([*FORWARD[:6], "-o", "x"], "needs the input query; give --input query=..."),
-        (["single-op", "Relu", "--input", "x=1:float", "-o", "x"], "the output y of Relu is not known; give --output"),
+        (["single-op", "Spence", "--input", "x=1:float", "-o", "x"], "the output y of Spence is not known; give --out"),
+        (
+            ["single-op", "MatMulV2", "--input", "x1=2,3:float", "--input", "x2=2,3:float", "-o", "x"],
+            "MatMulV2 does not take these inputs: x1 [2, 3] and x2 [2, 3] share no axis",
+        ),
         ([*FORWARD, "-o", "x", "--soc-version", "Ascend310P3"], "cannot run so on Ascend310P3"),
         ([*FORWARD, "-o", "x", "--soc-version", "Ascend910B22"], "unknown SoC version"),
         ([*FORWARD, "-o", "x", "--const", "query=1,2"], "--const query=1,2 does not fit DT_FLOAT16"),

@@ -19,7 +19,7 @@ from fa_compiler.lowering.ascend.air import (
 )
 from fa_compiler.lowering.ascend.air.decode import decode
 from fa_compiler.lowering.ascend.air.errors import AirError
-from fa_compiler.lowering.ascend.air.files import parse_message
+from fa_compiler.lowering.ascend.air.files import read_message
 from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto
 
@@ -31,7 +31,7 @@ ACCEPTED, INVALID, REJECTED = "accepted", "loads-but-invalid", "rejected"
 def check(path: Path) -> list[Finding]:
     """Everything that is wrong with a file, what the loader rejects first. Raises OSError if it cannot be read."""
     try:
-        proto = parse_message(path.read_bytes(), path.name)
+        proto = read_message(path)
     except AirError as error:
         message, _, hint = str(error).partition("; ")
         return [NOT_AIR("", message, hint or None)]

@@ -13,9 +13,9 @@ from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.schema import ModelDef, Proto
 from fa_compiler.lowering.ascend.graph import Model, Weight
 
-INLINE_LIMIT = 1 << 30
-"""Weights of more bytes together go into files beside the `.air`. Half of what a message may have leaves the compiler
-room to grow it."""
+INLINE_LIMIT = 1 << 29
+"""Weights of more bytes together go into files beside the `.air`. A message is several times in memory while it is made
+or read, here and in GE; a file is so once."""
 
 MESSAGE_LIMIT = (1 << 31) - 1
 """Bytes a protobuf message may have."""
@@ -28,12 +28,19 @@ WEIGHT_FOLDER = "air_weight"
 
 def parse_message(data: bytes, name: str = "the file") -> Proto:
     """The ModelDef of a file's bytes. Raises AirError for bytes that are none."""
-    if len(data) > MESSAGE_LIMIT:
-        raise AirError(f"{name} has {len(data)} bytes, more than the 2 GiB that GE can load; put the weights beside it")
     try:
         return ModelDef.FromString(data)
     except DecodeError:
         raise AirError(f"{name} is no .air file: it does not parse as a ge.proto.ModelDef") from None
+
+
+def read_message(path: Path) -> Proto:
+    """The ModelDef of a file. Raises AirError as `parse_message` does, and for a file too large for GE to load; OSError
+    where it cannot be read."""
+    size = path.stat().st_size
+    if size > MESSAGE_LIMIT:
+        raise AirError(f"{path.name} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it")
+    return parse_message(path.read_bytes(), path.name)
 
 
 def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Model:
@@ -42,17 +49,20 @@ def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Mo
     Raises AirError for what GE's loader rejects, and for a weight whose file is missing. What it accepts may still be
     wrong: that is for `check`.
     """
-    from fa_compiler.lowering.ascend.air.check import rejections
-
-    proto = parse_message(data, name)
-    for finding in rejections(proto):
-        raise AirError(f"{name}: {finding}")
-    return decode(proto, folder)
+    return _decoded(parse_message(data, name), folder, name)
 
 
 def read(path: Path) -> Model:
     """The graph of an `.air` file. Raises AirError as `parse` does, and OSError where the file cannot be read."""
-    return parse(path.read_bytes(), path.parent, str(path))
+    return _decoded(read_message(path), path.parent, path.name)
+
+
+def _decoded(proto: Proto, folder: Path | None, name: str) -> Model:
+    from fa_compiler.lowering.ascend.air.check import rejections
+
+    for finding in rejections(proto):
+        raise AirError(f"{name}: {finding}")
+    return decode(proto, folder)
 
 
 def serialise(

@@ -102,7 +102,7 @@ class _Walker:
             )
         if op.type in ("Const", "Constant"):
             attr = op.attrs.get("value")
-            return [_constant(attr.value)] if attr is not None and isinstance(attr.value, Weight) else declared
+            return [constant(attr.value)] if attr is not None and isinstance(attr.value, Weight) else declared
         if op.subgraphs:
             return self._branches(op, inputs, declared)
         rule = RULES.get(op.type)
@@ -164,7 +164,8 @@ def _common(facts: tuple[Fact, ...]) -> Fact:
     return Fact(types.pop() if len(types) == 1 else "", sizes)
 
 
-def _constant(weight: Weight) -> Fact:
+def constant(weight: Weight) -> Fact:
+    """The fact of a constant, its elements included where it is a small tensor of integers."""
     value = None
     if weight.dtype in _FOLLOWED and int(np.prod(weight.shape, dtype=object)) <= _MOST:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -188,3 +189,12 @@ def test_what_no_file_can_hold_is_one_clear_error(change, message: str) -> None:
     with pytest.raises(AirError, match=message) as caught:
         serialise(model)
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_too_large_to_load_is_not_read(tmp_path: Path) -> None:
+    place = tmp_path / "model.air"
+    place.touch()
+    os.truncate(place, (1 << 31) + 5)
+    with pytest.raises(AirError, match="model.air has 2147483653 bytes, more than the 2 GiB that GE can load"):
+        read(place)
+    assert [finding.rule for finding in check(place)] == ["not-air"]
