@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
-from fa_compiler.lowering.ascend.air.decode import layout_of, split_edge, type_name
+from fa_compiler.lowering.ascend.air.decode import has_index, layout_of, split_edge, type_name
 from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.lowering.ascend.graph import UNDEFINED
@@ -49,7 +49,7 @@ def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
         edge = split_edge(text)
         if edge is not None:
             name, index = edge
-            if index < 0 and not text.rpartition(":")[2].startswith("-"):
+            if not has_index(text):
                 yield INDEX(op.name, f"input {text!r} has an index that is no number")
             elif name not in ops:
                 yield SOURCE(op.name, f"input {text!r} comes from an operator that does not exist")

@@ -13,7 +13,7 @@ from fa_compiler.lowering.ascend.dtypes import data_size
 
 DIMS = Rule("dims", Severity.LATER, "use sizes from 0, -1 for an unknown size, [-2] for an unknown rank")
 TYPE = Rule("dtype-number", Severity.WRONG, "use the numbers of ge.proto.DataType")
-LAYOUT = Rule("layout", Severity.WRONG, 'write "ND"')
+LAYOUT = Rule("layout", Severity.NOTE, 'write "ND", unless your CANN has it')
 RANGE = Rule(
     "shape-range", Severity.LATER, "give one [low, high] for each dimension that holds its size, -1 for no bound"
 )
@@ -45,7 +45,10 @@ def _desc(node: str, desc: Proto) -> Iterator[Finding]:
     if desc.dtype not in _TYPES:
         yield TYPE(node, f"{desc.name or 'a tensor'} has type number {desc.dtype}, which GE does not have")
     if desc.layout not in _LAYOUTS:
-        yield LAYOUT(node, f"{desc.name or 'a tensor'} has the layout {desc.layout!r}, which GE takes for none")
+        yield LAYOUT(
+            node,
+            f"{desc.name or 'a tensor'} has the layout {desc.layout!r}, which GE may not know",
+        )
     if "shape_range" in desc.attr:
         rows = [list(row.list_i) for row in desc.attr["shape_range"].list_list_int.list_list_i]
         if len(rows) != len(dims) or not all(map(_covers, rows, dims)):

@@ -7,6 +7,7 @@ none), a graph without NetOutput gets one from its outputs. The attributes that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -58,14 +59,16 @@ def decode(proto: Proto, folder: Path | None = None) -> Model:
 
 def split_edge(text: str) -> tuple[str, int] | None:
     """The two parts of an entry of `input`, or None where nothing is connected. The index is what stands behind the
-    last colon; -1 stands for a control edge, and for what is no number."""
-    name, colon, index = text.rpartition(":")
+    last colon; -1 stands for a control edge, and for what `has_index` says is no index."""
+    name, colon, _ = text.rpartition(":")
     if not colon:
         return None
-    try:
-        return name, int(index)
-    except ValueError:
-        return name, -1
+    return name, max(int(text.rpartition(":")[2]), -1) if has_index(text) else -1
+
+
+def has_index(text: str) -> bool:
+    """Does an entry of `input` end in a number?"""
+    return re.fullmatch(r"-?[0-9]{1,9}", text.rpartition(":")[2]) is not None
 
 
 def names_of(proto: Proto, side: str) -> dict[int, str] | None:
@@ -86,8 +89,9 @@ def type_name(number: int) -> str:
 def layout_of(proto: Proto) -> str:
     """The layout of a descriptor: the number that GE writes beside it counts, if it is there."""
     if "format_for_int" in proto.attr:
-        number = proto.attr["format_for_int"].i
-        return FORMATS.get(number, "")
+        # The lowest byte is the format, those above say how it is split into groups.
+        number = proto.attr["format_for_int"].i & 0xFF
+        return FORMATS.get(number, f"FORMAT_{number}")
     return str(proto.layout)
 
 
