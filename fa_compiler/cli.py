@@ -171,7 +171,8 @@ def _add_air(commands: _Commands) -> None:
     air = _command(commands, "air", "look into .air files")
     actions = air.add_subparsers(dest="action", required=True, metavar="ACTION")
     check = _command(actions, "check", "apply the rules of GE's loader, the prototypes and shape inference to a file")
-    check.add_argument("file", metavar="FILE.air", type=Path)
+    check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx for ATC's parser")
+    check.add_argument("--plugin-domain", action="append", default=[], metavar="D", help="a domain with a plugin")
     check.set_defaults(run=_air_check)
     show = _command(actions, "show", "list a file's operators, or draw its graph")
     show.add_argument("file", metavar="FILE.air", type=Path)
@@ -241,7 +242,7 @@ def _atc(args: argparse.Namespace) -> int:
 def _air_check(args: argparse.Namespace) -> int:
     from fa_compiler import cli_atc
 
-    return cli_atc.air_check(args.file)
+    return cli_atc.air_check(args.file, args.plugin_domain)
 
 
 def _air_show(args: argparse.Namespace) -> int:

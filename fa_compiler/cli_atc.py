@@ -11,6 +11,7 @@ from fa_compiler.cli_models import progress_bar
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.finding import Finding, Severity
+from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
 from fa_compiler.render import print_report, print_table, printable
 from fa_compiler.writing import staging, write
@@ -43,11 +44,16 @@ def atc(args: argparse.Namespace) -> int:
     return OK
 
 
-def air_check(path: Path) -> int:
-    """Tell what is wrong with an `.air` file."""
-    from fa_compiler.lowering.ascend.air.check import check, verdict
+def air_check(path: Path, domains: Sequence[str]) -> int:
+    """Tell what is wrong with an `.air` file, or for ATC's parser with an ONNX model (any file named .onnx).
 
-    findings = check(_file(path))
+    `domains` are those of the plugins ATC has; without any, our own.
+    """
+    from fa_compiler.lowering.ascend.air.check import check, verdict
+    from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
+
+    is_onnx = path.suffix == ".onnx"
+    findings = onnx_check.check(_file(path), domains or (DOMAIN,)) if is_onnx else check(_file(path))
     _print(findings)
     return _conclude(path, verdict(findings), findings)
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
+from fa_compiler.passes import prompt
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
@@ -27,7 +28,7 @@ from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import Options
+from fa_compiler.passes.options import HALF_ATTENTION, Options
 from fa_compiler.passes.probabilities import distinct_consumers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
@@ -91,6 +92,7 @@ class Fused:
     layout: str
     heads: tuple[int, int]
     mask: MaskPlan
+    assumed: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -176,6 +178,8 @@ class Emitter:
             inputs["drop_mask"] = drop_bits(match.dropout, groups, builder, mover)
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
         node = self._node(match, plan, inputs, statistics=companion is not None)
+        if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
+            node = self._prompt(node, match, companion)
         self.check(node, match)
         result = self._result(match, plan, node, mover)
         land = None if companion is None else companion.build(node, match, plan, inputs, mover)
@@ -192,7 +196,9 @@ class Emitter:
         if land is not None:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
-        return Fused(node, plan.name, heads, match.mask, tuple(notes))
+        cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
+        assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()))
+        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes))
 
     def finish(self) -> None:
         """Remove what the fused nodes made superfluous and restore a topological order."""
@@ -210,7 +216,9 @@ class Emitter:
         self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
     ) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
-        names = LAYOUTS if match.mask.packed is None else (PACKED,)
+        names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
+        if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
+            names = tuple(name for name in names if name in prompt.LAYOUTS)
         plans = [plan for name in names if (plan := self._layout(match, name, landings)) is not None]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -308,6 +316,18 @@ class Emitter:
         self.made.append(node)
         return node
 
+    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: Companion | None) -> ir.Node:
+        """The product's own operator in the place of a node that it does not have."""
+        if companion is not None:
+            raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
+        try:
+            call = prompt.as_prompt(node, self.builder.info)
+            made = prompt.build(call, match.node, node.outputs[-1], self.builder, self.options)
+        except Decline as decline:
+            raise Decline(decline.code, decline.reason, match.node, decline.hint) from None
+        self.made.append(made)
+        return made
+
     def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
         """One number for each head."""
         sink, heads = match.sink, match.roles.heads
@@ -366,7 +386,7 @@ class Emitter:
 
     def _result(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node, mover: Mover) -> ir.Value:
         """The operator's result as the landing has it."""
-        result = multiplied(node.outputs[3], plan.output, match.output_factors, self.builder, mover)
+        result = multiplied(node.outputs[-1], plan.output, match.output_factors, self.builder, mover)
         result = mover.apply(result, plan.output, plan.landing.plan)
         wanted = self.builder.info.dtype(plan.landing.value)
         return result if wanted is None else self.builder.cast(result, wanted)

@@ -14,7 +14,7 @@ from fa_compiler.passes.backward import GRADIENT, PairDecline, fuse_pair
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emit import OP, Emitter, Fused
+from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
@@ -173,13 +173,13 @@ class _Run:
             kind="forward",
             anchor=name,
             status="fused",
-            op=OP,
+            op=fused.node.op_type,
             node=fused.node.name,
             layout=fused.layout,
             mask=fused.mask.word,
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.info)),
-            assumed=fused.mask.assumed,
+            assumed=fused.assumed,
         )
 
 

@@ -301,11 +301,13 @@ class MaskPlanner:
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
         """The boolean mask these terms make: by its structure where it has one, else as it stands.
 
-        On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives.
+        On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives. Some
+        products take whole masks only.
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
-        if found is None or found.packing is not None or (joined and NO_EMPTY_ROWS not in self.options.assume):
+        apart = self.options.whole_masks or (joined and NO_EMPTY_ROWS not in self.options.assume)
+        if found is None or found.packing is not None or apart:
             masks = self._masks(terms)
             alone = (self._deselected(e) if isinstance(e, SelectTerm) else self._masked_by_addend(e) for e in masks)
             return tuple(alone), None

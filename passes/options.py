@@ -5,19 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fa_compiler.op_registry.products import product
+
 Target = Literal["ort", "ascend"]
 
 NO_EMPTY_ROWS = "no-empty-rows"
 MASKS_DOMINATE = "masks-dominate"
 UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
+HALF_ATTENTION = "half-attention"
+EMPTY_BIAS = "empty-bias"
 ASSUMPTIONS = {
     NO_EMPTY_ROWS: "no query row is masked everywhere",
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
+    EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
+    HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """What `--assume` takes, and the sentence it stands for."""
+
+WHOLE_MASKS = ("310P",)
+"""Products whose PromptFlashAttention knows no bands."""
 
 FINITE_SCORES = "finite-scores"
 IMPLIED = {
@@ -45,6 +54,11 @@ class Options:
     def has_gradients(self) -> bool:
         """Can the target compute FlashAttentionScoreGrad?"""
         return self.gradients or self.target == "ascend"
+
+    @property
+    def whole_masks(self) -> bool:
+        """Does the product's operator take sparse_mode 0 only, with every excluded key in the mask?"""
+        return self.target == "ascend" and self.product is not None and product(self.product).name in WHOLE_MASKS
 
     def __post_init__(self) -> None:
         if self.target not in ("ort", "ascend"):

@@ -1,0 +1,114 @@
+"""Routes `onnx` and `npu`: a model for ATC's ONNX parser, with a plugin's source or with the parser's own operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler import checking
+from fa_compiler.atc.job import Built, Input, Job
+from fa_compiler.atc.shapes import model_inputs
+from fa_compiler.errors import InputError, InternalError
+from fa_compiler.lowering.ascend.air.finding import Severity
+from fa_compiler.lowering.ascend.graph import Op
+from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower, only_known_entries, plugin
+from fa_compiler.lowering.ascend.onnx_route.check import check
+from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
+from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
+from fa_compiler.op_registry import DOMAIN
+from fa_compiler.op_registry.dtypes import from_onnx
+from fa_compiler.passes.nodes import all_nodes, remember_versions
+from fa_compiler.passes.options import EMPTY_BIAS
+from fa_compiler.passes.shapes import analyse
+from fa_compiler.pipeline import make_options
+from fa_compiler.writing import staging, write_model
+
+FILE, PLUGIN = "model.onnx", "plugin"
+
+
+def build(job: Job) -> Built:
+    """Write `model.onnx` with the fused nodes in our domain, and the source of the plugin for them.
+
+    Raises:
+        InputError: nodes the parser does not take, and that have no older form.
+        InternalError: the file that was written fails our own checks.
+    """
+    model = job.model()
+    fused = _fused(model)
+    _lower(job, model)
+    used = sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN})
+    notes = []
+    if used:
+        (job.folder / PLUGIN).mkdir()
+        for name, text in plugin.files(used, job.request.cann).items():
+            (job.folder / PLUGIN / name).write_text(text)
+        notes.append(
+            f"ATC needs a plugin for {', '.join(used)}: build and install it first, as {PLUGIN}/README.md says"
+        )
+    return _written(job, model, fused, notes)
+
+
+def build_npu(job: Job) -> Built:
+    """Write `model.onnx` with attention in the operators the parser has plugins for.
+
+    Raises:
+        InputError: an attention has no such form, or the parser does not take a node.
+        InternalError: the file that was written fails our own checks.
+    """
+    model, request = job.model(), job.request
+    options = make_options("ascend", request.soc.name, request.cann, request.assume)
+    try:
+        to_prompts(model, options)
+        fused = _fused(model)
+        to_npu(model, EMPTY_BIAS in options.assume)
+    except UnfitModel as error:
+        raise InputError(_told(job, error)) from None
+    _lower(job, model)
+    return _written(job, model, fused, [])
+
+
+def _fused(model: ir.Model) -> list[Op]:
+    remember_versions(model)
+    return fused_ops(model, analyse(model))
+
+
+def _lower(job: Job, model: ir.Model) -> None:
+    try:
+        lower(model)
+    except UnfitModel as error:
+        raise InputError(_told(job, error)) from None
+
+
+def _told(job: Job, error: UnfitModel) -> str:
+    return f"{job.loaded.name}: {'; '.join(error.problems)}"
+
+
+def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Built:
+    proto = ir.to_proto(model)
+    only_known_entries(proto)
+    problem = checking.fault(proto, full=True)
+    if problem is not None:
+        raise InternalError(f"{job.loaded.name}: the model for ATC is not valid: {problem}")
+    with staging() as stage:
+        write_model(proto, job.loaded, job.folder / FILE, stage, job.report)
+        stage.commit()
+    findings = check(job.folder / FILE)
+    serious = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    if serious:
+        raise InternalError(f"{job.loaded.name}: ATC would not take the model ({serious[0].rule}): {serious[0]}")
+    details = {
+        "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
+        "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
+        "outputs": [value.name for value in proto.graph.output],
+    }
+    return Built(FILE, 5, _inputs(proto, job), fused, details, notes)
+
+
+def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:
+    sizes = job.request.sizes
+    return [
+        Input(value.name, from_onnx(value.type.tensor_type.elem_type) or "", tuple(sizes.get(value.name, ())))
+        for value in model_inputs(proto)
+    ]

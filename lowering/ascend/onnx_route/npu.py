@@ -1,0 +1,166 @@
+"""Attention as NPUPromptFlashAttention of the domain npu, for which ATC's own ONNX parser has a plugin.
+
+That plugin passes every attribute on, if it is written (an absent window is 0 for it), and connects 3, 5, 7, 9 or 12
+inputs, none of which may be empty. So
+
+    query, key, value                       stay the only inputs
+    a bias and a mask                       become inputs 3 and 4
+    a mask alone                            needs an input 3 that says "no bias": a tensor of no elements, which
+                                            the operator's tiling takes for none. The parser was seen to take it; no
+                                            hardware was asked, so it is written only where the user agreed
+                                            (`empty_bias`)
+    a bias alone                            gets a mask of the scores' sizes that excludes nothing (sparse_mode 1)
+
+FlashAttentionScore and PromptFlashAttention of our domain are converted, in float16 (or bfloat16, where query, key and
+value have it); everything else of our domain is refused, and so is a float32 attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.onnx_route.errors import UnfitModel, UnfitNode, about
+from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
+from fa_compiler.passes import prompt
+from fa_compiler.passes.build import PREFIX, Builder, Names
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.nodes import FOLD_LIMIT, all_graphs, remember_versions
+from fa_compiler.passes.options import EMPTY_BIAS, Options
+from fa_compiler.passes.prompt import PromptCall
+from fa_compiler.passes.shapes import analyse
+from fa_compiler.passes.surgery import replace_value, restore_order, sweep
+
+NPU, NPU_VERSION = "npu", 1
+OP = "NPUPromptFlashAttention"
+ATTRIBUTES = (
+    *("num_heads", "input_layout", "scale_value", "pre_tokens", "next_tokens", "num_key_value_heads", "sparse_mode"),
+    "inner_precise",
+)
+"""What the parser's plugin reads."""
+
+
+def to_prompts(model: ir.Model, options: Options) -> None:
+    """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in place.
+
+    Raises:
+        UnfitModel: with every node for which there is none, and why.
+    """
+    problems: list[str] = []
+    graphs = remember_versions(model)
+    info = analyse(model)
+    names = Names.of(graphs)
+    for graph in graphs:
+        builder = Builder(graph, names, info)
+        for node in [node for node in graph if node.domain == DOMAIN]:
+            try:
+                _to_prompt(node, builder, options)
+            except Decline as decline:
+                problems.append(about(node, "; ".join(filter(None, (decline.reason, decline.hint)))))
+            except UnfitNode as reason:
+                problems.append(about(node, str(reason)))
+        if not problems:
+            restore_order(graph)
+    if problems:
+        raise UnfitModel(problems)
+
+
+def to_npu(model: ir.Model, empty_bias: bool) -> None:
+    """Write every PromptFlashAttention of our domain as the parser's NPUPromptFlashAttention, in place.
+
+    Raises:
+        UnfitModel: with every node whose inputs the parser's plugin cannot connect.
+    """
+    problems: list[str] = []
+    graphs = all_graphs(model)
+    names = Names.of(graphs)
+    for graph in graphs:
+        builder = Builder(graph, names, analyse(model))
+        for node in [node for node in graph if node.domain == DOMAIN]:
+            try:
+                _to_npu(node, builder, empty_bias)
+            except UnfitNode as reason:
+                problems.append(about(node, str(reason)))
+        if not problems:
+            restore_order(graph)
+    if problems:
+        raise UnfitModel(problems)
+    model.opset_imports[NPU] = NPU_VERSION
+    model.opset_imports.pop(DOMAIN, None)
+
+
+def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
+    if node.op_type == prompt.OP:
+        return
+    if node.op_type != prompt.TRAINING:
+        raise UnfitNode("ATC's own parser has no plugin for it that works; use --route air or --route onnx")
+    call = prompt.as_prompt(node, builder.info)
+    made = prompt.build(call, node, node.outputs[-1], builder, options)
+    for violation in verify(node_view(made, builder.info), options.product or "A2", options.cann):
+        raise UnfitNode(str(violation))
+    old = node.outputs[-1]
+    wanted = builder.info.dtype(old)
+    result = made.outputs[0] if wanted is None else builder.cast(made.outputs[0], wanted)
+    replace_value(old, result)
+    sweep(builder.graph, [node])
+
+
+def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
+    call = _prompt_call(node)
+    names = ["query", "key", "value"]
+    inputs, attrs = dict(call.inputs), dict(call.attrs)
+    if "atten_mask" in inputs or "pse_shift" in inputs:
+        names += ["pse_shift", "atten_mask"]
+    if "atten_mask" in inputs and "pse_shift" not in inputs:
+        if not empty_bias:
+            raise UnfitNode(
+                "it has a mask and no bias, which ATC's parser cannot leave out; an empty tensor for it was never "
+                f"tried on hardware: `--assume {EMPTY_BIAS}` writes it, or use --route air or onnx"
+            )
+        dtype = builder.info.dtype(inputs["query"]) or ir.DataType.FLOAT16
+        inputs["pse_shift"] = builder.constant(np.zeros(0, dtype.numpy()), "no_bias")
+    elif "pse_shift" in inputs and "atten_mask" not in inputs:
+        inputs["atten_mask"] = _nothing_masked(inputs, str(attrs["input_layout"]), builder)
+        attrs["sparse_mode"] = 1
+    if set(inputs) - set(names):
+        raise UnfitNode(f"it has {sorted(set(inputs) - set(names))[0]}, which is not written here")
+    made = ir.Node(
+        NPU,
+        OP,
+        [inputs[name] for name in names],
+        [ir.convenience.convert_attribute(name, attrs[name]) for name in ATTRIBUTES],
+        num_outputs=1,
+        name=builder.names.new(f"{PREFIX}_{OP}"),
+    )
+    builder.graph.append(made)
+    old, out = node.outputs[0], made.outputs[0]
+    out.name = builder.names.new(f"{made.name}_attention_out")
+    replace_value(old, out)
+    sweep(builder.graph, [node])
+
+
+def _nothing_masked(inputs: Mapping[str, ir.Value], layout: str, builder: Builder) -> ir.Value:
+    """A mask [S1,S2] that excludes nothing."""
+    axis = layout.index("S")
+    shapes = [builder.info.shape(inputs[name]) for name in ("query", "key")]
+    sizes = [shape[axis].const for shape in shapes if shape is not None]
+    rows, columns = (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
+    if rows is None or columns is None or rows * columns > FOLD_LIMIT:
+        raise UnfitNode(
+            "it has a bias and no mask, of which ATC's parser connects both or none, and its sizes are open; fix them "
+            "with --input-shape, or use --route air or onnx"
+        )
+    return builder.constant(np.zeros((rows, columns), np.bool_), "no_mask")
+
+
+def _prompt_call(node: ir.Node) -> PromptCall:
+    """The inputs and attributes of a PromptFlashAttention."""
+    if node.op_type != prompt.OP:
+        raise UnfitNode("it is no PromptFlashAttention")
+    spec = get(prompt.OP)
+    attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
+    bound = bind_inputs(spec, list(node.inputs), attrs)
+    return PromptCall({name: value for name, value in bound.items() if isinstance(value, ir.Value)}, attrs)

@@ -1,0 +1,168 @@
+"""fa-compiler atc by the routes onnx and npu, and air check of ONNX models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import fa_compiler
+from fa_compiler import InferenceSession
+from fa_compiler.cli import main
+from fa_compiler.lowering.ascend.air.check import verdict
+from fa_compiler.lowering.ascend.onnx_route.check import check
+from fa_compiler.lowering.ascend.single_op import check as check_json
+
+from .builders import HEADS, SIZE, attention, plain, projected, saved
+
+SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
+SOC = ["--soc-version", "Ascend910B2", "--input-shape", SHAPES]
+
+
+def written(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def newer(dtype: int = TensorProto.FLOAT16) -> onnx.ModelProto:
+    """Attention of opset 20 with a Gelu behind it."""
+    model = attention(dtype)
+    model.graph.node[-1].output[0] = "context_out"
+    model.graph.node.append(helper.make_node("Gelu", ["context_out"], ["out"], "gelu"))
+    model.opset_import[0].version = 20
+    return model
+
+
+def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved(newer(), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "onnx", "--single-op"]) == 0
+    assert "ATC needs a plugin for FlashAttentionScore" in capsys.readouterr().out
+    assert written(out) == [
+        "atc.sh",
+        "model.onnx",
+        "plugin/CMakeLists.txt",
+        "plugin/README.md",
+        "plugin/ascend_onnx_plugin.cc",
+        "report.json",
+        "single_op.sh",
+        "single_op/FlashAttentionScore_0.json",
+    ]
+    assert check_json(out / "single_op" / "FlashAttentionScore_0.json") == []
+    assert verdict(check(out / "model.onnx")) == "accepted"
+    report = json.loads((out / "report.json").read_text())
+    assert (report["route"], report["opset"], report["outputs"]) == ("onnx", 17, ["out"])
+    assert report["operators"]["FlashAttentionScore"] == 1
+    assert report["command"][:4] == ["atc", "--mode=0", "--framework=5", "--model=model.onnx"]
+    assert f"--input_shape={SHAPES}" in report["command"]
+
+
+def test_it_computes_the_same(tmp_path: Path) -> None:
+    source = saved(newer(TensorProto.FLOAT), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "onnx", "--quiet"]) == 0
+    random = np.random.default_rng(0)
+    feeds = {name: random.normal(size=(2, HEADS, 32, SIZE)).astype(np.float32) for name in ("query", "key", "value")}
+    (right,) = InferenceSession(source).run(None, feeds)
+    (found,) = fa_compiler.reference.evaluator(onnx.load(out / "model.onnx")).run(None, feeds)
+    np.testing.assert_allclose(found, right, atol=1e-5)
+
+
+def test_route_npu(tmp_path: Path) -> None:
+    source = saved(attention(TensorProto.FLOAT16), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--single-op", "--quiet"]) == 0
+    assert "single_op/PromptFlashAttention_0.json" in written(out)
+    assert not (out / "plugin").exists()
+    model = onnx.load(out / "model.onnx")
+    assert [(node.domain, node.op_type) for node in model.graph.node] == [("npu", "NPUPromptFlashAttention")]
+    assert check(out / "model.onnx", []) == []
+
+
+def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved(attention(), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "fa_FlashAttentionScore" in error
+    assert "half-attention" in error
+    assert list(tmp_path.iterdir()) == [source]
+    assert (
+        main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--assume", "half-attention", "--quiet"]) == 0
+    )
+
+
+@pytest.mark.parametrize("route", ["onnx", "air"])
+def test_310p_gets_its_own_operator(tmp_path: Path, route: str) -> None:
+    source = saved(attention(TensorProto.FLOAT16), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    words = ["--soc-version", "Ascend310P3", "--input-shape", SHAPES, "--route", route, "--quiet"]
+    assert main(["atc", str(source), "-o", str(out), *words]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["operators"]["PromptFlashAttention"] == 1
+    assert "FlashAttentionScore" not in report["operators"]
+
+
+def test_without_attention_there_is_no_plugin(tmp_path: Path) -> None:
+    source = saved(plain(), tmp_path / "model.onnx")
+    out = tmp_path / "out"
+    words = ["--soc-version", "Ascend910B2", "--input-shape", "x:3,4", "--route", "onnx", "--quiet"]
+    assert main(["atc", str(source), "-o", str(out), *words]) == 0
+    assert written(out) == ["atc.sh", "model.onnx", "report.json"]
+
+
+def test_weights_in_files(tmp_path: Path) -> None:
+    source, weight = projected(tmp_path / "model")
+    model = onnx.load(source, load_external_data=False)
+    model.graph.initializer[-1].external_data.add(key="checksum", value="0123456789")
+    source.write_bytes(model.SerializeToString())
+    out = tmp_path / "out"
+    words = ["--soc-version", "Ascend910B2", "--route", "onnx", "--quiet"]
+    assert main(["atc", str(source), "-o", str(out), *words]) == 0
+    assert "model.onnx.data" in written(out)
+    (tensor,) = [
+        entry
+        for entry in onnx.load(out / "model.onnx", load_external_data=False).graph.initializer
+        if entry.name == "w"
+    ]
+    assert {entry.key for entry in tensor.external_data} <= {"location", "offset", "length"}
+    (tensor,) = [entry for entry in onnx.load(out / "model.onnx").graph.initializer if entry.name == "w"]
+    np.testing.assert_array_equal(numpy_helper.to_array(tensor), weight)
+
+
+def test_what_the_parser_does_not_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = plain()
+    model.graph.node[0].op_type = "QuantizeLinear"
+    model.graph.node[0].input.append("x")
+    del model.graph.node[0].input[1:]
+    model.graph.node[0].input.append("scale")
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "scale"))
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    source = saved(model, tmp_path / "model.onnx")
+    words = ["--soc-version", "Ascend910B2", "--input-shape", "x:3,4", "--route", "onnx"]
+    assert main(["atc", str(source), "-o", str(tmp_path / "out"), *words]) == 2
+    error = capsys.readouterr().err
+    assert "relu (QuantizeLinear)" in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_air_check_of_an_onnx_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = saved(attention(), tmp_path / "good.onnx")
+    assert main(["air", "check", str(good)]) == 0
+    assert "accepted" in capsys.readouterr().out
+    bad = saved(newer(), tmp_path / "bad.onnx")
+    assert main(["air", "check", str(bad)]) == 1
+    assert "ai.onnx::20::Gelu" in capsys.readouterr().out
+    other = attention()
+    other.opset_import.add(domain="mine", version=1)
+    other.graph.node[-1].domain, other.graph.node[-1].op_type = "mine", "AttentionUpdate"
+    named = saved(other, tmp_path / "mine.onnx")
+    assert main(["air", "check", str(named)]) == 1
+    assert "mine::1::AttentionUpdate" in capsys.readouterr().out
+    main(["air", "check", str(named), "--plugin-domain", "mine"])
+    assert "no plugin is registered" not in capsys.readouterr().out
