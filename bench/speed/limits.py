@@ -68,14 +68,16 @@ class Rates:
 
 
 def needed(case: Case) -> tuple[str, ...]:
-    """The rates that a case's limit is made of. Without bf16 products it is that of float32."""
+    """The rates that a case's limit is made of, none for a decode step, whose limit is a read."""
+    if case.kind == "decode":
+        return ()
     return ("fma_flops", "exp_rate", *(("bf16_flops",) if case.dtype == "bfloat16" else ()))
 
 
 def parts(case: Case, rates: dict[str, float]) -> dict[str, float]:
     """Seconds of each part of the limit, which is their sum: the exponentials occupy the same pipes as the products.
 
-    The products of float16 count as float32: the processor has none of its own.
+    The products of float16 count as float32, and those of bfloat16, too, on a processor that has none of its own.
     """
     products = max(rates["fma_flops"], rates.get("bf16_flops", 0) if case.dtype == "bfloat16" else 0)
     return {"products": case.flops / products, "exponentials": case.exponentials / rates["exp_rate"]}
