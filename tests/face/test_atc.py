@@ -10,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+import fa_compiler
 from fa_compiler.atc import route_air, routes, run, shapes, single
 from fa_compiler.atc.folder import new_folder
 from fa_compiler.atc.job import Built, Request
@@ -20,6 +22,7 @@ from fa_compiler.cli import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check as check_air
+from fa_compiler.lowering.ascend.convert.from_ge import from_ge as onnx_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
 from fa_compiler.op_registry.soc import soc_version
@@ -260,3 +263,23 @@ def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -
     assert tensors["actual_seq_qlen"]["const_value"] == [128, 256]
     assert "const_value" not in tensors["query"]
     assert check_json(file) == []
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_the_model_of_the_folder_computes_what_the_original_does(name: str, tmp_path: Path) -> None:
+    """Sizes fixed, fused, converted, written; read again, as ONNX operators, in ONNX Runtime."""
+    model = Path(__file__).parents[2] / "examples" / "models" / f"{name}.onnx"
+    out = tmp_path / "out"
+    sizes = "input_ids:2,16;attention_mask:2,16"
+    assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", sizes, "--quiet"]) == 0
+    back = onnx_of(read(out / "model.air"))
+    mask = np.arange(16)[None, :] < np.array([[16], [11]])
+    feed = {"input_ids": np.arange(32).reshape(2, 16) % 29, "attention_mask": mask.astype(np.int64)}
+    options = onnxruntime.SessionOptions()
+    fa_compiler.register_custom_ops(options)
+    session = onnxruntime.InferenceSession(back.SerializeToString(), options)
+    seen = session.run(None, feed)
+    wanted = onnxruntime.InferenceSession(model).run(None, feed)
+    assert len(seen) == len(wanted)
+    for left, right in zip(seen, wanted, strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-5 * np.abs(right).max(), rtol=0)  # float32, a few layers

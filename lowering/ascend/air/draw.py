@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from html import escape
 from itertools import pairwise
 
@@ -115,17 +117,13 @@ def _rows(graph: Graph) -> list[list[str]]:
     edges = list(_edges(graph))
     for source, target in edges:
         before[target].append(source)
-    order = [op.name for op in _drawn(graph)]
-    for _ in range(len(order)):
-        changed = False
-        for name in order:
-            wanted = max((level.get(source, 0) + 1 for source in before[name]), default=0)
-            if level.get(name) != wanted and wanted <= len(order):
-                level[name], changed = wanted, True
-        if not changed:
-            break
+    order = list(dict.fromkeys(op.name for op in _drawn(graph)))
+    with suppress(CycleError):
+        order = list(TopologicalSorter({name: before[name] for name in order}).static_order())
+    for name in order:
+        level[name] = max((level.get(source, 0) + 1 for source in before[name]), default=0)
     rows: list[list[str]] = [[] for _ in range(max(level.values(), default=-1) + 1)]
-    for name in dict.fromkeys(order):
+    for name in order:
         rows[level[name]].append(name)
     for _ in range(_SWEEPS):
         for above, line in pairwise(rows):

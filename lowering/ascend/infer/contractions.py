@@ -49,7 +49,8 @@ def _conv(call: Call) -> Sequence[Fact]:
     if x.shape is None or weight.shape is None or call.attr("data_format") not in ("NCHW", "NCDHW"):
         return [x.but(None)]
     spatial = len(x.shape) - 2
-    if len(weight.shape) != len(x.shape) or len(strides) != len(x.shape) or len(pads) != 2 * spatial:
+    ranks = {len(x.shape), len(weight.shape), len(strides), len(dilations)}
+    if len(ranks) > 1 or spatial < 1 or len(pads) != 2 * spatial:
         raise Misfit(f"x has rank {len(x.shape)}, filter {len(weight.shape)}, strides {len(strides)}, pads {len(pads)}")
     if min(strides, default=1) < 1:
         raise Misfit(f"the strides are {strides}")

@@ -19,6 +19,9 @@ _MOST = 64
 
 _ENDS = ("NetOutput",)
 
+_DEEPEST = 50
+"""Subgraphs within subgraphs that are walked; models have two or three."""
+
 
 @dataclass
 class Walk:
@@ -44,7 +47,8 @@ class _Walker:
     def __init__(self, graphs: Mapping[str, Graph], result: Walk) -> None:
         self.graphs = graphs
         self.result = result
-        self._open: list[str] = []
+        self._entered = set(list(graphs)[:1])  # the root
+        self._depth = 0
 
     def graph(self, graph: Graph, passed: Mapping[int, Fact]) -> list[Fact]:
         """The facts of a graph's outputs; `passed` are those of the inputs of the operator that runs it."""
@@ -56,7 +60,7 @@ class _Walker:
             return []
         facts: dict[tuple[str, int], Fact] = {}
         outputs: list[Fact] = []
-        self._open.append(graph.name)
+        self._depth += 1
         for name in order:
             op = ops[name]
             inputs = dict(self._inputs(op, facts))
@@ -65,7 +69,7 @@ class _Walker:
                 continue
             for index, fact in enumerate(self._outputs(op, inputs, passed)):
                 facts[op.name, index] = fact
-        self._open.pop()
+        self._depth -= 1
         return outputs
 
     def _inputs(self, op: Op, facts: Mapping[tuple[str, int], Fact]) -> Iterator[tuple[str, Fact]]:
@@ -111,7 +115,11 @@ class _Walker:
             return declared
         if not inputs:
             raise Misfit("it has no inputs")
-        return list(rule(Call(op, inputs)))
+        found = list(rule(Call(op, inputs)))
+        sizes = [size for fact in found for size in fact.shape or ()]
+        if any(size < UNKNOWN for size in sizes):
+            raise Misfit(f"a size of its output is {min(sizes)}")
+        return found
 
     def _branches(self, op: Op, inputs: Mapping[str, Fact], declared: list[Fact]) -> list[Fact]:
         """What both branches of an If agree on. Loops, whose sizes may change from round to round, say nothing."""
@@ -120,7 +128,7 @@ class _Walker:
         results = [
             self.graph(self.graphs[name], given if passes else {})
             for name in op.subgraphs.values()
-            if name in self.graphs and name not in self._open
+            if name in self.graphs and self._enter(name)
         ]
         if not passes or not results:
             return declared
@@ -128,6 +136,13 @@ class _Walker:
             if len(outputs) != len(declared):
                 raise Misfit(f"a branch has {len(outputs)} outputs, the operator {len(declared)}")
         return [_common(facts) for facts in zip(*results, strict=True)]
+
+    def _enter(self, name: str) -> bool:
+        """May a subgraph be walked? Each once, and no deeper than models go: another rule tells of shared ones."""
+        if name in self._entered or self._depth > _DEEPEST:
+            return False
+        self._entered.add(name)
+        return True
 
     def _compare(self, op: Op, what: str, desc: TensorDesc, fact: Fact) -> None:
         if desc.dtype != UNDEFINED and fact.dtype and desc.dtype != fact.dtype:

@@ -12,11 +12,11 @@ from fa_compiler.lowering.ascend.infer.rules import NOTHING, Call, Fact, Misfit,
 
 @rule("GatherV2")
 def _gather(call: Call) -> Sequence[Fact]:
-    x, indices, axes = call.x(), call.x("indices"), call.ints("axis")
+    x, indices, place = call.x(), call.x("indices"), call.one("axis")
     batch = call.attr("batch_dims")
-    if x.shape is None or indices.shape is None or axes is None or batch:
+    if x.shape is None or indices.shape is None or place is None or batch:
         return [x.but(None)]
-    axis = call.axis(axes[0], len(x.shape))
+    axis = call.axis(place, len(x.shape))
     value = None
     if x.value is not None and axis == 0 and indices.value is not None:
         rows = len(x.value)
@@ -64,12 +64,12 @@ def _scatter(call: Call) -> Sequence[Fact]:
 
 @rule("OneHot")
 def _one_hot(call: Call) -> Sequence[Fact]:
-    x, depth, dtype = call.x(), call.ints("depth"), call.x("on_value").dtype
+    x, depth, dtype = call.x(), call.one("depth"), call.x("on_value").dtype
     if x.shape is None:
         return [Fact(dtype)]
     rank = len(x.shape) + 1
     axis = call.axis(call.attr("axis"), rank)
-    return [Fact(dtype, (*x.shape[:axis], UNKNOWN if depth is None else depth[0], *x.shape[axis:]))]
+    return [Fact(dtype, (*x.shape[:axis], UNKNOWN if depth is None else depth, *x.shape[axis:]))]
 
 
 @rule("NonZero")
@@ -81,9 +81,9 @@ def _non_zero(call: Call) -> Sequence[Fact]:
 
 @rule("UnsortedSegmentSum")
 def _segment_sum(call: Call) -> Sequence[Fact]:
-    x, ids, count = call.x(), call.x("segment_ids"), call.ints("num_segments")
+    x, ids, count = call.x(), call.x("segment_ids"), call.one("num_segments")
     if x.shape is None or ids.shape is None:
         return [x.but(None)]
     if not fits(x.shape[: len(ids.shape)], ids.shape):
         raise Misfit(f"segment_ids have the shape {list(ids.shape)}, x {list(x.shape)}")
-    return [x.but((UNKNOWN if count is None else count[0], *x.shape[len(ids.shape) :]))]
+    return [x.but((UNKNOWN if count is None else count, *x.shape[len(ids.shape) :]))]

@@ -147,13 +147,18 @@ def _concat(call: Call) -> Sequence[Fact]:
     return [facts[0].but(tuple(result), value)]
 
 
+_MOST_PARTS = 1 << 16
+
+
 @rule("SplitD", "SplitV")
 def _split(call: Call) -> Sequence[Fact]:
     x, count = call.x(), call.attr("num_split")
-    place = [call.attr("split_dim")] if call.op.type == "SplitD" else call.ints("split_dim")
-    if x.shape is None or not place:
+    if not 1 <= count <= _MOST_PARTS:
+        raise Misfit(f"num_split is {count}")
+    place = call.attr("split_dim") if call.op.type == "SplitD" else call.one("split_dim")
+    if x.shape is None or place is None:
         return [x.but(None)] * count
-    axis = call.axis(place[0], len(x.shape), "split_dim")
+    axis = call.axis(place, len(x.shape), "split_dim")
     total = x.shape[axis]
     sizes: list[int] = [UNKNOWN] * count
     if call.op.type == "SplitD":
@@ -256,11 +261,10 @@ def _fill(call: Call) -> Sequence[Fact]:
 
 @rule("Range")
 def _range(call: Call) -> Sequence[Fact]:
-    bounds = [call.ints(name) for name in ("start", "limit", "delta")]
+    start, limit, delta = (call.one(name) for name in ("start", "limit", "delta"))
     dtype = call.x("start").dtype
-    if any(bound is None or len(bound) != 1 for bound in bounds) or call.attr("is_closed"):
+    if start is None or limit is None or delta is None or call.attr("is_closed"):
         return [Fact(dtype, (UNKNOWN,))]
-    start, limit, delta = (bound[0] for bound in bounds if bound is not None)
     if delta == 0:
         raise Misfit("its delta is 0")
     count = max(0, -(-(limit - start) // delta))

@@ -80,20 +80,20 @@ def _rms_norm(call: Call) -> Sequence[Fact]:
 
 @rule("ArgMaxV2", "ArgMin", "ArgMax")
 def _arg_extremum(call: Call) -> Sequence[Fact]:
-    x, axes, dtype = call.x(), call.ints("dimension"), str(call.attr("dtype"))
-    if x.shape is None or axes is None:
+    x, place, dtype = call.x(), call.one("dimension"), str(call.attr("dtype"))
+    if x.shape is None or place is None:
         return [Fact(dtype)]
-    axis = call.axis(axes[0], len(x.shape), "dimension")
+    axis = call.axis(place, len(x.shape), "dimension")
     return [Fact(dtype, x.shape[:axis] + x.shape[axis + 1 :])]
 
 
 @rule("TopK")
 def _top_k(call: Call) -> Sequence[Fact]:
-    x, k = call.x(), call.ints("k")
+    x, k = call.x(), call.one("k")
     if x.shape is None:
         return [x.but(None), Fact("DT_INT32")]
     axis = call.axis(call.attr("dim"), len(x.shape), "dim")
-    count = UNKNOWN if k is None else k[0]
+    count = UNKNOWN if k is None else k
     if count > x.shape[axis] >= 0:
         raise Misfit(f"an axis of {x.shape[axis]} has no {count} largest elements")
     shape: Shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])

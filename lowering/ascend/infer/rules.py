@@ -58,18 +58,28 @@ class Call:
 
     def attr(self, name: str) -> Any:
         """The value of an attribute, or the prototype's default. Raises Misfit if there is neither."""
+        spec = ge_prototype(self.op.type)
+        entry = spec.attr(name) if spec is not None and name in spec.attr_names else None
         found = self.op.attrs.get(name)
         if found is not None:
+            if entry is not None and found.kind != entry.type:
+                raise Misfit(f"its attribute {name} is a {found.kind}, not a {entry.type}")
             return found.value
-        spec = ge_prototype(self.op.type)
-        if spec is None or name not in spec.attr_names or spec.attr(name).value_if_absent is None:
+        if entry is None or entry.value_if_absent is None:
             raise Misfit(f"its attribute {name} is missing")
-        return spec.attr(name).value_if_absent
+        return entry.value_if_absent
 
     def ints(self, name: str) -> list[int] | None:
         """All elements of an integer input, None if one is not known."""
         value = self.x(name).value
         return None if value is None or any(item is None for item in value.flat) else [int(item) for item in value.flat]
+
+    def one(self, name: str) -> int | None:
+        """The only element of an integer input, None if it is not known. Raises Misfit if there is not exactly one."""
+        numbers = self.ints(name)
+        if numbers is not None and len(numbers) != 1:
+            raise Misfit(f"its input {name} has {len(numbers)} elements, not one")
+        return None if numbers is None else numbers[0]
 
     def axis(self, number: int, rank: int, what: str = "axis") -> int:
         """An axis counted from the front. Raises Misfit if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
 from fa_compiler.lowering.ascend.infer.graph import walk
 from fa_compiler.lowering.ascend.infer.rules import vector
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from fa_compiler.op_registry.spec import Kind
 from tests.lowering.ascend.graphs import attention, branches, data, net_output
 
 F, H, I, B = "DT_FLOAT", "DT_FLOAT16", "DT_INT64", "DT_BOOL"  # noqa: E741
@@ -244,6 +246,62 @@ def test_branches_that_differ() -> None:
     model.graphs[1].ops[1].output_descs[0] = TensorDesc("y", "DT_FLOAT", (9, 9))
     found = walk(model).differences
     assert ("change", "output y is declared [9, 9], but is [2, 3]") in found
+
+
+SHAPES = st.none() | st.lists(st.integers(-1, 4), max_size=4).map(tuple)
+ELEMENTS = st.none() | st.integers(-5, 9) | st.sampled_from([-(1 << 63), (1 << 63) - 1])
+ATTRS: dict[str, st.SearchStrategy[Any]] = {
+    "Int": st.integers(-4, 30) | st.just(1 << 62),
+    "Float": st.floats(-2, 2),
+    "Bool": st.booleans(),
+    "String": st.sampled_from(["", "NCHW", "constant", "BNSD", "TND", "CALCULATED"]),
+    "Type": st.sampled_from([F, I]),
+    "ListInt": st.lists(st.integers(-3, 5), max_size=6).map(tuple),
+}
+
+
+@st.composite
+def facts(draw: st.DrawFn) -> Fact:
+    if draw(st.booleans()):
+        return Fact(draw(st.sampled_from([F, H, I, B, ""])), draw(SHAPES))
+    elements = vector(draw(st.lists(ELEMENTS, max_size=6)))
+    return Fact(I, (len(elements),), elements) if len(elements) != 1 else Fact(I, (), elements.reshape(()))
+
+
+@settings(max_examples=60 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1")))
+@given(st.data())
+@pytest.mark.parametrize("family", ["attention", "contractions", "elementwise", "indexing", "movement", "reductions"])
+def test_no_rule_fails_otherwise_than_by_a_misfit(family: str, source: st.DataObject) -> None:
+    known = [name for name, rule in RULES.items() if rule.__module__.endswith(family) and ge_prototype(name)]
+    spec = ge_prototype(source.draw(st.sampled_from(known)))
+    assert spec is not None
+    inputs: dict[str, Fact] = {}
+    for entry in spec.inputs:
+        if entry.kind is Kind.DYNAMIC:
+            inputs |= {f"{entry.name}{n}": fact for n, fact in enumerate(source.draw(st.lists(facts(), max_size=3)))}
+        elif entry.kind is Kind.REQUIRED or source.draw(st.booleans()):
+            inputs[entry.name] = source.draw(facts())
+    attrs = {e.name: Attr(e.type, source.draw(ATTRS[e.type])) for e in spec.attrs if source.draw(st.integers(0, 4))}
+    try:
+        found = RULES[spec.name](Call(Op("op", spec.name, attrs=attrs), inputs))
+    except Misfit as misfit:
+        assert str(misfit)
+        return
+    assert all(isinstance(fact, Fact) for fact in found)
+    assert all(fact.value is None or fact.value.shape == fact.shape for fact in found)
+
+
+def test_subgraphs_that_hold_each_other_come_to_an_end() -> None:
+    """Without this limit 2 ** 40 walks, or a stack that is too deep."""
+    model = branches()
+    template = model.graphs[1]
+    model.root.ops[2].subgraphs = {"then_branch": "g0", "else_branch": "g0"}
+    model.graphs = [model.root]
+    for depth in range(400):
+        inner = f"g{depth + 1}" if depth < 399 else "g3"
+        ops = [Op(f"if{n}", "If", subgraphs={"then_branch": inner, "else_branch": inner}) for n in range(2)]
+        model.graphs.append(Graph(f"g{depth}", [*template.ops, *ops]))
+    assert walk(model).ruleless == {}
 
 
 SIZES = st.integers(1, 4)
