@@ -167,6 +167,13 @@ class Mover:
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
         return any(dim not in reshaped and any(not set(dim).isdisjoint(each) for each in reshaped) for dim in unproven)
 
+    def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
+        """The value with the sizes that the operands have along these axes, where it may be 1 in some run."""
+        shape = self.builder.info.shape(value) or ()
+        if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
+            return value
+        return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
+
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
         """What a Shape node would give for a value of this arrangement."""
         rank = len(dims)

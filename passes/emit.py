@@ -170,7 +170,9 @@ class Emitter:
         masks = MaskBuilder(match, builder, mover, self.options, notes)
         inputs["real_shift"] = masks.real_shift()
         inputs["atten_mask"] = masks.atten_mask()
-        inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
+        if match.mask.packed is not None:
+            self._check_tokens(match, (query, key, value))
+            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
         inputs["sink"] = self._sink(match, mover)
         if match.dropout is not None:
             roles = match.roles
@@ -199,6 +201,13 @@ class Emitter:
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
         assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()))
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes))
+
+    def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
+        """Packed, a batch of 1 is not repeated: query, key and value have as many tokens in every run, or none."""
+        counts = [self.builder.info.shape(operand) for operand in operands]
+        if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
+            reason = "query, key and value are not proven to have as many tokens in every run"
+            raise Decline(Code.SHAPE, reason, match.node)
 
     def finish(self) -> None:
         """Remove what the fused nodes made superfluous and restore a topological order."""

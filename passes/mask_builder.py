@@ -74,7 +74,8 @@ class MaskBuilder:
         plan = moves(own_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
-        labels = self.mover.apply(view.base, own_dims, plan)
+        # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
+        labels = self.mover.repeated(self.mover.apply(view.base, own_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)

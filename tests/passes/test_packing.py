@@ -332,3 +332,48 @@ def test_ascend_keeps_the_mask() -> None:
     _, report = fused(model(COUNTED + SAME_CAUSAL, CUMULATIVE), "ascend")
     (block,) = report.blocks
     assert block.status == "fused" and block.layout != "TND" and block.mask == "atten_mask"
+
+
+def _sized(proto: onnx.ModelProto, seed: int = 1, **sizes: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, np.ndarray] = {}
+    for value in proto.graph.input:
+        tensor = value.type.tensor_type
+        shape = [sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim]
+        numbers = rng.integers(-1, 7, shape) if tensor.elem_type == onnx.TensorProto.INT64 else rng.random(shape) < 0.4
+        floats = tensor.elem_type == onnx.TensorProto.FLOAT
+        feeds[value.name] = rng.standard_normal(shape).astype(np.float32) if floats else numbers
+    return feeds
+
+
+def test_labels_of_one_batch_or_of_all() -> None:
+    """What the labels' batch is called says nothing of its size: 1 in a run serves every batch."""
+    proto = model("n = Cast<to=7>(flags) label = CumSum(n, one) " + SAME_BATCHED, "bool[X,S] flags")
+    result, report = fused(proto)
+    assert report.blocks[0].layout == "TND"
+    for batch, labels in ((3, 1), (3, 3), (1, 1)):
+        feeds = _sized(proto, B=batch, X=labels, S=7)
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+BATCHES = {
+    "query": "float[Q,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v",
+    "key": "float[B,4,S,8] q, float[Q,4,S,8] k, float[B,4,S,8] v",
+    "value": "float[B,4,S,8] q, float[B,4,S,8] k, float[Q,4,S,8] v",
+    "all": "float[Q,4,S,8] q, float[R,4,S,8] k, float[B,4,S,8] v",
+}
+
+
+@pytest.mark.parametrize("inputs", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("more", ["bool[1,S] flags", "bool[B,S] flags", "bool[Q,S] flags"])
+def test_batches_that_may_be_repeated_are_not_packed(inputs: str, more: str) -> None:
+    """One of them may be 1 in a run: the masked operator repeats it, the packed one cannot."""
+    mask = "n = Cast<to=7>(flags) label = CumSum(n, one) " + SAME_BATCHED
+    body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + " " + SELECT + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(body, more, inputs=inputs, outputs="float[Y,4,S,8] y", opset=17)
+    result, report = fused(proto)
+    assert (report.blocks[0].status, report.blocks[0].mask) == ("fused", "atten_mask")
+    for sizes in ({"B": 2, "Q": 2, "R": 2}, {"B": 3, "Q": 1, "R": 1} if "B,S] flags" not in more else {}):
+        if sizes:
+            feeds = _sized(proto, S=5, **sizes)
+            assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
