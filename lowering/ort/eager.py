@@ -71,7 +71,9 @@ def run(
         session = _session(
             op_type, tuple(attributes.items()), types, frozenset(wanted), os.environ.get("FA_COMPILER_ISA")
         )
-        feeds = {_input_name(i): _to_ort(array) for i, array in enumerate(placed) if array is not None}
+        # One tensor for one array: a kernel may see that two inputs are the same memory.
+        tensors = {id(array): _to_ort(array) for array in placed if array is not None}
+        feeds = {_input_name(i): tensors[id(array)] for i, array in enumerate(placed) if array is not None}
         results = session.run_with_ort_values(list(wanted), feeds)
     except _ORT_ERRORS as error:
         raise KernelError(_own_words(str(error))) from None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -207,6 +210,15 @@ def test_a_kernel_may_be_called_by_several_threads() -> None:
                 np.testing.assert_array_equal(value, found[name])
 
 
+@pytest.mark.usefixtures("isa")
+def test_each_output_may_be_the_only_one() -> None:
+    for op, make in PROBLEMS:
+        inputs, attrs = make(7, np.float32)
+        together = ops.run(op, inputs, attrs)
+        for name, value in together.items():
+            np.testing.assert_array_equal(ops.run(op, inputs, attrs, [name])[name], value, err_msg=f"{op}: {name}")
+
+
 def test_weights_may_be_float_beside_halfs() -> None:
     inputs, attrs = problems.indexer_loss(4, np.float16)
     inputs["weight"] = inputs["weight"].astype(np.float32)
@@ -337,3 +349,17 @@ def test_the_product_s_sizes() -> None:
     }
     inputs["sparse_indices"] = ops.run("LightningIndexer", index, {"sparse_count": 2048})["sparse_indices"]
     compare("SparseFlashAttention", inputs, {"scale_value": 576**-0.5, "attention_mode": 2, "return_softmax_lse": True})
+
+
+def test_a_trained_indexer_has_the_losses_of_the_dense_computation() -> None:
+    """examples/train_indexer.py: the operators together, their gradients through many steps of descent."""
+    path = Path(__file__).parents[2] / "examples" / "train_indexer.py"
+    found = importlib.util.spec_from_file_location("train_indexer", path)
+    assert found is not None and found.loader is not None
+    example = importlib.util.module_from_spec(found)
+    sys.modules["train_indexer"] = example
+    found.loader.exec_module(example)
+    curves = [np.array(example.train(step, 200)) for step in (example.fused, example.dense)]
+    # Rounding grows over the steps, and near the end of a list two keys may change places.
+    np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
+    assert curves[0][-20:].mean() < 0.5 * curves[0][:3].mean()

@@ -112,7 +112,8 @@ void Kernel::compute(ort::KernelContext* context) const {
       if (sum != nullptr) sum[i] = a.sinks != nullptr ? 1.0f : 0.0f;
     }
   }
-  if (a.out == nullptr || a.batch.rows == 0 || value.dims.back() == 0) return;
+  const bool unread = a.out == nullptr && a.softmax_max == nullptr && a.softmax_sum == nullptr;
+  if (unread || a.batch.rows == 0) return;
   CallRuntime runtime(node_.api, context, node_.allocator.get());
   sparse::finish(node_.checks, runtime, node_.variant.sparse->attention(a, runtime.runtime()));
 }

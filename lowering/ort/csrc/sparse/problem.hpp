@@ -58,8 +58,9 @@ struct Attention {
   float scale = 1.0f;
   const float* sinks = nullptr;  // one a head
   EmptyRows empty_rows = EmptyRows::zero;
+  // Null if nobody reads them.
   void* out = nullptr;
-  float* softmax_max = nullptr;  // null if nobody reads them
+  float* softmax_max = nullptr;
   float* softmax_sum = nullptr;
   int64_t statistics_head = 0;  // from a key head to the next; rows and query heads of the group follow closely
 

@@ -91,7 +91,7 @@ void attend(const sparse::Attention& a, const sparse::Sequence& sequence, int64_
     for (size_t d = 0; d < value.size(); ++d) out[d] += p[n] / sum * value[d];
   }
   const int64_t at = (token * a.query.heads + q_head) * size;
-  for (int64_t d = 0; d < size; ++d) {
+  for (int64_t d = 0; a.out != nullptr && d < size; ++d) {
     const bool nan = empty && a.empty_rows == EmptyRows::nan;
     write(a.out, at + d, nan ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(out[d]), a.query.type);
   }

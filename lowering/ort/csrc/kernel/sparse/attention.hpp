@@ -55,9 +55,10 @@ class RowAttention {
     }
     for (int64_t i = 0; i < group_ * columns_of(a_.value.size); ++i) out_[i] = 0;
     for (int64_t first = 0; first < count; first += kGatherKeys) {
-      add_block(tokens_.data() + first, smaller(kGatherKeys, count - first), head);
+      add_block(tokens_.data() + first, count - first, head);
     }
     for (int64_t h = 0; h < group_; ++h) {
+      if (a_.out == nullptr) break;
       float* out = out_ + h * columns_of(a_.value.size);
       const float factor = 1.0f / sum_[h];
       for (int64_t d = 0; d < a_.value.size; ++d) out[d] *= factor;
@@ -72,10 +73,13 @@ class RowAttention {
   int64_t key_floats() const { return gathered_floats(larger(a_.key.numbers(), a_.value.size)); }
   int64_t value_floats() const { return shared_ ? 0 : gathered_floats(a_.value.size); }
 
-  void add_block(const int64_t* tokens, int64_t count, int64_t head) {
+  // The next keys of `left` ones.
+  void add_block(const int64_t* tokens, int64_t left, int64_t head) {
+    const int64_t count = smaller(kGatherKeys, left);
+    const Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head);
     gather(a_.key, tokens, count, head, keys_);
     if (!shared_) gather(a_.value, tokens, count, head, values_);
-    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_);
+    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_, ahead);
     const Vec scale = splat(a_.scale);
     Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
     Form::largest(scores_, group_, count, change_);
@@ -85,7 +89,7 @@ class RowAttention {
     });
     Form::sums(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
-    Form::weigh(scores_, group_, values_, a_.value.size, count, out_, alpha_);
+    if (a_.out != nullptr) Form::weigh(scores_, group_, values_, a_.value.size, count, out_, alpha_);
   }
 
   void raise(int64_t h) {
@@ -115,7 +119,9 @@ class RowAttention {
     }
     for (int64_t h = 0; h < group_; ++h) {
       const int64_t q = head * group_ + h;
-      write_floats(a_.out, ((sequence.query + row) * a_.query.heads + q) * size, mean, size, a_.query.type);
+      if (a_.out != nullptr) {
+        write_floats(a_.out, ((sequence.query + row) * a_.query.heads + q) * size, mean, size, a_.query.type);
+      }
       top_[h] = a_.sinks != nullptr ? a_.sinks[q] : sparse::kEmptyMax;
       sum_[h] = a_.sinks != nullptr ? 1.0f : 0.0f;
     }

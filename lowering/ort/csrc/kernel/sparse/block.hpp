@@ -26,8 +26,10 @@ struct Narrow {
   }
 
   template <int kHeads>
-  static void dots(const float* query, int64_t query_row, const float* keys, int64_t depth, int64_t count, float* out) {
+  static void dots(const float* query, int64_t query_row, const float* keys, int64_t depth, int64_t count, float* out,
+                   const Ahead& ahead) {
     for (int64_t j = 0; j < count; j += kDotKeys) {
+      ahead.fetch(j, j + kDotKeys);
       Vec sum[kDotKeys][kHeads] = {};
       for (int64_t d = 0; d < depth; d += kLanes) {
         const float* at = keys + d / kChunk * kChunk * kGatherKeys + d % kChunk + j * kChunk;
@@ -50,13 +52,14 @@ struct Narrow {
   }
 
   // Keys past `count` get scores of what the buffer happens to hold; nobody reads them.
-  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out) {
+  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out,
+                     const Ahead& ahead) {
     const int64_t row = chunks_of(depth) * kChunk;
-    if (heads == 1) dots<1>(query, row, keys, depth, count, out);
-    if (heads == 2) dots<2>(query, row, keys, depth, count, out);
+    if (heads == 1) dots<1>(query, row, keys, depth, count, out, ahead);
+    if (heads == 2) dots<2>(query, row, keys, depth, count, out, ahead);
     if constexpr (kNarrowHeads > 2) {
-      if (heads == 3) dots<3>(query, row, keys, depth, count, out);
-      if (heads == 4) dots<4>(query, row, keys, depth, count, out);
+      if (heads == 3) dots<3>(query, row, keys, depth, count, out, ahead);
+      if (heads == 4) dots<4>(query, row, keys, depth, count, out, ahead);
     }
   }
 
@@ -158,9 +161,11 @@ struct Wide {
     }
   }
 
-  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out) {
+  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out,
+                     const Ahead& ahead) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
       for (int64_t j = 0; j < count; j += kTileRows) {
+        if (p == 0) ahead.fetch(j, j + kTileRows);
         product<kVectors, kChunk, 1, kWidth, Sum::fresh, true>(smaller(kTileRows, count - j), keys + j * kChunk,
                                                                query + p * depth * kWidth, depth,
                                                                out + p * kPanelFloats + j * kWidth, kWidth);

@@ -11,6 +11,13 @@ namespace fa::FA_ISA {
 
 using sparse::Rows;
 
+// By vectors: a copy that the compiler turns into one string instruction waits for each miss of the cache in turn.
+FA_INLINE void copy_floats(const float* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
+  for (; i < count; ++i) to[i] = from[i];
+}
+
 // Numbers [first, first + count) of a row into `out`.
 FA_INLINE void read_numbers(const Rows& rows, int64_t token, int64_t head, int64_t first, int64_t count, float* out) {
   const int64_t row = token * rows.heads + head;
@@ -22,7 +29,7 @@ FA_INLINE void read_numbers(const Rows& rows, int64_t token, int64_t head, int64
     const int64_t index = part == 0 ? row * rows.size + first : row * rows.rope_size + larger(first - rows.size, 0);
     float* to = out + (part == 0 ? 0 : plain);
     const float* from = as_floats(data, index, n, rows.type, to);
-    if (from != to) __builtin_memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+    if (from != to) copy_floats(from, n, to);
   }
 }
 
@@ -40,17 +47,41 @@ FA_INLINE void gather_row(const Rows& rows, int64_t token, int64_t head, int64_t
   }
 }
 
-// Up to kGatherKeys tokens of one head. The row after the next is fetched ahead: its address is known, its place is not
-// one the processor could guess.
+// Up to kGatherKeys tokens of one head.
 static void gather(const Rows& rows, const int64_t* tokens, int64_t count, int64_t head, float* buffer) {
-  const int64_t width = rows.type == Type::float32 ? 4 : 2;
-  for (int64_t j = 0; j < count; ++j) {
-    if (j + 2 < count) {
-      const char* next = static_cast<const char*>(rows.plain) + (tokens[j + 2] * rows.heads + head) * rows.size * width;
-      for (int64_t byte = 0; byte < rows.size * width; byte += 64) __builtin_prefetch(next + byte);
-    }
-    gather_row(rows, tokens[j], head, j, buffer);
-  }
+  for (int64_t j = 0; j < count; ++j) gather_row(rows, tokens[j], head, j, buffer);
 }
+
+// Fetches the rows of the next block while the products of this one are computed: their addresses are known, but lie
+// anywhere, so that nothing else would. First and second are the same where there is one tensor only.
+class Ahead {
+ public:
+  Ahead(const Rows& first, const Rows& second, const int64_t* tokens, int64_t count, int64_t head)
+      : first_(first), second_(second), tokens_(tokens), count_(count), head_(head) {}
+
+  // The rows of tokens [begin, end) of the next block.
+  void fetch(int64_t begin, int64_t end) const {
+    for (int64_t j = begin; j < smaller(end, count_); ++j) {
+      fetch_row(first_, tokens_[j]);
+      if (&first_ != &second_) fetch_row(second_, tokens_[j]);
+    }
+  }
+
+ private:
+  void fetch_row(const Rows& rows, int64_t token) const {
+    const int64_t width = rows.type == Type::float32 ? 4 : 2, row = token * rows.heads + head_;
+    fetch_bytes(rows.plain, row * rows.size * width, rows.size * width);
+    fetch_bytes(rows.rope, row * rows.rope_size * width, rows.rope_size * width);
+  }
+  static void fetch_bytes(const void* data, int64_t first, int64_t count) {
+    const char* at = static_cast<const char*>(data) + first;
+    for (int64_t byte = 0; byte < count; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  }
+
+  const Rows& first_;
+  const Rows& second_;
+  const int64_t* tokens_;
+  int64_t count_, head_;
+};
 
 }  // namespace fa::FA_ISA

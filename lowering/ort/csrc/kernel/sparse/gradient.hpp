@@ -53,7 +53,7 @@ class RowGradient {
     prepare(sequence, row, token, head);
     for (int64_t i = 0; i < group_ * columns_; ++i) d_query_[i] = 0;
     for (int64_t first = 0; first < left.count; first += kGatherKeys) {
-      block(left.tokens + first, smaller(kGatherKeys, left.count - first), head,
+      block(left.tokens + first, left.count - first, head,
             left.weights + first / kGatherKeys * left_floats(group_));
     }
     for (int64_t h = 0; h < group_; ++h) {
@@ -85,12 +85,16 @@ class RowGradient {
     }
   }
 
-  void block(const int64_t* tokens, int64_t count, int64_t head, float* p) {
+  // The next keys of `left` ones.
+  void block(const int64_t* tokens, int64_t left, int64_t head, float* p) {
+    const int64_t count = smaller(kGatherKeys, left);
+    const Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head);
+    const Ahead nothing(a_.key, a_.key, nullptr, 0, 0);
     float* ds = p + padded_ * kGatherKeys;
     gather(a_.key, tokens, count, head, keys_);
     if (!shared_) gather(a_.value, tokens, count, head, values_);
-    Form::scores(query_, group_, keys_, a_.key.numbers(), count, p);
-    Form::scores(d_out_, group_, values_, a_.value.size, count, ds);
+    Form::scores(query_, group_, keys_, a_.key.numbers(), count, p, ahead);
+    Form::scores(d_out_, group_, values_, a_.value.size, count, ds, nothing);
     const Vec scale = splat(a_.scale);
     Form::each(p, group_, count, [&](Vec s, int64_t h, int64_t) {
       return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);

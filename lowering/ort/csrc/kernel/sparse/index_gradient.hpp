@@ -51,7 +51,9 @@ class RowTarget {
     for (int64_t first = 0; first < left.count; first += kGatherKeys, out += step) {
       const int64_t count = smaller(kGatherKeys, left.count - first);
       gather(a_.key, left.tokens + first, count, 0, keys_);
-      Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_);
+      const int64_t next = smaller(kGatherKeys, left.count - first - count);
+      const Ahead ahead(a_.key, a_.key, left.tokens + first + count, next, 0);
+      Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_, ahead);
       Form::over_heads(scores_, heads_, count, out, [&](Vec s, int64_t h) {
         return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
       });
@@ -137,7 +139,9 @@ class RowIndexGradient {
   // relu of the products with the keys of a block, which stay gathered.
   void products(const Left& left, int64_t first) {
     gather(g_.index.key, left.tokens + first, count(left, first), 0, keys_);
-    Form::scores(query_, heads_, keys_, depth_, count(left, first), block(left, first));
+    const int64_t end = first + count(left, first);
+    const Ahead ahead(g_.index.key, g_.index.key, left.tokens + end, smaller(kGatherKeys, left.count - end), 0);
+    Form::scores(query_, heads_, keys_, depth_, end - first, block(left, first), ahead);
     Form::each(block(left, first), heads_, count(left, first), [](Vec x, int64_t, int64_t) { return greater(Vec{}, x); });
   }
 

@@ -57,6 +57,11 @@ class KeySums {
         // Tiles do not cross the blocks, whose size is a multiple of theirs.
         const float* block = row->weights + offset + j / kGatherKeys * step;
         const int64_t keys = smaller(kTileRows, row->count - j);
+        // The sums of the next tile lie anywhere: fetched while this one is computed.
+        for (int64_t n = j + kTileRows; n < smaller(j + 2 * kTileRows, row->count); ++n) {
+          __builtin_prefetch(sums + row->tokens[n] * kPanel, 1);
+          __builtin_prefetch(sums + row->tokens[n] * kPanel + kLanes, 1);
+        }
         Form::spread(block, group, packed, j % kGatherKeys, keys, tile);
         for (int64_t n = 0; n < keys; ++n) {
           float* to = sums + row->tokens[j + n] * kPanel;

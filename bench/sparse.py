@@ -1,0 +1,219 @@
+"""Speed of the sparse family beside torch's dense masked and gathered formulations and beside the machine's limit.
+
+    python bench/sparse.py --keys 16384 --heads 16 --rows 64 --selected 2048
+    python bench/sparse.py --keys 16384,65536,131072 --only attention
+
+One thread; processor time, so that other work on the machine does not count; every method of a case is run in turn, and
+the least of its times is shown, per query row. The limit is that of fused multiply-adds (float32) for the selected
+pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5 products instead of 2 for its gradient, 2 D for the
+indexer's scores. Each result is compared with torch's before it is timed; without torch our own are timed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+import fa_compiler
+from bench.speed.limits import Machine
+from fa_compiler import ops
+from fa_compiler.op_registry import DOMAIN, VERSION, full_attrs, get, place_inputs
+
+LATENT, ROPE = 512, 64
+INDEX_HEADS, INDEX_WIDTH = 64, 128
+GRADIENTS = ("d_query", "d_key", "d_value", "d_query_rope", "d_key_rope")
+Run = Callable[[], Any]
+Case = tuple[str, float, dict[str, Run]]
+
+
+def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str) -> Run:
+    """An operator in a session with one thread, its inputs already there (the same array is the same memory); gives the
+    first of the outputs."""
+    spec = get(op_type)
+    placed = place_inputs(spec, dict(inputs))
+    names = ["" if array is None else f"input_{place}" for place, array in enumerate(placed)]
+    wanted = [entry.name if entry.name in outputs else "" for entry in spec.outputs]
+    node = helper.make_node(op_type, names, wanted, domain=DOMAIN)
+    node.attribute.extend(helper.make_attribute(name, value) for name, value in full_attrs(spec, attrs).items())
+    arrays = {name: array for name, array in zip(names, placed, strict=True) if array is not None}
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
+        for name, array in arrays.items()
+    ]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, VERSION)]
+    model = helper.make_model(helper.make_graph([node], op_type, declared, results), opset_imports=opsets, ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    fa_compiler.register_custom_ops(options)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    tensors = {id(array): ort.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()}
+    feeds = {name: tensors[id(array)] for name, array in arrays.items()}
+    return lambda: session.run_with_ort_values(list(outputs), feeds)[0].numpy()
+
+
+def lists(rng: np.random.Generator, rows: int, keys: int, selected: int) -> np.ndarray:
+    """A list of distinct keys for each row, in the order of an indexer: none that memory or a cache could guess."""
+    return np.stack([rng.permutation(keys)[:selected] for _ in range(rows)]).astype(np.int32)[:, None]
+
+
+def attention(rng: np.random.Generator, keys: int, heads: int, rows: int, selected: int) -> Iterator[Case]:
+    """Attention to the selected latents, and its gradient."""
+    query, latent, rope, key_rope = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((rows, heads, LATENT), (keys, 1, LATENT), (rows, heads, ROPE), (keys, 1, ROPE))
+    )
+    inputs: dict[str, Any] = {
+        "query": query,
+        "key": latent,
+        "value": latent,
+        "sparse_indices": lists(rng, rows, keys, selected),
+        "query_rope": rope,
+        "key_rope": key_rope,
+        "actual_seq_lengths_query": np.array([rows], np.int32),
+        "actual_seq_lengths_kv": np.array([keys], np.int32),
+    }
+    scale = (LATENT + ROPE) ** -0.5
+    shared = {"scale_value": scale, "sparse_block_size": 1, "sparse_mode": 0}
+    forward = shared | {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
+
+    ours = prepared("SparseFlashAttention", inputs, forward, "attention_out")
+    pairs = rows * heads * selected
+    yield "attention", pairs * 2 * (2 * LATENT + ROPE), {"ours": ours} | _torch_attention(inputs, scale)
+    result = ops.run("SparseFlashAttention", inputs, forward)
+    given = inputs | {"d_out": rng.standard_normal(query.shape).astype(np.float32), "out": result["attention_out"]}
+    given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
+
+    gradient = prepared("SparseFlashAttentionGrad", given, shared | {"layout": "TND"}, *GRADIENTS)
+    operations = pairs * 2 * (3 * (LATENT + ROPE) + 2 * LATENT)
+    yield "gradient", operations, {"ours": gradient} | _torch_gradient(given, scale)
+
+
+def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int) -> Iterator[Case]:
+    """Scores of all keys and the best of them."""
+    inputs = {
+        "query": rng.standard_normal((1, rows, INDEX_HEADS, INDEX_WIDTH)).astype(np.float32),
+        "key": rng.standard_normal((1, keys, 1, INDEX_WIDTH)).astype(np.float32),
+        "weights": rng.standard_normal((1, rows, INDEX_HEADS)).astype(np.float32),
+    }
+
+    attrs = {"sparse_count": selected, "sparse_mode": 0, "return_values": True}
+    values = prepared("LightningIndexer", inputs, attrs, "sparse_values")
+
+    def ours() -> Any:
+        return values()[0, :, 0]
+
+    peers: dict[str, Run] = {}
+    if (torch := _torch()) is not None:
+        q, k, w = (torch.from_numpy(inputs[name]) for name in ("query", "key", "weights"))
+
+        def dense() -> Any:
+            scores = torch.einsum("bshd,btnd->bsht", q, k).relu_()
+            return torch.einsum("bsh,bsht->bst", w, scores).topk(selected).values[0].numpy()
+
+        peers["torch"] = dense
+    yield "indexer", rows * keys * INDEX_HEADS * 2.0 * INDEX_WIDTH, {"ours": ours} | peers
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        return None
+    torch.set_num_threads(1)
+    return torch
+
+
+def _torch_attention(inputs: dict[str, Any], scale: float) -> dict[str, Run]:
+    torch = _torch()
+    if torch is None:
+        return {}
+    query = torch.from_numpy(np.concatenate([inputs["query"], inputs["query_rope"]], -1))
+    key = torch.from_numpy(np.concatenate([inputs["key"], inputs["key_rope"]], -1)[:, 0])
+    value = torch.from_numpy(inputs["value"][:, 0])
+    index = torch.from_numpy(inputs["sparse_indices"][:, 0].astype(np.int64))
+
+    def dense() -> Any:
+        hidden = torch.ones(len(query), len(key), dtype=torch.bool).scatter_(1, index, False)
+        scores = (query @ key.T * scale).masked_fill_(hidden[:, None], float("-inf"))
+        return (scores.softmax(-1) @ value).numpy()
+
+    def gathered() -> Any:
+        scores = query @ key[index].transpose(1, 2) * scale
+        return (scores.softmax(-1) @ value[index]).numpy()
+
+    return {"torch, masked": dense, "torch, gathered": gathered}
+
+
+def _torch_gradient(given: dict[str, Any], scale: float) -> dict[str, Run]:
+    torch = _torch()
+    if torch is None:
+        return {}
+    query = torch.from_numpy(np.concatenate([given["query"], given["query_rope"]], -1)).requires_grad_()
+    key = torch.from_numpy(np.concatenate([given["key"], given["key_rope"]], -1)[:, 0]).requires_grad_()
+    value = torch.from_numpy(given["value"][:, 0].copy()).requires_grad_()
+    index = torch.from_numpy(given["sparse_indices"][:, 0].astype(np.int64))
+    d_out = torch.from_numpy(given["d_out"])
+
+    def gathered() -> Any:
+        query.grad = key.grad = value.grad = None
+        scores = query @ key[index].transpose(1, 2) * scale
+        (scores.softmax(-1) @ value[index]).backward(d_out)
+        return query.grad[..., :LATENT].numpy()
+
+    return {"torch, gathered (both ways)": gathered}
+
+
+def measure(methods: dict[str, Run], rounds: int) -> dict[str, float]:
+    """The least processor time of each method, in seconds, after its result was found equal to the others'."""
+    results = {name: np.asarray(method()) for name, method in methods.items()}
+    first = results["ours"]
+    for name, result in results.items():
+        if not np.allclose(result, first, rtol=1e-3, atol=1e-3 * np.abs(first).max()):
+            raise SystemExit(f"{name} gives something else than ours")
+    best = dict.fromkeys(methods, float("inf"))
+    for _ in range(rounds):
+        for name, method in methods.items():
+            start = time.process_time()
+            method()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def main() -> None:
+    """Prints a line for each method of each case."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keys", default="16384", help="sequence lengths, separated by commas")
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=64, help="query tokens of a run")
+    parser.add_argument("--selected", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=["attention", "indexer"])
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine.compile(Path(folder))
+        # The best of several: the rate is by the clock, and other work only lowers it.
+        limit = max(machine.rate("fma_flops", 1) for _ in range(10))
+        for keys in map(int, options.keys.split(",")):
+            rng = np.random.default_rng(0)
+            cases: list[Case] = []
+            if options.only != "indexer":
+                cases += attention(rng, keys, options.heads, options.rows, options.selected)
+            if options.only != "attention":
+                cases += indexer(rng, keys, options.rows, options.selected)
+            for name, operations, methods in cases:
+                for method, seconds in measure(methods, options.rounds).items():
+                    share = f"{operations / seconds / limit:6.1%} of the limit" if method == "ours" else ""
+                    print(f"{keys:7} keys  {name:10} {method:28} {1e3 * seconds / options.rows:9.3f} ms a row  {share}")
+
+
+if __name__ == "__main__":
+    main()
