@@ -9,7 +9,7 @@ from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
 from fa_compiler.lowering.ascend.air import AirError, write
 from fa_compiler.lowering.ascend.air.check import check
-from fa_compiler.lowering.ascend.air.check_shapes import DECLARED
+from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, MISFIT
 from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc, Weight
@@ -22,7 +22,8 @@ def build(job: Job) -> Built:
     """Write `model.air`, and `air_weight/` beside it where the weights are large.
 
     Raises:
-        InputError: nodes have no counterpart in GE, or the graph is too large for the format.
+        InputError: nodes have no counterpart in GE, the graph is too large for the format, or it cannot run with the
+            sizes that were given.
         InternalError: the file that was written fails our own checks.
     """
     try:
@@ -32,6 +33,12 @@ def build(job: Job) -> Built:
         raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
     findings = check(job.folder / FILE)
     serious = [entry for entry in findings if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
+    misfit = next((entry for entry in serious if entry.rule == MISFIT.name), None)
+    if misfit is not None:
+        raise InputError(
+            f"{job.loaded.name} cannot run with these sizes: {misfit.node}: {misfit.message}; "
+            "give sizes that it takes with --input-shape"
+        )
     if serious:
         raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
     ends = list(graph.root.of_type("NetOutput"))

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.atc import route_air, routes, run, shapes, single
@@ -125,6 +125,15 @@ def unmapped() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
+def positions() -> onnx.ModelProto:
+    """A table of 8 positions is added to a sequence of any length."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 4])
+    table = numpy_helper.from_array(np.zeros((8, 4), np.float32), "table")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "table"], ["y"], "add")], "positions", [x], [y], [table])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
@@ -150,6 +159,11 @@ def unmapped() -> onnx.ModelProto:
             attention(),
             SOC,
             f"has inputs of open sizes; say them with --input-shape 'query:batch,{HEADS},seq,{SIZE};key:batch",
+        ),
+        (
+            positions(),
+            [*SOC, "--input-shape", "x:2,9,4"],
+            "cannot run with these sizes: add: the shapes [2, 9, 4], [8, 4]",
         ),
         (plain(), SOC, "say them with --input-shape 'x:n,4'"),
         (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
