@@ -5,7 +5,8 @@
 
 A layer as models with a lightning indexer have it (index scores of a few heads, causal mask, TopK, ScatterElements into
 a mask, attention under it) is made at each length and run as it is, fused, and fused under the assumption close-ranks.
-Each run is a process of its own with one thread: its processor time and the memory it needed beyond the idle session's.
+Each run is a process of its own with one thread: the processor time of one run, and the memory that loading the model
+and running it took at most, inputs and result included.
 Writes selected.md and selected.svg to --out.
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -68,20 +68,25 @@ def layer(length: int, selected: int) -> onnx.ModelProto:
 
 
 def run_one(path: str) -> dict[str, float]:
-    """Processor seconds of one run of a model and the bytes it needed beyond the idle session."""
+    """Processor seconds of one run of a model, and the bytes that loading and running it took at most."""
+    before = _memory("VmRSS")
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     rng = np.random.default_rng(0)
     feeds = {each.name: rng.standard_normal(each.shape).astype(np.float32) for each in session.get_inputs()}
-    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
     (result,) = session.run(None, feeds)
     seconds = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     np.save(f"{path}.npy", result)
-    return {"seconds": seconds, "bytes": 1024.0 * (peak - idle)}
+    return {"seconds": seconds, "bytes": _memory("VmHWM") - before}
+
+
+def _memory(field: str) -> float:
+    """Bytes of this process as Linux counts them; getrusage would count what the parent had, too."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return 1024.0 * int(line.split()[1])
 
 
 def measure(length: int, selected: int, folder: Path) -> dict[str, dict[str, float]]:
