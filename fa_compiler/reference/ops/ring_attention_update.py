@@ -1,0 +1,74 @@
+"""RingAttentionUpdate: two attention results over different keys as one.
+
+    m = max(m1, m2);  l = l1 e^(m1-m) + l2 e^(m2-m);  O = O1 (l1 e^(m1-m) / l) + O2 (l2 e^(m2-m) / l)
+
+SBH results [S,B,N*D] with statistics [B,N,S,8]; TND results [T,N,D] with statistics declared [T,N,8], physically one
+block [N,S_b,8] for each sequence, or truly [T,N,8] where input_softmax_layout is "TND". actual_seq_qlen begins with 0.
+Rows that no sequence owns are 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.layouts import Side
+from fa_compiler.reference.statistics import COLUMNS, pack, unpack
+
+
+@operator("RingAttentionUpdate")
+def ring_attention_update(call: Call) -> dict[str, Output]:
+    """attn_out as prev_attn_out; softmax_max and softmax_sum in float32, in the order of the inputs."""
+    result = call.tensor("prev_attn_out")
+    side = _side(call)
+    width = side.width(call, "prev_attn_out")
+    true_order = side.layout == "TND" and call.attrs["input_softmax_layout"] == "TND"
+    parts: list[list[Floats]] = []
+    for part in ("prev", "cur"):
+        if call.tensor(f"{part}_attn_out").shape != result.shape:
+            raise call.error(f"{part}_attn_out", f"shape is not {list(result.shape)} as prev_attn_out")
+        parts.append(side.split(call.tensor(f"{part}_attn_out"), width))
+        for kind in ("max", "sum"):
+            name = f"{part}_softmax_{kind}"
+            parts.append(_in_true_order(call, name, side) if true_order else unpack(call, name, side, ""))
+    outs, maxima, sums = [], [], []
+    for out1, max1, sum1, out2, max2, sum2 in zip(*parts, strict=True):
+        top = np.maximum(max1, max2)
+        share1, share2 = sum1 * np.exp(max1 - top), sum2 * np.exp(max2 - top)
+        total = share1 + share2
+        outs.append(out1 * (share1 / total)[..., None] + out2 * (share2 / total)[..., None])
+        maxima.append(top)
+        sums.append(total)
+    order = "same_as_input" if true_order else ""
+    statistic = np.dtype(np.float32)
+    return {
+        "attn_out": Output(side.join(outs, width), result.dtype),
+        "softmax_max": Output(pack(maxima, side, order), statistic),
+        "softmax_sum": Output(pack(sums, side, order), statistic),
+    }
+
+
+def _side(call: Call) -> Side:
+    layout, shape = str(call.attrs["input_layout"]), call.tensor("prev_attn_out").shape
+    if layout not in ("SBH", "TND") or len(shape) != 3:
+        raise call.error("input_layout", f"{layout!r} with a result of {list(shape)}, expected SBH or TND, rank 3")
+    order = str(call.attrs["input_softmax_layout"])
+    if order not in ("", "SBH", "TND"):
+        raise call.error("input_softmax_layout", f'must be "", "SBH" or "TND", got {order!r}')
+    if layout == "SBH":
+        heads = call.tensor("prev_softmax_max").shape[1]
+        return Side(layout, heads, (shape[0],) * shape[1], shape[0])
+    ends = [int(end) for end in call.tensor("actual_seq_qlen").reshape(-1)]
+    if not ends or ends[0] != 0 or ends != sorted(ends) or ends[-1] > shape[0]:
+        raise call.error("actual_seq_qlen", f"{ends} are not rising numbers from 0 to {shape[0]} tokens")
+    return Side(layout, shape[1], tuple(b - a for a, b in itertools.pairwise(ends)), shape[0])
+
+
+def _in_true_order(call: Call, name: str, side: Side) -> list[Floats]:
+    tensor = call.tensor(name)
+    if tensor.shape != (side.total, side.heads, COLUMNS):
+        raise call.error(name, f"shape {list(tensor.shape)} is not {[side.total, side.heads, COLUMNS]}")
+    data = tensor[..., 0].astype(np.float64)
+    return [data[start : start + count].T for start, count in zip(side.starts, side.lengths, strict=True)]
