@@ -8,5 +8,8 @@ OPERATORS = (
     "SparseFlashAttention",
     "SparseFlashAttentionGrad",
     "SparseLightningIndexerGradKLLoss",
+    "IncreFlashAttention",
+    "RingAttentionUpdate",
+    "AttentionUpdate",
 )
 """The operators that the library for ONNX Runtime has kernels for."""

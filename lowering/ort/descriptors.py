@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from fa_compiler.lowering import OPERATORS
+from fa_compiler.lowering.ort.list_descriptors import ROWS, Row
 from fa_compiler.op_registry import Kind, OpSpec, extensions, get
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
@@ -56,6 +57,16 @@ def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[s
     return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
+def rows_of(spec: OpSpec) -> tuple[Row, ...]:
+    """What the operator is registered with."""
+    if spec.name in ROWS:
+        return ROWS[spec.name]()
+    return tuple(
+        Row(*(tuple(_ELEMENTS[row[tensor.name]] for tensor in tensors) for tensors in (spec.inputs, spec.outputs)))
+        for row in combinations(spec)
+    )
+
+
 def render() -> str:
     """The text of csrc/descriptors.inc."""
     lines = [
@@ -69,14 +80,13 @@ def render() -> str:
             names = ", ".join(f'"{tensor.name}"' for tensor in tensors)
             lines += [f"inline constexpr const char* k{what}s[] = {{{names}}};", f"enum {what} : size_t {{"]
             lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
-        required = sum(tensor.kind is Kind.REQUIRED for tensor in spec.inputs)
+        required = sum(tensor.kind is not Kind.OPTIONAL for tensor in spec.inputs)
+        rows = rows_of(spec)
         lines.append(f"inline constexpr size_t kRequiredInputs = {required};")
+        lines.append(f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};")
         lines.append("inline constexpr Types kTypes[] = {")
-        for row in combinations(spec):
-            inputs, outputs = (
-                ", ".join(f"E::{_ELEMENTS[row[tensor.name]]}" for tensor in tensors)
-                for tensors in (spec.inputs, spec.outputs)
-            )
+        for row in rows:
+            inputs, outputs = (", ".join(f"E::{element}" for element in part) for part in row)
             lines.append(f"  {{{{{inputs}}}, {{{outputs}}}}},")
         lines += ["};", f"}}  // namespace {_snake(op_type)}"]
     return "\n".join(lines) + "\n"

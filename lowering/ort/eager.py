@@ -19,13 +19,17 @@ from fa_compiler.lowering.ort.library import register_custom_ops
 from fa_compiler.op_registry import (
     DOMAIN,
     VERSION,
+    Kind,
     NodeError,
     OpSpec,
     OutputSpec,
+    TensorInfo,
+    bind_inputs,
     count_attrs,
     dtypes,
     full_attrs,
     get,
+    infer,
     place_inputs,
 )
 
@@ -121,9 +125,7 @@ def _session(
             if dtype is not None
         ],
         [
-            helper.make_tensor_value_info(
-                entry.name, _output_type(spec, entry, types), None
-            )
+            helper.make_tensor_value_info(entry.name, _output_type(spec, entry, types, attributes), None)
             for entry in spec.outputs
             if entry.name in wanted
         ],
@@ -139,9 +141,16 @@ def _session(
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _output_type(spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...]) -> int:
+def _output_type(
+    spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...], attributes: tuple[tuple[str, Any], ...]
+) -> int:
     """An output that may have one type only has it; the gradient of the weights has theirs, which may differ from the
-    query's; all others have the query's."""
+    query's; all others have the query's. With lists among the inputs it is what the registry infers."""
+    if any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
+        infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
+        given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
+        own = {name: value for name, value in attributes if name in spec.attr_names}
+        return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0
     only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None

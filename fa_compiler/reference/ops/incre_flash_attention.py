@@ -2,7 +2,8 @@
 
     S = scale*(q K^T) + pse;  masked keys have the score -1e12;  O = softmax(S) V
 
-A row whose keys are all masked is thereby the mean of the values; an entry without keys gives 0. The values of masked
+A row whose keys are all masked is thereby the mean of the values; an entry without keys gives 0, also as INT8, whatever
+the offset. The values of masked
 keys whose probability is 0 are not read.
 
 INT8 keys and values beside a float query stand for (x + antiquant_offset) * antiquant_scale. With an INT8 query the
@@ -164,4 +165,7 @@ def _quantised(call: Call, caches: Caches, out: Floats) -> Floats:
     result: Floats = out * scale.astype(np.float64).reshape(form)
     if offset is not None:
         result = result + offset.astype(np.float64).reshape(form)
+    for entry, (_, count) in enumerate(caches.valid):
+        if count == 0:
+            result[entry] = 0.0
     return result if call.exact else np.clip(np.rint(result), -128, 127)

@@ -31,7 +31,11 @@ inline constexpr uint32_t kApiVersion = 18;
 
 enum class ErrorCode : int { fail = 1, invalid_argument = 2, not_implemented = 9 };
 
-enum class Element : int { undefined = 0, float32 = 1, uint8 = 2, int32 = 6, int64 = 7, boolean = 9, float16 = 10, bfloat16 = 16 };
+enum class Element : int {
+  undefined = 0,  // of a descriptor: any type
+  float32 = 1, uint8 = 2, int8 = 3, int32 = 6, int64 = 7, string = 8, boolean = 9, float16 = 10, uint64 = 13,
+  bfloat16 = 16,
+};
 
 enum class Characteristic : int { required = 0, optional = 1 };
 

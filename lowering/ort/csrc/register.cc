@@ -1,8 +1,11 @@
 // The library's one visible symbol: ONNX Runtime calls it with the options of a session.
 #include <iterator>
 
+#include "attention_update.hpp"
 #include "flash_attention_score.hpp"
 #include "flash_attention_score_grad.hpp"
+#include "incre_flash_attention.hpp"
+#include "ring_attention_update.hpp"
 #include "sparse/kernels.hpp"
 
 namespace fa {
@@ -65,6 +68,21 @@ FA_SPARSE_OP(IndexerGrad, lightning_indexer_grad);
 FA_SPARSE_OP(IndexerLoss, sparse_lightning_indexer_grad_kl_loss);
 #undef FA_SPARSE_OP
 
+// Of operators whose first inputs alone are required and whose first output is: the rest follows from descriptors.inc.
+#define FA_OPERATOR(Traits, space)                                            \
+  struct Traits {                                                             \
+    using Kernel = space::Kernel;                                             \
+    static constexpr const char* kName = space::kName;                        \
+    static constexpr size_t kInputCount = space::kInputCount;                 \
+    static constexpr size_t kOutputCount = std::size(space::kOutputs);        \
+    static constexpr size_t kRequiredInputs = space::kRequiredInputs;         \
+    static constexpr bool is_required(size_t output) { return output == 0; }  \
+  };
+FA_OPERATOR(Decoding, incre_flash_attention)
+FA_OPERATOR(RingUpdate, ring_attention_update)
+FA_OPERATOR(Update, attention_update)
+#undef FA_OPERATOR
+
 template <class Op>
 Descriptor descriptor_of(const Types& types) {
   using Made = Instance<typename Op::Kernel>;
@@ -115,6 +133,9 @@ const std::vector<Descriptor>& descriptors() {
     for (const Types& types : lightning_indexer::kTypes) list.push_back(descriptor_of<Indexer>(types));
     for (const Types& types : lightning_indexer_grad::kTypes) list.push_back(descriptor_of<IndexerGrad>(types));
     for (const Types& types : sparse_lightning_indexer_grad_kl_loss::kTypes) list.push_back(descriptor_of<IndexerLoss>(types));
+    for (const Types& types : incre_flash_attention::kTypes) list.push_back(descriptor_of<Decoding>(types));
+    for (const Types& types : ring_attention_update::kTypes) list.push_back(descriptor_of<RingUpdate>(types));
+    for (const Types& types : attention_update::kTypes) list.push_back(descriptor_of<Update>(types));
     return list;
   }();
   return all;

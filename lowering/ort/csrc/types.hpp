@@ -6,7 +6,7 @@
 namespace fa {
 
 struct Types {
-  ort::Element inputs[32];
+  ort::Element inputs[80];
   ort::Element outputs[8];
 };
 

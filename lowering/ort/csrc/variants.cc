@@ -10,28 +10,33 @@ namespace baseline {
 Outcome attention(const Problem&, const Runtime&);
 Outcome gradient(const Gradients&, const Runtime&);
 extern const sparse::Kernels sparse_kernels;
+Outcome decode(const Decode&, const Runtime&);
 }
 #if defined(__x86_64__)
 namespace avx2 {
 Outcome attention(const Problem&, const Runtime&);
 Outcome gradient(const Gradients&, const Runtime&);
 extern const sparse::Kernels sparse_kernels;
+Outcome decode(const Decode&, const Runtime&);
 }
 namespace avx512bf16 {
 Outcome attention(const Problem&, const Runtime&);
 Outcome gradient(const Gradients&, const Runtime&);
 extern const sparse::Kernels sparse_kernels;
+Outcome decode(const Decode&, const Runtime&);
 }
 namespace avx512 {
 Outcome attention(const Problem&, const Runtime&);
 Outcome gradient(const Gradients&, const Runtime&);
 extern const sparse::Kernels sparse_kernels;
+Outcome decode(const Decode&, const Runtime&);
 }
 #endif
 namespace reference {
 Outcome attention(const Problem&, const Runtime&);
 Outcome gradient(const Gradients&, const Runtime&);
 extern const sparse::Kernels sparse_kernels;
+Outcome decode(const Decode&, const Runtime&);
 }
 
 namespace {
@@ -55,12 +60,13 @@ bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf1
 // CMakeLists.txt, and its vector width in kernel/simd.hpp.
 constexpr Variant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx512bf16", has_avx512bf16, avx512bf16::attention, avx512bf16::gradient, &avx512bf16::sparse_kernels},
-    {"avx512", has_avx512, avx512::attention, avx512::gradient, &avx512::sparse_kernels},
-    {"avx2", has_avx2, avx2::attention, avx2::gradient, &avx2::sparse_kernels},
+    {"avx512bf16", has_avx512bf16, avx512bf16::attention, avx512bf16::gradient, &avx512bf16::sparse_kernels,
+     avx512bf16::decode},
+    {"avx512", has_avx512, avx512::attention, avx512::gradient, &avx512::sparse_kernels, avx512::decode},
+    {"avx2", has_avx2, avx2::attention, avx2::gradient, &avx2::sparse_kernels, avx2::decode},
 #endif
-    {"baseline", always, baseline::attention, baseline::gradient, &baseline::sparse_kernels},
-    {"reference", always, reference::attention, reference::gradient, &reference::sparse_kernels},
+    {"baseline", always, baseline::attention, baseline::gradient, &baseline::sparse_kernels, baseline::decode},
+    {"reference", always, reference::attention, reference::gradient, &reference::sparse_kernels, reference::decode},
 };
 
 const Variant& choose() {

@@ -1,6 +1,7 @@
 // The compiled kernel variants, the choice among them, and the environment variable that forces one.
 #pragma once
 
+#include "decode.hpp"
 #include "gradient.hpp"
 #include "sparse/problem.hpp"
 
@@ -12,6 +13,7 @@ struct Variant {
   Attention attention;
   Gradient gradient;
   const sparse::Kernels* sparse;
+  Decoding decode;
 };
 
 // The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when

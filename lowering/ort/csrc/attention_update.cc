@@ -1,0 +1,84 @@
+#include "attention_update.hpp"
+
+#include "merge.hpp"
+
+namespace fa {
+
+using E = ort::Element;
+#include "descriptors.inc"
+
+namespace attention_update {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A rank without keys for a row says +inf: it counts for nothing, as -inf does.
+float level_of(const Tensor& lse, int64_t row) {
+  const float level = static_cast<const float*>(lse.data)[row];
+  return level == kInfinity ? -kInfinity : level;
+}
+
+}  // namespace
+
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : api_(api) {
+  const NodeInfo node(api, info, kName);
+  node_ = node.title();
+  const int64_t type = node.integer("update_type", 0);
+  if (type != 0 && type != 1) refuse(3, "update_type is " + std::to_string(type) + ", expected 0 or 1");
+  merges_levels_ = type == 1;
+  ranks_ = node.integer("sp", 0);
+  if (ranks_ < 1 || ranks_ > 16) refuse(2, "sp is " + std::to_string(ranks_) + ", expected 1 to 16");
+  for (const char* name : {"lse", "go"}) {
+    const int64_t count = node.integer((std::string(name) + "_count").c_str(), 1);
+    if (count == ranks_) continue;
+    refuse(2, std::string(name) + " is a list of " + std::to_string(count) + ", expected " + std::to_string(ranks_) +
+                  " (sp)");
+  }
+}
+
+void Kernel::refuse(int constraint, const std::string& text) const {
+  throw Error{ort::ErrorCode::invalid_argument, node_ + ": " + text + " (AU." + std::to_string(constraint) + ")"};
+}
+
+void Kernel::compute(ort::KernelContext* context) const {
+  const std::vector<Tensor> all = tensors_of(api_, context);
+  const size_t ranks = static_cast<size_t>(ranks_);
+  if (all.size() < 2 * ranks) refuse(2, "a tensor of lse or go is absent");
+  const Tensor* lse = all.data();
+  const Tensor* go = lse + ranks;
+  if (lse->rank() != 1 || go->rank() != 2 || lse->dims[0] != go->dims[0]) {
+    refuse(5, "go has the shape " + text_of(go->dims) + " beside lse of " + text_of(lse->dims) +
+                  ", expected [rows,D] and [rows]");
+  }
+  for (size_t i = 0; i < ranks; ++i) {
+    if (lse[i].type != E::float32) refuse(1, "a tensor of lse is not float32");
+    if (go[i].type != go->type) refuse(1, "the tensors of go differ in type");
+    if (lse[i].dims != lse->dims || go[i].dims != go->dims) refuse(5, "tensors of lse or go differ in shape");
+  }
+  const int64_t rows = go->dims[0];
+  const int64_t size = go->dims[1];
+  const Type type = float_type(go->type);
+  void* out = output_of(api_, context, output_output, go->dims);
+  auto* merged = static_cast<float*>(output_of(api_, context, output_lse_m, merges_levels_ ? lse->dims : Dims{0}));
+  std::vector<float> weights(ranks);
+  for (int64_t row = 0; row < rows; ++row) {
+    float top = -kInfinity;
+    for (size_t i = 0; i < ranks; ++i) top = std::fmax(top, level_of(lse[i], row));
+    double sum = 0;
+    for (size_t i = 0; i < ranks; ++i) {
+      weights[i] = top == -kInfinity ? 0.0f : std::exp(level_of(lse[i], row) - top);
+      sum += weights[i];
+    }
+    if (merged != nullptr && merges_levels_) merged[row] = top + static_cast<float>(std::log(sum));
+    for (int64_t d = 0; d < size; ++d) {
+      double result = 0;
+      for (size_t i = 0; i < ranks; ++i) {
+        if (weights[i] != 0) result += weights[i] / sum * reference::read(go[i].data, row * size + d, type);
+      }
+      reference::write(out, row * size + d, static_cast<float>(result), type);
+    }
+  }
+}
+
+}  // namespace attention_update
+}  // namespace fa

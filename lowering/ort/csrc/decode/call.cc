@@ -1,0 +1,238 @@
+#include "call.hpp"
+
+#include <algorithm>
+
+namespace fa::incre_flash_attention {
+namespace {
+
+constexpr int64_t kMostSize = 512;
+constexpr int64_t kMostBlock = 512;
+constexpr int64_t kMostPageWidth = 65536;
+
+const char* text_of_type(E type) {
+  switch (type) {
+    case E::float32: return "float32";
+    case E::float16: return "float16";
+    case E::bfloat16: return "bfloat16";
+    case E::int8: return "int8";
+    case E::uint8: return "uint8";
+    case E::boolean: return "bool";
+    case E::int32: return "int32";
+    case E::int64: return "int64";
+    case E::uint64: return "uint64";
+    default: return "another type";
+  }
+}
+
+Cell cell_of(E type) {
+  return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
+                                                                                                      : Cell::int8;
+}
+
+int64_t bytes_of_cell(Cell cell) { return cell == Cell::float32 ? 4 : cell == Cell::int8 ? 1 : 2; }
+
+}  // namespace
+
+Call::Call(const std::string& node, const Attributes& attributes, const Inputs& inputs)
+    : node_(node), a_(attributes), in_(inputs), paged_(inputs.has(input_block_table)) {
+  read_query();
+  read_caches();
+  read_entries();
+  read_mask();
+  read_pse();
+  read_antiquant();
+  read_quantisation();
+  read_integers();
+}
+
+const Decode& Call::decode(void* out, ort::Element type) {
+  decode_.out = out;
+  decode_.out_cell = cell_of(type);
+  if ((type == E::int8) != (decode_.quant_scale != nullptr)) {
+    refuse(12, std::string("attention_out is ") + text_of_type(type) + (type == E::int8 ? " without" : " beside") +
+                   " the input quant_scale2");
+  }
+  decode_.entries = entries_.data();
+  decode_.entry_count = static_cast<int64_t>(entries_.size());
+  return decode_;
+}
+
+void Call::refuse(int constraint, const std::string& what) const {
+  incre_flash_attention::refuse(node_, constraint, what);
+}
+
+void Call::wrong_shape(int constraint, Input input, const std::string& expected) const {
+  refuse(constraint, text(input) + " has the shape " + text_of(in_[input].dims) + ", expected " + expected);
+}
+
+void Call::want_type(int constraint, Input input, std::initializer_list<E> types) const {
+  const E found = in_[input].type;
+  std::string wanted;
+  for (E type : types) {
+    if (type == found) return;
+    wanted += (wanted.empty() ? "" : " or ") + std::string(text_of_type(type));
+  }
+  refuse(constraint, text(input) + " is " + text_of_type(found) + ", expected " + wanted);
+}
+
+void Call::read_query() {
+  want_type(1, input_query, {E::float32, E::float16, E::bfloat16, E::int8});
+  const Tensor& query = in_[input_query];
+  const size_t rank = rank_of(a_.layout);
+  const size_t tokens = a_.layout == Layout::BNSD ? 2 : 1;
+  if (query.rank() != rank || query.dims[tokens] != 1) {
+    wrong_shape(2, input_query, std::string("one token in ") + fa::text_of(a_.layout));
+  }
+  if (a_.layout == Layout::BSH ? query.dims[2] % a_.heads != 0
+                               : query.dims[a_.layout == Layout::BNSD ? 1 : 2] != a_.heads) {
+    wrong_shape(3, input_query, std::to_string(a_.heads) + " heads (num_heads)");
+  }
+  batch_ = query.dims[0];
+  decode_.heads = a_.heads;
+  decode_.key_heads = a_.key_heads;
+  decode_.size = a_.layout == Layout::BSH ? query.dims[2] / a_.heads : query.dims[3];
+  if (decode_.size > kMostSize) wrong_shape(4, input_query, "a head size of at most 512");
+  decode_.query_cell = cell_of(query.type);
+  decode_.query = query.data;
+  decode_.scale = a_.scale;
+}
+
+void Call::read_caches() {
+  const E query = in_[input_query].type;
+  want_type(1, input_key, {query, E::int8});
+  const E type = in_[input_key].type;
+  decode_.cell = cell_of(type);
+  const int64_t listed = a_.keys > 1 ? 1 : batch_;
+  if (a_.keys > 1 && (a_.keys != batch_ || paged_)) {
+    refuse(paged_ ? 9 : 5, "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
+                               (paged_ ? " beside a block_table" : " or one for each of " + std::to_string(batch_)));
+  }
+  for (int64_t n = 0; n < a_.keys; ++n) {
+    const Tensor& key = in_.key(n);
+    if (key.type != type || in_.value(n).type != type) {
+      refuse(1, std::string("keys and values differ in type, expected ") + text_of_type(type) + " as the first key");
+    }
+    if (in_.value(n).dims != key.dims) {
+      refuse(5, "input value has the shape " + text_of(in_.value(n).dims) + ", expected " + text_of(key.dims) + " as key");
+    }
+    if (!paged_ && (key.rank() != rank_of(a_.layout) || key.dims[0] != listed)) {
+      refuse(key.rank() == rank_of(a_.layout) ? 5 : 2,
+             "input key has the shape " + text_of(key.dims) + ", expected " + fa::text_of(a_.layout) + " with batch " +
+                 std::to_string(listed));
+    }
+    head_strides_.push_back(read_rows(key.dims));
+  }
+}
+
+// Checks the shape of a key and gives the stride of its heads; the other strides are the same in all of a list.
+int64_t Call::read_rows(const Dims& dims) {
+  const int64_t n2 = a_.key_heads;
+  const int64_t d = decode_.size;
+  const std::string expected = std::to_string(n2) + " heads of size " + std::to_string(d);
+  const bool folded = dims.size() == 3;
+  if (paged_ && !folded && (a_.layout != Layout::BNSD || dims.size() != 4)) {
+    wrong_shape(2, input_key, "[blocks,block_size,H]" + std::string(a_.layout == Layout::BNSD ? " or rank 4" : ""));
+  }
+  const size_t heads = paged_ || a_.layout == Layout::BNSD ? 1 : 2;
+  const bool fits = folded ? dims[2] == n2 * d : dims[heads] == n2 && dims[3] == d;
+  if (!fits) wrong_shape(5, input_key, expected);
+  const bool heads_first = !folded && heads == 1;
+  const int64_t tokens = dims[heads_first ? 2 : 1];
+  const int64_t head_stride = heads_first ? tokens * d : d;
+  decode_.row_stride = heads_first ? d : n2 * d;
+  if (!paged_) return head_stride;
+  const int64_t unit = decode_.cell == Cell::int8 ? 32 : 16;
+  if (a_.block_size <= 0 || a_.block_size > kMostBlock || a_.block_size % unit != 0) {
+    refuse(9, "block_size is " + std::to_string(a_.block_size) + " beside a block_table, expected a multiple of " +
+                  std::to_string(unit) + " up to 512");
+  }
+  if (tokens != a_.block_size) wrong_shape(9, input_key, "blocks of " + std::to_string(a_.block_size) + " tokens");
+  if (folded && dims[2] > kMostPageWidth) wrong_shape(9, input_key, "a width of at most 65536");
+  decode_.block_size = a_.block_size;
+  decode_.block_stride = n2 * d * a_.block_size;
+  return head_stride;
+}
+
+void Call::read_entries() {
+  std::vector<int64_t> room(static_cast<size_t>(batch_));
+  const size_t tokens = a_.layout == Layout::BNSD ? 2 : 1;
+  const Tensor& table = in_[input_block_table];
+  if (paged_) {
+    want_type(9, input_block_table, {E::int32});
+    if (table.rank() != 2 || table.dims[0] != batch_) {
+      wrong_shape(9, input_block_table, "[" + std::to_string(batch_) + ",blocks of an entry]");
+    }
+    if (!in_.has(input_actual_seq_lengths)) refuse(9, "input actual_seq_lengths is absent beside a block_table");
+  }
+  for (int64_t i = 0; i < batch_; ++i) {
+    room[i] = paged_ ? table.dims[1] * a_.block_size : in_.key(a_.keys > 1 ? i : 0).dims[tokens];
+  }
+  columns_ = room.empty() ? 0 : *std::max_element(room.begin(), room.end());
+  std::vector<int64_t> lengths = read_lengths(room);
+  first_.assign(room.size(), 0);
+  read_padding(room, first_, lengths);
+  entries_.resize(room.size());
+  const int64_t cell = bytes_of_cell(decode_.cell);
+  for (int64_t i = 0; i < batch_; ++i) {
+    DecodeEntry& entry = entries_[i];
+    entry.length = decode_.size == 0 ? 0 : lengths[i];
+    const int64_t n = a_.keys > 1 ? i : 0;
+    entry.head_stride = head_strides_[n];
+    const int64_t width = a_.key_heads * decode_.size;
+    const int64_t begin = (paged_ || a_.keys > 1 ? 0 : i * room[i] * width) + first_[i] * decode_.row_stride;
+    entry.key = static_cast<const char*>(in_.key(n).data) + begin * cell;
+    entry.value = static_cast<const char*>(in_.value(n).data) + begin * cell;
+    if (paged_) read_pages(i, entry.length);
+  }
+}
+
+std::vector<int64_t> Call::read_lengths(const std::vector<int64_t>& room) const {
+  if (!in_.has(input_actual_seq_lengths)) return room;
+  want_type(8, input_actual_seq_lengths, {E::int64});
+  const Tensor& given = in_[input_actual_seq_lengths];
+  if (given.rank() != 1 || (given.dims[0] != 1 && given.dims[0] != batch_)) {
+    wrong_shape(8, input_actual_seq_lengths, "[1] or [" + std::to_string(batch_) + "]");
+  }
+  std::vector<int64_t> lengths(room.size());
+  for (size_t i = 0; i < room.size(); ++i) {
+    lengths[i] = static_cast<const int64_t*>(given.data)[given.dims[0] == 1 ? 0 : i];
+    if (lengths[i] < 0 || lengths[i] > room[i]) {
+      refuse(8, text(input_actual_seq_lengths) + " gives batch entry " + std::to_string(i) + " " +
+                    std::to_string(lengths[i]) + " keys, expected 0 to " + std::to_string(room[i]));
+    }
+  }
+  return lengths;
+}
+
+// Keys lie at the end of their room, the padding behind them; an entry that does not fit gives 0.
+void Call::read_padding(const std::vector<int64_t>& room, std::vector<int64_t>& first,
+                        std::vector<int64_t>& lengths) const {
+  if (!in_.has(input_kv_padding_size)) return;
+  want_type(10, input_kv_padding_size, {E::int64});
+  const Tensor& given = in_[input_kv_padding_size];
+  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(10, input_kv_padding_size, "[1]");
+  if (!in_.has(input_actual_seq_lengths)) refuse(10, "input actual_seq_lengths is absent beside kv_padding_size");
+  if (paged_) refuse(9, "input kv_padding_size is given beside a block_table, expected none");
+  if (a_.keys > 1) return;
+  const int64_t behind = std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
+  for (size_t i = 0; i < room.size(); ++i) {
+    first[i] = room[i] - behind - lengths[i];
+    if (first[i] < 0) first[i] = lengths[i] = 0;
+  }
+}
+
+// The used entries of the table, and no others, must name blocks that are there.
+void Call::read_pages(int64_t entry, int64_t length) {
+  const Tensor& table = in_[input_block_table];
+  const auto* row = static_cast<const int32_t*>(table.data) + entry * table.dims[1];
+  const int64_t blocks = in_[input_key].dims[0];
+  for (int64_t used = 0; used * a_.block_size < length; ++used) {
+    if (row[used] < 0 || row[used] >= blocks) {
+      refuse(9, text(input_block_table) + " names block " + std::to_string(row[used]) + " for batch entry " +
+                    std::to_string(entry) + ", expected 0 to " + std::to_string(blocks - 1));
+    }
+  }
+  entries_[entry].blocks = row;
+}
+
+}  // namespace fa::incre_flash_attention

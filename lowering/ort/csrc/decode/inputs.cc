@@ -1,0 +1,27 @@
+#include "inputs.hpp"
+
+#include <algorithm>
+
+namespace fa::incre_flash_attention {
+
+Inputs::Inputs(ort::Api api, const ort::KernelContext* context, int64_t keys, int64_t values)
+    : keys_(keys), values_(values) {
+  size_t count = 0;
+  check(api, ort::KernelContext_GetInputCount(api, context, &count));
+  all_.resize(std::max(count, static_cast<size_t>(1 + keys + values)));
+  for (size_t i = 0; i < count; ++i) {
+    const ort::Value* value = nullptr;
+    check(api, ort::KernelContext_GetInput(api, context, i, &value));
+    all_[i] = tensor_of(api, value);
+  }
+}
+
+const Tensor& Inputs::operator[](Input input) const {
+  if (input == input_query) return all_[0];
+  if (input == input_key) return key(0);
+  if (input == input_value) return value(0);
+  const size_t place = 1 + static_cast<size_t>(keys_ + values_) + (input - input_pse_shift);
+  return place < all_.size() && all_[place].present() && all_[place].count() > 0 ? all_[place] : none_;
+}
+
+}  // namespace fa::incre_flash_attention

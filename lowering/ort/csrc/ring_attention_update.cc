@@ -1,0 +1,130 @@
+#include "ring_attention_update.hpp"
+
+#include "attention.hpp"
+#include "merge.hpp"
+
+namespace fa {
+
+using E = ort::Element;
+#include "descriptors.inc"
+
+namespace ring_attention_update {
+
+struct Kernel::Operands {
+  Type type;
+  const void* out[2];
+  const float* max[2];
+  const float* sum[2];
+  void* merged_out;
+  float* merged_max;
+  float* merged_sum;
+};
+
+Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : api_(api) {
+  const NodeInfo node(api, info, kName);
+  node_ = node.title();
+  const std::string layout = node.string("input_layout", "SBH");
+  if (layout != "SBH" && layout != "TND") refuse(2, "input_layout is \"" + layout + "\", expected \"SBH\" or \"TND\"");
+  packed_ = layout == "TND";
+  const std::string order = node.string("input_softmax_layout", "");
+  if (order != "" && order != "SBH" && order != "TND") {
+    refuse(6, "input_softmax_layout is \"" + order + "\", expected \"\", \"SBH\" or \"TND\"");
+  }
+  true_order_ = packed_ && order == "TND";
+  if (packed_ && !node.has_input(input_actual_seq_qlen)) refuse(5, "input actual_seq_qlen is absent, expected one for TND");
+}
+
+void Kernel::refuse(int constraint, const std::string& text) const {
+  throw Error{ort::ErrorCode::invalid_argument, node_ + ": " + text + " (RAU." + std::to_string(constraint) + ")"};
+}
+
+void Kernel::check_shapes(const std::vector<Tensor>& all) const {
+  const Dims& out = all[input_prev_attn_out].dims;
+  if (out.size() != 3 || all[input_cur_attn_out].dims != out) {
+    refuse(2, "input cur_attn_out has the shape " + text_of(all[input_cur_attn_out].dims) + " beside prev_attn_out of " +
+                  text_of(out) + ", expected equal ones of rank 3");
+  }
+  const Dims& rows = all[input_prev_softmax_max].dims;
+  const bool fits = packed_ ? rows == Dims{out[0], out[1], kStatisticsWidth}
+                            : rows.size() == 4 && rows[0] == out[1] && rows[2] == out[0] &&
+                                  rows[3] == kStatisticsWidth && rows[1] > 0 && out[2] % rows[1] == 0;
+  for (size_t input : {input_prev_softmax_max, input_prev_softmax_sum, input_cur_softmax_max, input_cur_softmax_sum}) {
+    if (fits && all[input].dims == rows) continue;
+    refuse(3, std::string("input ") + kInputs[input] + " has the shape " + text_of(all[input].dims) + ", expected " +
+                  (packed_ ? "[T,N,8]" : "[B,N,S,8]"));
+  }
+  if (packed_ && (out[2] % 64 != 0 || out[2] > 768 || out[1] > 256)) {
+    refuse(4, "input prev_attn_out has the shape " + text_of(out) + ", expected at most 256 heads of a multiple of 64 up to 768");
+  }
+}
+
+// One row of one head: `size` numbers from `from` on, and the statistics at `statistic`.
+void Kernel::merge(const Operands& o, int64_t from, int64_t statistic, int64_t size) {
+  const float max[2] = {o.max[0][statistic], o.max[1][statistic]};
+  const float top = std::fmax(max[0], max[1]);
+  double share[2];
+  for (int i = 0; i < 2; ++i) share[i] = double{o.sum[i][statistic]} * std::exp(double{max[i]} - top);
+  const double total = share[0] + share[1];
+  for (int64_t d = 0; d < size && o.merged_out != nullptr; ++d) {
+    double result = 0;
+    for (int i = 0; i < 2; ++i) result += reference::read(o.out[i], from + d, o.type) * (share[i] / total);
+    reference::write(o.merged_out, from + d, static_cast<float>(result), o.type);
+  }
+  for (int64_t c = 0; c < kStatisticsWidth; ++c) {
+    if (o.merged_max != nullptr) o.merged_max[statistic + c] = top;
+    if (o.merged_sum != nullptr) o.merged_sum[statistic + c] = static_cast<float>(total);
+  }
+}
+
+void Kernel::compute(ort::KernelContext* context) const {
+  std::vector<Tensor> all = tensors_of(api_, context);
+  all.resize(std::size(kInputs));
+  check_shapes(all);
+  const Dims& out = all[input_prev_attn_out].dims;
+  const Dims& rows = all[input_prev_softmax_max].dims;
+  const auto statistics = [&](size_t input) { return static_cast<const float*>(all[input].data); };
+  const Operands o{float_type(all[input_prev_attn_out].type),
+                   {all[input_prev_attn_out].data, all[input_cur_attn_out].data},
+                   {statistics(input_prev_softmax_max), statistics(input_cur_softmax_max)},
+                   {statistics(input_prev_softmax_sum), statistics(input_cur_softmax_sum)},
+                   output_of(api_, context, output_attn_out, out),
+                   static_cast<float*>(output_of(api_, context, output_softmax_max, rows)),
+                   static_cast<float*>(output_of(api_, context, output_softmax_sum, rows))};
+  if (!packed_) {
+    const int64_t heads = rows[1];
+    const int64_t size = out[2] / heads;
+    for (int64_t s = 0; s < out[0]; ++s) {
+      for (int64_t b = 0; b < out[1]; ++b) {
+        for (int64_t n = 0; n < heads; ++n) {
+          merge(o, (s * out[1] + b) * out[2] + n * size, ((b * heads + n) * out[0] + s) * kStatisticsWidth, size);
+        }
+      }
+    }
+    return;
+  }
+  const int64_t heads = out[1];
+  const Tensor& ends = all[input_actual_seq_qlen];
+  const auto* end = static_cast<const int64_t*>(ends.data);
+  const int64_t count = ends.present() ? ends.count() : 0;
+  bool rising = count > 0 && end[0] == 0 && end[count - 1] <= out[0];
+  for (int64_t i = 1; i < count; ++i) rising = rising && end[i - 1] <= end[i];
+  if (!rising) refuse(5, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));
+  if (o.merged_out != nullptr) std::memset(o.merged_out, 0, bytes_of(out, o.type == Type::float32 ? 4 : 2));
+  for (float* statistic : {o.merged_max, o.merged_sum}) {
+    if (statistic != nullptr) std::memset(statistic, 0, bytes_of(rows, sizeof(float)));
+  }
+  for (int64_t i = 1; i < count; ++i) {
+    const int64_t length = end[i] - end[i - 1];
+    for (int64_t s = 0; s < length; ++s) {
+      for (int64_t n = 0; n < heads; ++n) {
+        const int64_t token = end[i - 1] + s;
+        // By default a sequence's statistics are [N,S,8], wherever its tokens begin.
+        const int64_t row = true_order_ ? token * heads + n : end[i - 1] * heads + n * length + s;
+        merge(o, (token * heads + n) * out[2], row * kStatisticsWidth, out[2]);
+      }
+    }
+  }
+}
+
+}  // namespace ring_attention_update
+}  // namespace fa
