@@ -122,6 +122,13 @@ class Builder:
             self._made[key] = value
         return self._made[key]
 
+    def drop_unused_constants(self) -> None:
+        """Remove what was made for nodes that were not added in the end; nothing may be built afterwards."""
+        for key, value in self._made.items():
+            name = value.name or ""
+            if key[0] == "constant" and name in self.graph.initializers and not value.uses():
+                self.graph.initializers.pop(name)
+
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """A vector of int64."""
         return self.constant(np.array(numbers, dtype=np.int64), "shape")

@@ -20,6 +20,8 @@ from fa_compiler.passes import prompt
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decode import OP as DECODING
+from fa_compiler.passes.decode import Decoding, Step
 from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
 from fa_compiler.passes.layout import COPY_COST, LAYOUTS, PACKED, Move, arrangement, cost, moves
@@ -179,9 +181,12 @@ class Emitter:
             groups = roles.batch, roles.heads, roles.rows, roles.columns
             inputs["drop_mask"] = drop_bits(match.dropout, groups, builder, mover)
         substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
-        node = self._node(match, plan, inputs, statistics=companion is not None)
-        if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
-            node = self._prompt(node, match, companion)
+        step = None if companion is not None else self._step(match, plan, inputs, mover)
+        node = None if step is None else self._decoding(match, plan, step)
+        if node is None:
+            node = self._node(match, plan, inputs, statistics=companion is not None)
+            if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
+                node = self._prompt(node, match, companion)
         self.check(node, match)
         result = self._result(match, plan, node, mover)
         land = None if companion is None else companion.build(node, match, plan, inputs, mover)
@@ -214,6 +219,7 @@ class Emitter:
         if not self.made and not self.builder.nodes:
             return
         sweep(self.builder.graph, [*self.replaced, *self.made, *self.builder.nodes])
+        self.builder.drop_unused_constants()
         restore_order(self.builder.graph)
 
     def _size(self, match: AttentionMatch, axes: Axes) -> int:
@@ -336,6 +342,50 @@ class Emitter:
             raise Decline(decline.code, decline.reason, match.node, decline.hint) from None
         self.made.append(made)
         return made
+
+    def _step(
+        self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], mover: Mover
+    ) -> Step | None:
+        """The contents of an IncreFlashAttention, where the attention is one that the target takes as such."""
+        roles = match.roles
+        key, value = (
+            arrangement(plan.name, roles.batch, roles.kv_heads, roles.columns, depth)
+            for depth in (roles.depth, roles.value_depth)
+        )
+        decoding = Decoding(match, plan.name, (key, value), inputs, self.builder, mover, self.options)
+        return decoding.step()
+
+    def _decoding(self, match: AttentionMatch, plan: LayoutPlan, step: Step) -> ir.Node | None:
+        """An IncreFlashAttention, or None where the target does not take it."""
+        spec = get(DECODING, self.options.cann)
+        attrs = {
+            **step.attrs,
+            "scale_value": float(np.float32(match.scale)),
+            "num_heads": self._size(match, match.roles.heads),
+            "num_key_value_heads": self._size(match, match.roles.kv_heads),
+        }
+        name = self.builder.names.new(f"{PREFIX}_{DECODING}")
+        present = {name: value for name, value in step.inputs.items() if value is not None}
+        node = ir.Node(
+            DOMAIN,
+            DECODING,
+            place_inputs(spec, present),
+            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
+            num_outputs=1,
+            name=name,
+        )
+        out = node.outputs[0]
+        out.name = self.builder.names.new(f"{name}_attention_out")
+        shape = [match.space.size(dim) for dim in plan.output]
+        self.builder.info.set(out, shape, match.dtype)
+        out.dtype, out.shape = match.dtype, ir.Shape([size.const for size in shape])
+        try:
+            self.check(node, match)
+        except Decline:
+            return None
+        self.builder.graph.append(node)
+        self.made.append(node)
+        return node
 
     def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
         """One number for each head."""

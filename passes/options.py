@@ -15,7 +15,9 @@ UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
 HALF_ATTENTION = "half-attention"
 EMPTY_BIAS = "empty-bias"
+DECODE = "decode"
 ASSUMPTIONS = {
+    DECODE: "every run decodes one token: where the number of queries is open it is 1",
     NO_EMPTY_ROWS: "no query row is masked everywhere",
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",

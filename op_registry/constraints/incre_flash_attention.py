@@ -33,8 +33,9 @@ OWN_TYPES = (
     "antiquant_offset",
     "quant_scale2",
     "quant_offset2",
+    "attention_out",
 )
-"""Inputs whose type a numbered rule looks after."""
+"""Inputs whose type a numbered rule looks after, and the result, whose type follows from them."""
 
 MAX_D, MAX_N, MAX_B, MAX_GROUP, MAX_LIST = 512, 256, 65536, 64, 256
 MAX_BLOCK = 512

@@ -1,0 +1,141 @@
+"""IncreFlashAttention where the query is one token: for Ascend, and on the CPU where caches are quantised."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from fa_compiler import reference
+from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.op_registry import verify
+from fa_compiler.passes import Options, analyse, fuse
+from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.options import Target
+
+from .running import ORIGINAL_OFF, Array, parse
+
+INT8 = (
+    "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) t = Mul(s, c) w = Where(m, t, low) "
+    "p = Softmax<axis=-1>(w) y = MatMul(p, v)"
+)
+DEQUANTIZE = "k = DequantizeLinear(k8, ks, kz) v = DequantizeLinear(v8, vs, vz) "
+SCALES = "<float ks={0.02}, int8 kz={3}, float vs={0.03}, int8 vz={-5}, float low={-3.4e38}, float c={0.3}>"
+
+
+def quantised(rows: str = "1", scales: str = SCALES, body: str = DEQUANTIZE + INT8) -> onnx.ModelProto:
+    inputs = f"float[B,4,{rows},8] q, int8[B,4,T,8] k8, int8[B,4,T,8] v8, bool[B,1,1,T] m"
+    return parse(body, inputs=inputs, outputs=f"float[B,4,{rows},8] y", initializers=scales, opset=19)
+
+
+def feeds() -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    mask = rng.random((2, 1, 1, 20)) < 0.6
+    mask[1] = False  # masked everywhere: the mean of the values
+    return {
+        "q": rng.normal(size=(2, 4, 1, 8)).astype(np.float32),
+        "k8": rng.integers(-128, 128, (2, 4, 20, 8)).astype(np.int8),
+        "v8": rng.integers(-128, 128, (2, 4, 20, 8)).astype(np.int8),
+        "m": mask,
+    }
+
+
+def fused(model: onnx.ModelProto, target: Target, assume: tuple[str, ...] = ()) -> onnx.ModelProto:
+    """The model after the passes; every block of it is fused, and its node breaks nothing."""
+    graph = ir.serde.deserialize_model(model)
+    report = fuse(graph, Options(target=target, assume=frozenset(assume)))
+    assert [block.status for block in report.blocks] == ["fused"], report.blocks[0].reason
+    info = analyse(graph)
+    for node in graph.graph:
+        if node.domain == "ascend":
+            assert node.op_type == report.blocks[0].op
+            found = verify(node_view(node, info), "ort" if target == "ort" else "A2")
+            assert all(violation.extension and target == "ort" for violation in found)
+    return ir.serde.serialize_model(graph)
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def agree(model: onnx.ModelProto, after: onnx.ModelProto, given: dict[str, Array], tolerance: float) -> None:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ORIGINAL_OFF
+    before = ort.InferenceSession(model.SerializeToString(), options).run(None, given)[0]
+    options = ort.SessionOptions()
+    register_custom_ops(options)
+    kernel = ort.InferenceSession(after.SerializeToString(), options).run(None, given)[0]
+    exact = reference.evaluator(after).run(None, given)[0]
+    for result in (kernel, exact):
+        np.testing.assert_allclose(result.astype(np.float64), before.astype(np.float64), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("rows", "assume"), [("1", ()), ("S", ("decode",))])
+def test_dequantised_caches_are_read_as_they_are(rows: str, assume: tuple[str, ...]) -> None:
+    model = quantised(rows)
+    after = fused(model, "ort", assume)
+    assert operators(after) == ["Not", "IncreFlashAttention"]
+    agree(model, after, feeds(), 2e-6)
+
+
+def test_an_open_number_of_queries_is_not_taken_for_one() -> None:
+    model = quantised("S")
+    after = fused(model, "ort")
+    assert operators(after) == ["DequantizeLinear", "DequantizeLinear", "Not", "FlashAttentionScore"]
+    agree(model, after, feeds(), 2e-6)
+
+
+NEAR_MISSES = {
+    "rows masked everywhere are NaN": {"scales": SCALES.replace("-3.4e38", "-inf")},
+    "two queries": {"rows": "2"},
+    "a scale for each number": {
+        "scales": SCALES.replace(
+            "float ks={0.02}, int8 kz={3}", "float[8] ks={1,2,3,4,5,6,7,8}, int8[8] kz={0,0,0,0,0,0,0,0}"
+        ),
+        "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=3>(k8") + INT8,
+    },
+    "values that are not quantised": {
+        "body": "k = DequantizeLinear(k8, ks, kz) vf = Cast<to=1>(v8) v = Mul(vf, vs) " + INT8,
+        "scales": SCALES.replace("int8 vz={-5}, ", ""),
+    },
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_other_attention_stays_as_it_was(name: str) -> None:
+    model = quantised(**NEAR_MISSES[name])
+    after = fused(model, "ort")
+    assert "FlashAttentionScore" in operators(after)
+    assert not [value.name for value in after.graph.initializer if "antiquant" in value.name]
+
+
+GROUPED = (
+    "c = Cast<to=10>(cf) ku = Unsqueeze(k, two) ke = Expand(ku, e) kk = Reshape(ke, r) vu = Unsqueeze(v, two) "
+    "ve = Expand(vu, e) vv = Reshape(ve, r) kt = Transpose<perm=[0,1,3,2]>(kk) s = MatMul(q, kt) t = Mul(s, c) "
+    "p = Softmax<axis=-1>(t) y = MatMul(p, vv)"
+)
+
+
+def grouped(rows: str) -> onnx.ModelProto:
+    inputs = f"float16[B,4,{rows},16] q, float16[B,2,T,16] k, float16[B,2,T,16] v"
+    constants = "<float cf={0.25}, int64[5] e={1,1,2,1,1}, int64[1] two={2}, int64[4] r={0,4,-1,16}>"
+    return parse(GROUPED, inputs=inputs, outputs=f"float16[B,4,{rows},16] y", initializers=constants)
+
+
+def test_ascend_decodes_with_grouped_heads() -> None:
+    rng = np.random.default_rng(1)
+    given = {"q": rng.normal(size=(2, 4, 1, 16)).astype(np.float16)}
+    given |= {name: rng.normal(size=(2, 2, 20, 16)).astype(np.float16) for name in "kv"}
+    model = grouped("1")
+    after = fused(model, "ascend")
+    (node,) = after.graph.node
+    assert node.op_type == "IncreFlashAttention"
+    attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
+    assert attrs["num_key_value_heads"] == 2
+    assert attrs["input_layout"] == b"BNSD"
+    agree(model, after, given, 2e-3)
+    assert operators(fused(grouped("S"), "ascend")) == ["FlashAttentionScore"]
+    assert operators(fused(grouped("S"), "ascend", ("decode",))) == ["IncreFlashAttention"]
+    assert operators(fused(model, "ort")) == ["FlashAttentionScore"]
