@@ -1,0 +1,248 @@
+"""Decoding steps of IncreFlashAttention, for every way keys and values are stored, against a plain read of their bytes.
+
+    python -m bench.decode [--threads 1,2] [--batches 1,8] [--keys 1024,4096,16384,65536] [--cases REGEX]
+                           [--rounds 7] [--limit-mb 600] [--out build/bench/decode.md]
+
+A step can be no faster than reading the keys and values once; that read, by as many threads, is timed in the same
+rounds, the caches flushed before either. `peer` is the fastest of ONNX Runtime's own operators on the same problem
+(GroupQueryAttention, Attention, MultiHeadAttention; none has pages or int8 here). Medians of the rounds. Results are
+compared with float64 first. 32 query heads of size 128 on 8 key heads, as Llama 3 has them, or on 32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from bench.speed import ort_peers, truth
+from bench.speed.cases import Case
+from bench.speed.limits import Machine
+from bench.speed.peer import NotOffered, Problem
+from fa_compiler import reference
+from fa_compiler.op_registry import get, place_inputs
+
+OP = "IncreFlashAttention"
+HEADS, SIZE, BLOCK = 32, 128, 128
+CACHES = {
+    "float32": (np.float32, TensorProto.FLOAT, 85),
+    "float16": (np.float16, TensorProto.FLOAT16, 75),
+    "bfloat16": (np.uint16, TensorProto.BFLOAT16, 75),
+    "int8": (np.int8, TensorProto.INT8, 65),
+}
+"""NumPy type, ONNX type, and the percentage of a plain read to aim at; of pages it is that of int8."""
+
+PEERS = {"gqa": ort_peers.group_query, "attention": ort_peers.attention, "mha": ort_peers.multi_head}
+FLUSH = 64 << 20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoding step. `query` is the type of query and result; an int8 cache has a float16 or float32 one."""
+
+    cache: str
+    query: str
+    paged: bool
+    batch: int
+    key_heads: int
+    keys: int
+    layout: str = "BNSD"
+
+    @property
+    def name(self) -> str:
+        storage = "pages" if self.paged else self.layout
+        return f"{self.cache}-{storage}-{HEADS}/{self.key_heads}-b{self.batch}-{self.keys}"
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        return 2 * self.batch * self.key_heads * self.keys * SIZE * np.dtype(CACHES[self.cache][0]).itemsize
+
+    @property
+    def aim(self) -> int:
+        return CACHES["int8" if self.paged else self.cache][2]
+
+
+def steps(batches: list[int], keys: list[int]) -> Iterator[Step]:
+    """Every storage and type with grouped heads; without groups and by token first where that is another question."""
+    for batch, length in itertools.product(batches, keys):
+        for cache in CACHES:
+            query = "float32" if cache == "int8" else cache
+            for paged in (False, True):
+                yield Step(cache, query, paged, batch, 8, length)
+        yield Step("float32", "float32", False, batch, HEADS, length)
+        yield Step("int8", "float32", False, batch, HEADS, length)
+        yield Step("float32", "float32", False, batch, 8, length, "BSND")
+
+
+def inputs_of(step: Step) -> dict[str, Any]:
+    """By REG_OP name; bfloat16 as bits."""
+    rng = np.random.default_rng(0)
+    cell = CACHES[step.cache][0]
+    by_token = step.layout == "BSND"
+    query = rng.standard_normal((step.batch, 1, HEADS, SIZE), np.float32)
+    blocks = step.batch * step.keys // BLOCK
+    shape: tuple[int, ...] = (step.batch, step.key_heads, step.keys, SIZE)
+    shape = (step.batch, step.keys, step.key_heads, SIZE) if by_token else shape
+    shape = (blocks, step.key_heads, BLOCK, SIZE) if step.paged else shape
+    inputs: dict[str, Any] = {"query": truth.to_bits(query if by_token else query.swapaxes(1, 2), step.query)}
+    for name in ("key", "value"):
+        if step.cache == "int8":
+            inputs[name] = rng.integers(-128, 128, shape, cell)
+        else:
+            inputs[name] = truth.to_bits(rng.standard_normal(shape, np.float32), step.cache)
+    if step.cache == "int8":
+        inputs["antiquant_scale"] = np.array([0.01, 0.01], step.query)
+    if step.paged:
+        inputs["block_table"] = rng.permutation(blocks).astype(np.int32).reshape(step.batch, -1)
+        inputs["actual_seq_lengths"] = np.full(step.batch, step.keys, np.int64)
+    return inputs
+
+
+def attributes(step: Step) -> dict[str, Any]:
+    """Of the node."""
+    attrs: dict[str, Any] = {"num_heads": HEADS, "num_key_value_heads": step.key_heads, "scale_value": SIZE**-0.5}
+    return attrs | {"input_layout": step.layout} | ({"block_size": BLOCK} if step.paged else {})
+
+
+def ours(step: Step, inputs: dict[str, Any], threads: int) -> tuple[Callable[[], object], Any]:
+    """A call of the node with everything bound, and the array it writes."""
+    kinds = {name: _kind(step, name, array) for name, array in inputs.items()}
+    placed = place_inputs(get(OP), {name: name for name in inputs})
+    node = helper.make_node(OP, ["" if name is None else name for name in placed], ["out"], domain="ascend",
+                            **attributes(step))  # fmt: skip
+    infos = [helper.make_tensor_value_info(name, kind, inputs[name].shape) for name, kind in kinds.items()]
+    out = np.empty_like(inputs["query"])
+    result = helper.make_tensor_value_info("out", kinds["query"], out.shape)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ascend", 1)]
+    graph = helper.make_graph([node], "step", infos, [result])
+    made = ort_peers.session(helper.make_model(graph, ir_version=8, opset_imports=opsets), threads)
+    binding = made.io_binding()
+    for name, kind in kinds.items():
+        binding.bind_ortvalue_input(name, _value(inputs[name], kind))
+    binding.bind_ortvalue_output("out", _value(out, kinds["query"]))
+    return lambda: made.run_with_iobinding(binding), out
+
+
+def _kind(step: Step, name: str, array: Any) -> int:
+    if name in ("key", "value"):
+        return int(CACHES[step.cache][1])
+    return int(CACHES[step.query][1] if name == "query" else helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def _value(array: Any, kind: int) -> ort.OrtValue:
+    if kind == TensorProto.BFLOAT16:
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def error(step: Step, inputs: dict[str, Any], out: Any) -> float:
+    """The largest difference from float64, of the first batch entry."""
+    if step.paged:
+        used = inputs["block_table"][:1].reshape(-1)
+        first = {name: inputs[name][used] for name in ("key", "value")}
+        first = {name: pool.swapaxes(0, 1).reshape(1, step.key_heads, -1, SIZE) for name, pool in first.items()}
+    else:
+        first = {name: inputs[name][:1] for name in ("key", "value")}
+    first["query"] = inputs["query"][:1]
+    if step.cache == "bfloat16":
+        first = {name: truth.from_bits(array, "bfloat16") for name, array in first.items()}
+    if step.cache == "int8":
+        first["antiquant_scale"] = inputs["antiquant_scale"]
+    attrs = {name: value for name, value in attributes(step).items() if name != "block_size"}
+    right = reference.run(OP, first, attrs, dtype="float64")["attention_out"]
+    return float(np.abs(truth.from_bits(out[:1], step.query) - right).max())
+
+
+def peers(step: Step, threads: int, folder: Path) -> dict[str, Callable[[], object]]:
+    """ONNX Runtime's own operators on the same sizes."""
+    if step.paged or step.cache == "int8" or step.layout != "BNSD":
+        return {}
+    case = Case(step.name, "decode", step.batch, HEADS, step.key_heads, 1, step.keys, SIZE, step.cache)  # type: ignore[arg-type]  # a cache that is no int8 is a Dtype
+    found: dict[str, Callable[[], object]] = {}
+    for name, factory in PEERS.items():
+        try:
+            found[name] = factory(Problem(case, truth.draw(case), folder, threads)).call
+        except (NotOffered, RuntimeError, NotImplementedError, ort.capi.onnxruntime_pybind11_state.NotImplemented):
+            continue
+    return found
+
+
+def measure(step: Step, threads: int, rounds: int, machine: Machine, folder: Path) -> str:
+    """A row of the table."""
+    inputs = inputs_of(step)
+    call, out = ours(step, inputs, threads)
+    call()
+    difference = error(step, inputs, out)
+    flush = np.zeros(FLUSH, np.uint8)
+    calls = {"ours": call, **peers(step, threads, folder)}
+    times: dict[str, list[float]] = {name: [] for name in (*calls, "read")}
+    for _ in range(rounds):
+        for name, each in calls.items():
+            np.add(flush, 1, out=flush)
+            started = time.perf_counter()
+            each()
+            times[name].append(time.perf_counter() - started)
+        np.add(flush, 1, out=flush)
+        times["read"].append(machine.read(inputs["key"].reshape(-1), inputs["value"].reshape(-1), threads))
+    median = {name: statistics.median(found) for name, found in times.items()}
+    share = 100 * median["read"] / median["ours"]
+    others = {name: value for name, value in median.items() if name not in ("ours", "read")}
+    best = min(others, key=lambda name: others[name], default="")
+    peer = f"{best} {100 * median['read'] / others[best]:.0f} %" if best else "-"
+    verdict = "yes" if share >= step.aim else "no"
+    speed = step.bytes / median["ours"] / 1e9
+    cells = [step.name, threads, f"{step.bytes / 1e6:.1f}", f"{1e3 * median['ours']:.3f}", f"{speed:.1f}"]
+    cells += [f"{share:.0f} %", f"{step.aim} %", verdict, peer, f"{difference:.1e}"]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+HEADER = """| step | threads | MB | ms | GB/s | of a read | aim | reached | best peer | error |
+|---|--:|--:|--:|--:|--:|--:|---|---|--:|"""
+
+
+def main() -> int:
+    """The table, row by row as it is measured, and as a file."""
+    head, _, rest = (__doc__ or "").partition("\n\n")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m bench.decode", description=head, epilog=rest, formatter_class=raw)
+    numbers = {"threads": "1,2", "batches": "1,8", "keys": "1024,4096,16384,65536"}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", default=default, help=f"default: {default}")
+    parser.add_argument("--cases", default="", help="only steps whose name has a match of this regular expression")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--limit-mb", type=float, default=600, help="leave out larger caches (default: 600)")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/decode.md"))
+    args = parser.parse_args()
+    threads, batches, keys = ([int(n) for n in getattr(args, name).split(",")] for name in numbers)
+    chosen = [
+        step
+        for step in steps(batches, keys)
+        if re.search(args.cases, step.name) and step.bytes <= args.limit_mb * 1e6
+    ]
+    rows = [f"onnxruntime {ort.__version__}, onnx {onnx.__version__}", "", *HEADER.splitlines()]
+    print("\n".join(rows))
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine.compile(Path(folder))
+        for step, count in itertools.product(chosen, threads):
+            rows.append(measure(step, count, args.rounds, machine, Path(folder)))
+            print(rows[-1], flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text("\n".join(rows) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
