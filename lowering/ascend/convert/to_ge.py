@@ -300,8 +300,10 @@ def _prune(graph: Graph) -> None:
 
 
 def _unknown(node: ir.Node) -> CannotMapError:
+    if node.op_type in ("Loop", "Scan"):
+        return CannotMapError("loops are not converted", "unroll it when exporting")
     if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
-        return CannotMapError("GE's offline graphs have no such loop here", "unroll it when exporting")
+        return CannotMapError("it holds a graph of its own", "replace it by standard ONNX operators")
     return CannotMapError("no GE operator computes this", "replace it by standard ONNX operators")
 
 

@@ -30,7 +30,7 @@ def draw(*shape: int, dtype: Any = F) -> np.ndarray:
         return RNG.standard_normal(shape).astype(dtype)
     if np.dtype(dtype).kind == "b":
         return RNG.integers(0, 2, shape).astype(bool)
-    return RNG.integers(-9, 10, shape).astype(dtype)
+    return RNG.integers(0 if np.dtype(dtype).kind == "u" else -9, 10, shape).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -339,6 +339,11 @@ OTHER = [
     Case("QuantizeLinear", [X * 40, np.array([0.1, 0.2, 0.3], F), np.zeros(3, np.int8)], [1, 2], attrs={"axis": 1}),
     Case("DequantizeLinear", [draw(2, 3, dtype=np.int8), UNIT[0], np.array([1, 2, 3], np.int8)], attrs={"axis": 1}),
     Case("DequantizeLinear", [draw(2, 3, dtype=np.int8), np.array(0.25, F)]),
+    Case("DequantizeLinear", [draw(2, 3, dtype=np.int32), np.array(0.25, F)]),
+    Case("MatMulInteger", [draw(2, 3, dtype=np.uint8), draw(3, 4, dtype=np.int8), np.array(3, np.uint8)], [2]),
+    Case("MatMulInteger", [draw(2, 3, dtype=np.uint8), draw(3, 4, dtype=np.uint8), None, draw(4, dtype=np.uint8)]),
+    Case("DynamicQuantizeLinear", [X], outputs=3),
+    Case("DynamicQuantizeLinear", [np.zeros((2, 3), F)], outputs=3, label="zeros"),
     Case("MeanVarianceNormalization", [IMAGE]),
     Case("RotaryEmbedding", [draw(1, 2, 3, 4), draw(5, 2), draw(5, 2), np.array([[0, 1, 4]])], opset=23),
     Case("Attention", [draw(1, 2, 3, 4), draw(1, 2, 5, 4), draw(1, 2, 5, 4)], opset=23, attrs={"is_causal": 1}),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from fa_compiler.lowering.ascend.convert.emit import Tensor
+from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.contractions import matmul
 
 _TYPES = ("DT_INT8", "DT_UINT8", "DT_INT16", "DT_UINT16")
 _RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in _TYPES}
@@ -24,14 +27,28 @@ def _along(call: Call, vector: Tensor) -> Tensor:
 
 @handles("DequantizeLinear")
 def _dequantize(call: Call) -> Tensor:
-    """(x - zero point) * scale; the difference is exact in float32."""
+    """(x - zero point) * scale: the difference is exact in float32 up to 16 bits, and the zero point of int32 is 0."""
+    if call.x().dtype not in (*_RANGES, "DT_INT32"):
+        raise CannotMapError("its integers are not exact in float32", "use 8 or 16 bits")
     scale = _along(call, call.x(1))
     wide = call.cast(call.x(), "DT_FLOAT")
-    if call.has(2):
+    if call.has(2) and call.x().dtype != "DT_INT32":
         wide = call.binary("Sub", wide, call.cast(_along(call, call.x(2)), "DT_FLOAT"))
-    if call.x().dtype not in _RANGES:
-        raise CannotMapError("its integers are not exact in float32", "use 8 or 16 bits")
     return call.cast(call.binary("Mul", wide, call.cast(scale, "DT_FLOAT")), call.out().dtype)
+
+
+@handles("MatMulInteger")
+def _matmul_integer(call: Call) -> Tensor:
+    """The product of what is left without the zero points, in int32. Those of the first operand are for its rows."""
+    a, b = (call.cast(call.x(place), "DT_INT32") for place in (0, 1))
+    if min(a.rank, b.rank) < 2:
+        raise CannotMapError("an operand is a vector", "make it a matrix")
+    if call.has(2):
+        zero = call.cast(call.x(2), "DT_INT32")
+        a = call.binary("Sub", a, call.unsqueeze(zero, [1]) if zero.rank == 1 else zero)
+    if call.has(3):
+        b = call.binary("Sub", b, call.cast(call.x(3), "DT_INT32"))
+    return matmul(call, a, b)
 
 
 @handles("QuantizeLinear")
@@ -45,3 +62,26 @@ def _quantize(call: Call) -> Tensor:
         rounded = call.binary("Add", rounded, call.cast(_along(call, call.x(2)), "DT_FLOAT"))
     low, high = (call.like(float(bound), rounded) for bound in (_RANGES[dtype].min, _RANGES[dtype].max))
     return call.cast(call.binary("Minimum", call.binary("Maximum", rounded, low), high), dtype)
+
+
+@handles("DynamicQuantizeLinear")
+def _quantize_dynamically(call: Call) -> Sequence[Tensor]:
+    """The range of the values and 0 becomes 0 to 255; of zeros alone the scale is 1."""
+    x = call.x()
+    axes = call.e.ints(range(x.rank))
+    zero, most = call.like(0, x), call.like(255, x)
+
+    def over(op_type: str) -> Tensor:
+        return call.e.op(op_type, x, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(x.dtype, ()))
+
+    low = call.binary("Minimum", over("ReduceMin"), zero)
+    span = call.binary("Sub", call.binary("Maximum", over("ReduceMax"), zero), low)
+    empty = call.binary("Equal", span, zero, "DT_BOOL")
+    scale = call.e.op("SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=Type(x.dtype, ()))
+
+    def inside(value: Tensor) -> Tensor:
+        return call.binary("Minimum", call.binary("Maximum", value, zero), most)
+
+    point = call.unary("Round", inside(call.unary("Neg", call.binary("RealDiv", low, scale))))
+    rounded = call.binary("Add", call.unary("Round", call.binary("RealDiv", x, scale)), point)
+    return call.cast(inside(rounded), "DT_UINT8"), scale, call.cast(point, "DT_UINT8")
