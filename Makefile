@@ -5,11 +5,12 @@
 #   make test     the test suite
 #   make lint     ruff and mypy
 #   make sanitize the kernel tests on a library built with address and undefined-behaviour sanitizers (slow)
+#   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
 #   make clean    remove what the above made
 #
-# PYTHON=... chooses the interpreter.
+# PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator.
 
 PYTHON ?= python3
 CXX ?= c++
@@ -20,7 +21,7 @@ BENCH := all
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
 
-.PHONY: demo test sanitize lint bench compat clean
+.PHONY: demo test sanitize neon lint bench compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -38,6 +39,12 @@ sanitize: $(VENV)/.test
 		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 		FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so \
 		$(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
+
+CXX_AARCH64 ?= aarch64-linux-gnu-g++
+QEMU_AARCH64 ?= $(shell command -v qemu-aarch64-static || command -v qemu-aarch64)
+export CXX_AARCH64 QEMU_AARCH64
+neon:
+	lowering/ort/csrc/neon.sh build/neon
 
 bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)

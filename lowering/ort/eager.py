@@ -39,6 +39,9 @@ Array = npt.NDArray[Any]
 _ONNX_OPSET = 17
 _IR_VERSION = 8
 
+# The environment variables that change what a kernel computes with.
+_KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
+
 # ONNX Runtime has a class for each status code and no common base; a few errors are plain RuntimeErrors.
 _ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -73,7 +76,7 @@ def run(
     attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
     try:
         session = _session(
-            op_type, tuple(attributes.items()), types, frozenset(wanted), os.environ.get("FA_COMPILER_ISA")
+            op_type, tuple(attributes.items()), types, frozenset(wanted), tuple(map(os.environ.get, _KERNEL_SETTINGS))
         )
         # One tensor for one array: a kernel may see that two inputs are the same memory.
         tensors = {id(array): _to_ort(array) for array in placed if array is not None}
@@ -102,7 +105,7 @@ def _session(
     attributes: tuple[tuple[str, Any], ...],
     types: tuple[int | None, ...],
     wanted: frozenset[str],
-    isa: str | None,  # only part of the key: the library reads the environment when a session is made
+    settings: tuple[str | None, ...],  # only part of the key: the library reads them when a session is made
 ) -> ort.InferenceSession:
     spec = get(op_type)
     output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]

@@ -86,6 +86,7 @@ struct Problem {
   float keep_prob = 1.0f;
   const float* sink = nullptr;  // one score a head that takes part in the softmax and has no value
 
+  bool rounded_products = false;  // float32 may be rounded to bfloat16 before it is multiplied, where that is faster
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;

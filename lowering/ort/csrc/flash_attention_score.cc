@@ -30,7 +30,8 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, No
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
-      allocator_(allocator_of(api, info)), variant_(chosen_variant()) {
+      allocator_(allocator_of(api, info)), variant_(chosen_variant()),
+      products_may_round_(products_may_round()) {
   const Complaints complaints{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_p_scale}) {
     if (node.has_input(input)) complaints.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
@@ -51,7 +52,8 @@ void Kernel::compute(ort::KernelContext* context) const {
   auto* softmax_sum = static_cast<float*>(output_of(api_, context, output_softmax_sum, statistics_dims));
   output_of(api_, context, output_softmax_out, {0, 0, 0, 0});
   void* out = output_of(api_, context, output_attention_out, out_dims);
-  const Problem problem = call.problem(out, softmax_max, softmax_sum);
+  Problem problem = call.problem(out, softmax_max, softmax_sum);
+  problem.rounded_products = products_may_round_;
   if (call.has_gaps()) {
     const size_t element = problem.type == Type::float32 ? 4 : 2;
     if (out != nullptr) std::memset(out, 0, bytes_of(out_dims, element));

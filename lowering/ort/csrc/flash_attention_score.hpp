@@ -25,6 +25,7 @@ class Kernel {
   Attributes attributes_;
   AllocatorPtr allocator_;
   const Variant& variant_;
+  bool products_may_round_;
   bool constant_mask_checked_ = false;
 };
 

@@ -91,4 +91,11 @@ const Variant& choose() {
 
 const Variant& chosen_variant() { return choose(); }
 
+bool products_may_round() {
+  const char* type = std::getenv("FA_COMPILER_FLOAT32_PRODUCTS");
+  if (type == nullptr || *type == '\0' || std::string(type) == "float32") return false;
+  if (std::string(type) == "bfloat16") return true;
+  throw std::runtime_error("FA_COMPILER_FLOAT32_PRODUCTS=" + std::string(type) + " is neither float32 nor bfloat16");
+}
+
 }  // namespace fa

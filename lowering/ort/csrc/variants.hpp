@@ -20,4 +20,8 @@ struct Variant {
 // the name is unknown or the machine lacks the instructions.
 const Variant& chosen_variant();
 
+// FA_COMPILER_FLOAT32_PRODUCTS=bfloat16: see Problem::rounded_products. Off unless asked for. Throws std::runtime_error
+// when the type is another.
+bool products_may_round();
+
 }  // namespace fa

@@ -13,16 +13,27 @@ static void shrink_sums(const Span& span) {
   }
 }
 
-// For values that hold inf or NaN: a key that is not attended must not be read, for 0 * inf is NaN.
-static void add_values_carefully(const Span& span, int64_t first) {
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    const View& view = span.s.views[r];
-    float* sums = span.s.sums + r * span.columns();
-    for (int64_t j = view.begin; j < view.end; ++j) {
-      if (view.mask != nullptr && view.mask[j] != 0) continue;
-      add_value(span.s.scores[r * kScoreRow + j], span.value(first + j), span.problem.value_size, sums);
+// A key that is not attended must not be read, for 0 * inf is NaN. The probability of row r and key j of the block is
+// scores[j * key_step], column d of its sums is sums[d * column_step].
+static void add_values_carefully(const Span& span, int64_t r, int64_t first, const float* scores, int64_t key_step,
+                                 float* sums, int64_t column_step) {
+  const View& view = span.s.views[r];
+  for (int64_t j = view.begin; j < view.end; ++j) {
+    if (view.mask != nullptr && view.mask[j] != 0) continue;
+    const float* value = span.value(first + j);
+    for (int64_t d = 0; d < span.problem.value_size; ++d) {
+      sums[d * column_step] += scores[j * key_step] * value[d];
     }
   }
+}
+
+static bool all_finite(const float* numbers, int64_t count) {
+  Vec checks{};  // inf * 0 and NaN * 0 are NaN
+  int64_t n = 0;
+  for (; n + kLanes <= count; n += kLanes) checks += load(numbers + n) * 0.0f;
+  float check = sum_lanes(checks);
+  for (; n < count; ++n) check += numbers[n] * 0.0f;
+  return check == 0;
 }
 
 }  // namespace fa::FA_ISA

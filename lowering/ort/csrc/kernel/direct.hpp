@@ -5,6 +5,7 @@
 // nearly in the order of memory.
 #pragma once
 
+#include "ahead.hpp"
 #include "rows.hpp"
 #include "stored.hpp"
 
@@ -14,13 +15,8 @@ namespace fa::FA_ISA {
 // cost more than what they avoid.
 inline constexpr int64_t kDirectRows = 8;
 
-// Memory is asked, into the second-level cache, for the key that comes so many later: the processor's own prefetching
-// stops at the end of a page and does not know where the next row of a head lies. Worth a third of the time of decoding;
-// 16 is slower by a tenth, 64 to 256 are the same. Prefetching into the first-level cache gains nothing.
-inline constexpr int64_t kAhead = 32;
-
-template <class Number>
-FA_INLINE void ask_for(const Number* p) { __builtin_prefetch(p, 0, 2); }
+// Keys of one block: 256 are a tenth slower.
+inline constexpr int64_t kFewBlockKeys = 512;
 
 // Keys whose values are added before the next columns are taken. 32 and 64 are 5 to 10 % slower: with more of them the
 // columns are visited less in the order of memory.
@@ -36,13 +32,8 @@ constexpr int vectors_beside(int rows, int most) {
 // Adds lanes that differ in the bit kStep; lane l of the result holds a's sum, or b's where l has the bit.
 template <int kStep>
 FA_INLINE Vec add_halves(Vec a, Vec b) {
-  IntVec own;
-  IntVec other;
-  for (int i = 0; i < kLanes; ++i) {
-    own[i] = (i & kStep) == 0 ? i : kLanes + i;
-    other[i] = (i & kStep) == 0 ? i + kStep : kLanes + i - kStep;
-  }
-  return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
+  return shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane : kLanes + lane; }) +
+         shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane + kStep : kLanes + lane - kStep; });
 }
 
 // Lane l of the result is the sum of the lanes of vector l.

@@ -13,11 +13,15 @@ FA_INLINE int64_t query_words(const Span& span) {
   return blocks_of(span.shape.numbers, Stored::kStep) * kLanes;
 }
 
-// Row by row, what is beyond the last number 0.
+// Floats of one row that hold numbers.
+template <class Stored>
+FA_INLINE int64_t row_depth(const Span& span) { return Stored::kPairs ? blocks_of(span.shape.numbers, 2) : span.shape.numbers; }
+
+// Row by row, what is beyond the last number 0. Nothing is rounded here: memory is the limit.
 template <class Stored>
 static void read_few_queries(const Span& span) {
   const int64_t words = query_words<Stored>(span);
-  const int64_t depth = span.shape.depth;
+  const int64_t depth = row_depth<Stored>(span);
   for (int64_t r = 0; r < span.rows(); ++r) {
     const int64_t head = span.head_of(r);
     const int64_t i = span.index_of(r);
@@ -48,11 +52,11 @@ static void few_scores(const Span& span, int64_t first, int64_t count, float* sc
     return;
   }
   using Number = typename Joined<Stored>::Number;
-  const int64_t row = span.shape.depth * static_cast<int64_t>(sizeof(float) / sizeof(Number));
+  const int64_t row = row_depth<Stored>(span) * static_cast<int64_t>(sizeof(float) / sizeof(Number));
   for (int64_t c = 0; c < count; c += kLanes) {
     const int64_t keys = smaller(kLanes, count - c);
     for (int64_t j = 0; j < keys; ++j) {
-      float* out = s.rows + j * span.shape.depth;
+      float* out = s.rows + j * row_depth<Stored>(span);
       if constexpr (Stored::kPairs) {
         key_pairs(problem, span.sequence, span.plan.head, first + c + j, out);
       } else {
@@ -72,7 +76,6 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   const int64_t columns = span.columns();
   const Window all = seen_by_some(span, keys);
   const int64_t count = all.end - all.begin;
-  for (int64_t tile = 0; tile * kTileRows < rows; ++tile) s.windows[tile] = all;
   few_scores<Stored>(span, first + all.begin, count, s.scores + all.begin);
   soften_rows(span, first);
   shrink_sums(span);
@@ -82,22 +85,22 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   direct_values(rows, s.scores + all.begin, kScoreRow,
                 stored_rows<Stored>(problem.value, span.sequence.value, span.plan.head, first + all.begin), count,
                 problem.value_size, s.sums, columns);
-  float check = 0;
-  for (int64_t n = 0; n < rows * columns; ++n) check += s.sums[n] * 0.0f;
-  if (check == 0) return;
+  if (all_finite(s.sums, rows * columns)) return;
   __builtin_memcpy(s.sums, s.kept, bytes);
-  add_values_carefully(span, first);
+  for (int64_t r = 0; r < rows; ++r) {
+    add_values_carefully(span, r, first, s.scores + r * kScoreRow, 1, s.sums + r * columns, 1);
+  }
 }
 
 // Calls body(stored) with the way the problem's numbers are read.
 template <class Body>
 FA_INLINE void as_stored(const Span& span, Body body) {
-  if (span.shape.pairs()) {
-    body(StoredPairs{});
-  } else if (span.problem.type == Type::float32) {
+  if (span.problem.type == Type::float32) {
     body(StoredFloats{});
   } else if (span.problem.type == Type::float16) {
     body(StoredFloat16{});
+  } else if (kHasPairs) {
+    body(StoredPairs{});
   } else {
     body(StoredBfloat16{});
   }

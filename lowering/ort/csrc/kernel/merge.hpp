@@ -9,7 +9,7 @@
 
 namespace fa::FA_ISA {
 
-FA_INLINE int64_t partial_floats(const PackShape& shape, int64_t rows) { return rows * (shape.value_columns() + 2); }
+FA_INLINE int64_t partial_floats(const Shape& shape, int64_t rows) { return rows * (shape.value_columns() + 2); }
 
 FA_INLINE float* partial_of(const Span& span, int64_t chunk) {
   return span.plan.partial + chunk * partial_floats(span.shape, span.rows());

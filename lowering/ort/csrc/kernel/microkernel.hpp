@@ -1,8 +1,10 @@
-// The matrix product both halves of attention are made of: a tile of kTileRows x kPanel sums held in
-// registers while k runs, C = A B or C = diag(alpha) C + A B.
+// The matrix product both halves of attention are made of: a tile of kTileRows x kVectors vectors of sums held in
+// registers while k runs, C = A B or C = C diag(alpha) + A B.
 //
-// B is a packed panel, kPanel consecutive floats for each k. A is read one number at a time and
-// broadcast; where it lies is a template argument, so that all rows are reached from one pointer.
+// B and C are panels: vectors of query rows side by side, kPanel floats from one line to the next. A is K or V as it lies
+// in memory, read one number at a time and broadcast, so that neither is packed. Of K a tile takes rows; of V, columns.
+// B is 8 KB for a head size of 64 and stays in the first-level cache while K goes by; the probabilities (32 KB) come from
+// there or from the second level, two lines for 2 kTileRows products.
 //
 // With kPairs the 32 bits of a number of A or B are two bfloat16 that lie one after the other along the depth, which is
 // then half as long; their products are added as floats.
@@ -12,45 +14,91 @@
 
 namespace fa::FA_ISA {
 
-template <int kRows, int kRowStep, int kDepthStep, bool kAccumulate, bool kPairs>
-FA_INLINE void multiply_rows(const float* a, const float* b, int64_t depth, float* c, int64_t c_row,
-                             const float* alpha) {
-  Vec sum[kRows][2];
+// Number (r, k) of A at data[r * row + k].
+struct RowsOf {
+  const float* data;
+  int64_t row;
+};
+
+// Number (r, k) of A at data[k * row + r].
+struct ColumnsOf {
+  const float* data;
+  int64_t row;
+};
+
+// kRows numbers of A at a time: number r of the present k, and a step to the next k.
+template <class A, int kRows>
+struct Reader;
+
+// Every third row has a pointer; base + row and base + 2 row are addresses an instruction can form.
+template <int kRows>
+struct Reader<RowsOf, kRows> {
+  const float* base[(kRows + 2) / 3];
+  int64_t row;
+
+  explicit Reader(RowsOf a) : row(a.row) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r += 3) base[r / 3] = a.data + r * a.row;
+  }
+  float at(int r) const { return base[r / 3][r % 3 * row]; }
+  void next() {
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r += 3) ++base[r / 3];
+  }
+};
+
+template <int kRows>
+struct Reader<ColumnsOf, kRows> {
+  const float* data;
+  int64_t row;
+
+  explicit Reader(ColumnsOf a) : data(a.data), row(a.row) {}
+  float at(int r) const { return data[r]; }
+  void next() { data += row; }
+};
+
+template <int kRows, int kVectors, bool kPairs, class A>
+FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha) {
+  Vec sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    sum[r][0] = kAccumulate ? load(c + r * c_row) * alpha[r] : Vec{};
-    sum[r][1] = kAccumulate ? load(c + r * c_row + kLanes) * alpha[r] : Vec{};
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = alpha == nullptr ? Vec{} : load(c + r * kPanel + v * kLanes) * load(alpha + v * kLanes);
+    }
   }
+  Reader<A, kRows> numbers(a);
   for (int64_t k = 0; k < depth; ++k) {
-    const Vec b0 = load(b);
-    const Vec b1 = load(b + kLanes);
+    Vec line[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) line[v] = load(b + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      sum[r][0] = add_products<kPairs>(sum[r][0], a[r * kRowStep], b0);
-      sum[r][1] = add_products<kPairs>(sum[r][1], a[r * kRowStep], b1);
+      const float x = numbers.at(r);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
     }
-    a += kDepthStep;
+    numbers.next();
     b += kPanel;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    store(c + r * c_row, sum[r][0]);
-    store(c + r * c_row + kLanes, sum[r][1]);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) store(c + r * kPanel + v * kLanes, sum[r][v]);
   }
 }
 
-// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay
-// for the missing rows.
-template <int kRowStep, int kDepthStep, bool kAccumulate, bool kPairs = false, int kRows = kTileRows>
-static void multiply(int64_t rows, const float* a, const float* b, int64_t depth, float* c, int64_t c_row,
-                     const float* alpha) {
+// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
+// rows. Without alpha, C = A B.
+template <int kVectors, bool kPairs, class A, int kRows = kTileRows>
+static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha = nullptr) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kRowStep, kDepthStep, kAccumulate, kPairs, kRows - 1>(rows, a, b, depth, c, c_row, alpha);
+      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha);
       return;
     }
   }
-  multiply_rows<kRows, kRowStep, kDepthStep, kAccumulate, kPairs>(a, b, depth, c, c_row, alpha);
+  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha);
 }
 
 }  // namespace fa::FA_ISA

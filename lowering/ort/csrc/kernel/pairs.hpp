@@ -36,16 +36,21 @@ FA_INLINE Vec add_products(Vec sum, float a, Vec b) {
 
 // Two keys' numbers of the same kLanes columns, side by side: columns [0, kLanes) and [kLanes, 2 kLanes) of 2 kLanes.
 FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
-  ShortVec from_low;
-  ShortVec from_high;
-  for (int i = 0; i < kLanes; ++i) {
-    from_low[2 * i] = static_cast<uint16_t>(i);
-    from_low[2 * i + 1] = static_cast<uint16_t>(i + 2 * kLanes);
-    from_high[2 * i] = static_cast<uint16_t>(i + kLanes);
-    from_high[2 * i + 1] = static_cast<uint16_t>(i + 3 * kLanes);
-  }
-  low = (Vec)__builtin_shuffle((ShortVec)even, (ShortVec)odd, from_low);
-  high = (Vec)__builtin_shuffle((ShortVec)even, (ShortVec)odd, from_high);
+  const auto even_bits = (ShortVec)even;
+  const auto odd_bits = (ShortVec)odd;
+  low = (Vec)shuffle(even_bits, odd_bits, [](int i) { return i / 2 + i % 2 * 2 * kLanes; });
+  high = (Vec)shuffle(even_bits, odd_bits, [](int i) { return i / 2 + kLanes + i % 2 * 2 * kLanes; });
+}
+
+// Both rounded to bfloat16, `even` in the lower halves.
+FA_INLINE Vec pair_of(Vec even, Vec odd) {
+#if defined(__AVX512BF16__)
+  const auto both = (ShortVec)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  return (Vec)shuffle(both, both, [](int i) { return i / 2 + i % 2 * kLanes; });
+#else
+  (void)odd;
+  return even;
+#endif
 }
 
 // Rounds `count` floats to bfloat16, pairs of them in the 32 bits of each float of the first half of the same memory. An

@@ -3,14 +3,15 @@
 #pragma once
 
 #include "direct.hpp"
-#include "pack.hpp"
+#include "stage.hpp"
 #include "view.hpp"
 
 namespace fa::FA_ISA {
 
-// Query rows of one task: a multiple of every kTileRows. Each row tile reads a packed block again, from the second-level
-// cache; 48 rows are as fast at 512 x 512 and 5 % slower where few rows meet many keys, 144 and 192 rows are no faster.
-inline constexpr int64_t kBlockRows = 96;
+// Query rows of one task: a multiple of every kPanel. K and V come anew for each task, from the second-level cache or
+// beyond, and where they are copied that is done anew; with 96 rows this takes up to 3 % more time.
+inline constexpr int64_t kBlockRows = 192;
+inline constexpr int64_t kFewerRows = 96;  // where there would be fewer than kTasksWanted
 
 // Tasks that a problem should have so that no thread is long without one; with fewer, long rows are cut along the keys.
 inline constexpr int64_t kTasksWanted = 32;
@@ -34,12 +35,14 @@ struct Cut {
   int64_t count = 0;
 
   Cut() = default;
-  Cut(int64_t query_length, int64_t group) {
-    spans_per_head = blocks_of(query_length, kBlockRows);
-    rows = blocks_of(blocks_of(query_length, spans_per_head), kTileRows) * kTileRows;
+  Cut(int64_t query_length, int64_t group, int64_t heads_in_all) {
+    const bool many = heads_in_all * group * blocks_of(query_length, kBlockRows) >= kTasksWanted;
+    const int64_t most = many ? kBlockRows : kFewerRows;
+    spans_per_head = blocks_of(query_length, most);
+    rows = blocks_of(blocks_of(query_length, spans_per_head), kPanel) * kPanel;
     rows = smaller(rows, query_length);
     spans_per_head = blocks_of(query_length, rows);
-    if (spans_per_head == 1) heads = larger(1, smaller(group, kBlockRows / query_length));
+    if (spans_per_head == 1) heads = larger(1, smaller(group, most / query_length));
     count = spans_per_head > 1 ? spans_per_head * group : blocks_of(group, heads);
   }
 
@@ -54,42 +57,34 @@ struct Cut {
   }
 };
 
-// How a span reaches K and V:
-//   shared  several spans read a packed copy, which is made first
-//   own     the only span packs each block for itself, when it comes to it, and leaves no copy in memory
-//   direct  rows are so few that the scores come straight from K
-enum class Source : uint8_t { shared, own, direct };
-
 // One key head of one sequence. Only with a single span are its keys cut into chunks of whole blocks, whose results
 // are merged.
 struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
   Cut cut;
-  Source source;
+  bool direct;  // rows are so few that both products come straight from K and V
+  int64_t block_keys;
   int64_t first_block;  // that some row sees
   int64_t end_block;
   int64_t chunk_blocks;
   int64_t chunks;
-  float* packed = nullptr;    // shared
-  uint8_t* finite = nullptr;  // shared: one flag for each block of values
-  float* partial = nullptr;   // of chunks: see merge.hpp
+  float* partial = nullptr;  // of chunks: see merge.hpp
 
   HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all)
-      : sequence(&s), head(key_head), cut(s.query_length, group) {
-    source = cut.count > 1 ? Source::shared : s.query_length * group <= kDirectRows ? Source::direct : Source::own;
+      : sequence(&s), head(key_head), cut(s.query_length, group, heads_in_all) {
+    direct = cut.count == 1 && s.query_length * group <= kDirectRows;
+    block_keys = direct ? kFewBlockKeys : kBlockKeys;
     const KeyRange range = banded(s, 0, s.query_length - 1);
-    first_block = range.begin / kBlockKeys;
-    end_block = larger(first_block, blocks_of(range.end, kBlockKeys));
+    first_block = range.begin / block_keys;
+    end_block = larger(first_block, blocks_of(range.end, block_keys));
     chunk_blocks = larger(1, end_block - first_block);
-    if (source != Source::shared) {
+    if (cut.count == 1) {
       chunk_blocks = blocks_of(chunk_blocks, smaller(chunk_blocks, blocks_of(kTasksWanted, heads_in_all)));
     }
     chunks = larger(1, blocks_of(end_block - first_block, chunk_blocks));
   }
 
-  int64_t packed_keys() const { return source == Source::shared ? sequence->key_length : 0; }
-  int64_t packed_blocks() const { return blocks_of(packed_keys(), kBlockKeys); }
   int64_t tasks() const { return chunks > 1 ? chunks : cut.count; }
 };
 

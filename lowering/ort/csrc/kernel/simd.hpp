@@ -72,12 +72,38 @@ FA_INLINE IntVec nonzero_bytes(const uint8_t* p) {
 typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 FA_INLINE BitVec widen(const uint16_t* p) { return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec); }
 
+template <int... kLane>
+struct LaneList {};
+template <int kCount, int... kLane>
+struct CountLanes : CountLanes<kCount - 1, kCount - 1, kLane...> {};
+template <int... kLane>
+struct CountLanes<0, kLane...> {
+  using List = LaneList<kLane...>;
+};
+
+template <class From, class Vector, class Index, int... kLane>
+FA_INLINE Vector shuffled(Vector a, Vector b, LaneList<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, From{}(kLane)...);
+#else
+  return __builtin_shuffle(a, b, Index{From{}(kLane)...});
+#endif
+}
+
+// Lane i of the result is number from(i) of the lanes of a followed by those of b; `from` captures nothing.
+template <class From>
+FA_INLINE Vec shuffle(Vec a, Vec b, From) {
+  return shuffled<From, Vec, IntVec>(a, b, typename CountLanes<kLanes>::List{});
+}
+template <class From>
+FA_INLINE ShortVec shuffle(ShortVec a, ShortVec b, From) {
+  return shuffled<From, ShortVec, ShortVec>(a, b, typename CountLanes<2 * kLanes>::List{});
+}
+
 // The lanes, each replaced by the one whose number differs in the bit kStep.
 template <int kStep>
 FA_INLINE Vec swapped(Vec v) {
-  IntVec from;
-  for (int i = 0; i < kLanes; ++i) from[i] = i ^ kStep;
-  return __builtin_shuffle(v, from);
+  return shuffle(v, v, [](int lane) { return lane ^ kStep; });
 }
 
 template <int kStep = kLanes / 2>

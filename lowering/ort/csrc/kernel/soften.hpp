@@ -1,4 +1,5 @@
-// One block of scores becomes one block of probabilities, row by row: scale, bias, mask, online softmax, dropout.
+// Few rows: one block of scores becomes one block of probabilities, row by row: scale, bias, mask, online softmax,
+// dropout.
 #pragma once
 
 #include "bias.hpp"
@@ -13,8 +14,8 @@ FA_INLINE const uint8_t* hidden_keys(const Span& span, const View& view) {
   if (view.mask == nullptr) return nullptr;
   const int64_t count = view.end - view.begin;
   if (count % kLanes == 0) return view.mask + view.begin;
-  __builtin_memcpy(span.s.hidden, view.mask + view.begin, static_cast<size_t>(count));
-  return span.s.hidden;
+  __builtin_memcpy(span.s.masked, view.mask + view.begin, static_cast<size_t>(count));
+  return span.s.masked;
 }
 
 static float soften_view(const Span& span, int64_t r, int64_t first, const View& view, float* scores) {
@@ -36,7 +37,7 @@ static float soften_view(const Span& span, int64_t r, int64_t first, const View&
 
 // Gives the sum of the row's probabilities in this block, before dropout.
 static float soften_row(const Span& span, int64_t r, int64_t first) {
-  const Window window = span.s.windows[r / kTileRows];
+  const Window window = span.s.windows[r / kPanel];
   const View& view = span.s.views[r];
   float* scores = span.s.scores + r * kScoreRow;
   if (view.empty()) {

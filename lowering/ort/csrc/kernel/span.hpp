@@ -12,10 +12,10 @@ FA_INLINE float* aligned(void* p) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(p) + kAlignment - 1) / kAlignment * kAlignment);
 }
 
-// Floats from one score row to the next: an odd number of cache lines, so that the rows of a tile do not share a set.
-inline constexpr int64_t kScoreRow = kBlockKeys + 16;
+// Floats from one row of scores to the next where rows are few: an odd number of cache lines, so that the rows of a tile do not share a set.
+inline constexpr int64_t kScoreRow = kFewBlockKeys + 16;
 
-// Columns of a block that some row of a tile of kTileRows sees; begins at a panel.
+// Keys of a block that some row of a panel sees; begins at an even one.
 struct Window {
   int64_t begin;
   int64_t end;
@@ -23,60 +23,68 @@ struct Window {
   bool empty() const { return begin >= end; }
 };
 
-// The memory of one worker.
+// The memory of one worker. Rows lie in panels of kPanel side by side, so that the softmax runs down the lanes; where
+// they are few (few.hpp), one after the other.
 struct Scratch {
-  float* queries;   // tiles of [depth][kTileRows]; direct: see few.hpp
-  float* scores;    // [kBlockRows][kScoreRow], then the probabilities in their place
-  float* sums;      // [kBlockRows][value_columns]: sum of P V so far
-  float* block;     // a packed block of K and V, where they are neither shared nor read directly
+  float* queries;   // panels [depth][kPanel]
+  float* scores;    // of one panel: [kBlockKeys][kPanel], then the probabilities in their place; few: [rows][kScoreRow]
+  float* aside;     // the bias of these scores, then what dropout keeps of them
+  float* hidden;    // not 0 where a key is not attended
+  float* across;    // panels [value_columns][kPanel]: sum of P V so far
+  float* sums;      // [kBlockRows][value_columns]: the same at the end; few: from the beginning
+  float* block;     // copies of K and V
   float* kept;      // [kDirectRows][value_columns]
-  float* rows;      // kLanes converted rows of K or V, or one of query or bias
+  float* rows;      // kLanes rows of query, bias, or mask
   float* max;       // [kBlockRows]: the largest score so far
   float* total;     // [kBlockRows]: sum of exp(score - max) so far
   float* part;      // [kBlockRows]: the same of this block
   float* shrink;    // [kBlockRows]: by this block, the factor of what was summed before
   View* views;      // [kBlockRows]
-  Window* windows;  // [kBlockRows / kTileRows]
-  uint8_t* hidden;  // [kScoreRow]
+  Window* windows;  // [kBlockRows / kPanel]
+  uint8_t* masked;  // [kScoreRow]
   uint8_t* empty;   // [kBlockRows]
 
-  static size_t row_floats(const PackShape& shape) {
-    return static_cast<size_t>(larger(larger(shape.numbers, shape.value_columns()) * kLanes, kScoreRow));
+  static constexpr size_t kPanelFloats = (kBlockKeys + kLanes) * kPanel;
+  static constexpr size_t kScoreFloats = kPanelFloats > kDirectRows * kScoreRow ? kPanelFloats : kDirectRows * kScoreRow;
+
+  static size_t row_floats(const Shape& shape) {
+    return static_cast<size_t>(larger(larger(shape.numbers, shape.value_columns()), kScoreRow) * kLanes + kLanes);
   }
-  // Where rows are few, each of their two parts is filled up to whole vectors.
-  static size_t query_floats(const PackShape& shape) {
-    return static_cast<size_t>(kBlockRows * shape.numbers + kDirectRows * 2 * kLanes);
+  static size_t query_floats(const Shape& shape) {
+    return static_cast<size_t>(kBlockRows * blocks_of(shape.numbers, 2 * kLanes) * 2 * kLanes);
   }
-  static size_t block_floats(const PackShape& shape, bool no_own) {
-    return no_own ? 0 : static_cast<size_t>(shape.block_floats(kBlockKeys));
-  }
-  static size_t bytes(const PackShape& shape, bool no_own) {
+  static size_t bytes(const Shape& shape) {
     const size_t columns = static_cast<size_t>(shape.value_columns());
-    const size_t floats = kBlockRows * (kScoreRow + columns + 4) + query_floats(shape) + block_floats(shape, no_own) +
-                          kDirectRows * columns + row_floats(shape);
+    const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kBlockRows * columns +
+                          static_cast<size_t>(shape.block_floats()) + kDirectRows * columns + row_floats(shape) +
+                          4 * kBlockRows;
     return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
   }
-  Scratch(void* memory, const PackShape& shape, bool no_own) {
-    block = aligned(memory);
-    scores = block + block_floats(shape, no_own);
-    sums = scores + kBlockRows * kScoreRow;
-    kept = sums + kBlockRows * shape.value_columns();
-    max = kept + kDirectRows * shape.value_columns();
+  Scratch(void* memory, const Shape& shape) {
+    const int64_t columns = shape.value_columns();
+    queries = aligned(memory);
+    scores = queries + query_floats(shape);
+    aside = scores + kScoreFloats;
+    hidden = aside + kPanelFloats;
+    across = hidden + kPanelFloats;
+    sums = across + kBlockRows * columns;
+    block = sums + kBlockRows * columns;
+    kept = block + shape.block_floats();
+    rows = kept + kDirectRows * columns;
+    max = rows + row_floats(shape);
     total = max + kBlockRows;
     part = total + kBlockRows;
     shrink = part + kBlockRows;
-    queries = shrink + kBlockRows;
-    rows = queries + query_floats(shape);
-    views = reinterpret_cast<View*>(rows + row_floats(shape));
+    views = reinterpret_cast<View*>(shrink + kBlockRows);
     windows = reinterpret_cast<Window*>(views + kBlockRows);
-    hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows);
-    empty = hidden + kScoreRow;
+    masked = reinterpret_cast<uint8_t*>(windows + kBlockRows);
+    empty = masked + kScoreRow;
   }
 };
 
 struct Span {
   const Problem& problem;
-  const PackShape& shape;
+  const Shape& shape;
   const HeadPlan& plan;
   const Sequence& sequence;
   const RowSpan of;
@@ -93,9 +101,9 @@ struct Span {
 // The columns of a block that some row of the span sees.
 static Window seen_by_some(const Span& span, int64_t keys) {
   Window all{keys, 0};
-  for (int64_t tile = 0; tile * kTileRows < span.rows(); ++tile) {
-    all.begin = smaller(all.begin, span.s.windows[tile].begin);
-    all.end = larger(all.end, span.s.windows[tile].end);
+  for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
+    all.begin = smaller(all.begin, span.s.windows[panel].begin);
+    all.end = larger(all.end, span.s.windows[panel].end);
   }
   return all;
 }

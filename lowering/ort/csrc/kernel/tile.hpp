@@ -5,24 +5,36 @@
 #include "merge.hpp"
 #include "microkernel.hpp"
 #include "results.hpp"
+#include "soften_panel.hpp"
 
 namespace fa::FA_ISA {
 
-// Tile by tile, [depth][kTileRows], so that the micro-kernel finds all rows of a tile at one place for any head size.
 static void read_queries(const Span& span) {
   const int64_t depth = span.shape.depth;
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    const int64_t head = span.head_of(r);
-    const int64_t i = span.index_of(r);
-    const float* q = span.shape.pairs() ? query_pairs(span.problem, span.sequence, head, i, span.s.rows)
-                                        : query_row(span.problem, span.sequence, head, i, span.s.rows);
-    float* out = span.s.queries + r / kTileRows * kTileRows * depth + r % kTileRows;
-    for (int64_t d = 0; d < depth; ++d) out[d * kTileRows] = q[d];
+  const int64_t whole = depth / kLanes * kLanes;
+  const int64_t rows = span.rows();
+  const Problem& problem = span.problem;
+  for (int64_t r = 0; r < rows; ++r) {
+    ask_for_row(problem.query, problem.type, span.sequence.query + span.head_of(r) * problem.query.head,
+                span.index_of(r), problem.head_size);
+  }
+  for (int64_t first = 0; first < rows; first += kLanes) {
+    const float* from[kLanes];
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const int64_t r = smaller(first + j, rows - 1);  // what is beyond repeats the last; nobody looks at it
+      from[j] = query_numbers(problem, span.shape, span.sequence, span.head_of(r), span.index_of(r),
+                              span.s.rows + j * span.shape.numbers);
+    }
+    float* panel = span.s.queries + first / kPanel * kPanel * depth + first % kPanel;
+    for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel + d * kPanel);
+    for (int64_t d = whole; d < depth; ++d) {
+      for (int64_t j = 0; j < kLanes; ++j) panel[d * kPanel + j] = from[j][d];
+    }
   }
 }
 
 static void prepare(const Span& span) {
-  if (span.plan.source == Source::direct) {
+  if (span.plan.direct) {
     as_stored(span, [&](auto stored) { read_few_queries<decltype(stored)>(span); });
   } else {
     read_queries(span);
@@ -40,7 +52,8 @@ static void begin_sums(const Span& span, bool with_sink) {
     s.max[r] = span.problem.sink[span.head_of(r)];
     s.total[r] = s.max[r] == -kInfinity ? 0.0f : 1.0f;
   }
-  for (int64_t n = 0; n < span.rows() * span.columns(); ++n) s.sums[n] = 0;
+  const size_t bytes = static_cast<size_t>(kBlockRows * span.columns()) * sizeof(float);
+  __builtin_memset(span.plan.direct ? s.sums : s.across, 0, bytes);
 }
 
 // Fills views and windows; false if no row sees any of these keys.
@@ -56,10 +69,10 @@ static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
     open = less_hidden(open, problem, sequence, span.head_of(0), span.index_of(0), first);
   }
   bool seen = false;
-  for (int64_t tile = 0; tile * kTileRows < rows; ++tile) {
+  for (int64_t panel = 0; panel * kPanel < rows; ++panel) {
     Window window{keys, 0};
-    const int64_t end = smaller(rows, (tile + 1) * kTileRows);
-    for (int64_t r = tile * kTileRows; r < end; ++r) {
+    const int64_t end = smaller(rows, (panel + 1) * kPanel);
+    for (int64_t r = panel * kPanel; r < end; ++r) {
       if (!one_mask) {
         s.views[r] = view_of(problem, sequence, span.head_of(r), span.index_of(r), first, keys);
       } else if (band) {
@@ -68,96 +81,120 @@ static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
         s.views[r] = open;
       }
       if (s.views[r].empty()) continue;
-      window.begin = smaller(window.begin, s.views[r].begin / kPanel * kPanel);
+      window.begin = smaller(window.begin, s.views[r].begin / 2 * 2);
       window.end = larger(window.end, s.views[r].end);
     }
-    s.windows[tile] = window;
+    s.windows[panel] = window;
     seen = seen || !window.empty();
   }
   return seen;
 }
 
-// K and V of one block, or of a part of it, as panels.
-struct BlockData {
-  const float* keys;
-  const float* values;
-  int64_t begin;        // the first key in the block
-  int64_t count;
-  bool finite;  // all values are
-};
-
-// Where the block is not shared it is packed here, as far as some row sees it.
-static BlockData block_data(const Span& span, int64_t block, int64_t first, int64_t keys) {
-  const PackShape& shape = span.shape;
-  const HeadPlan& plan = span.plan;
-  if (plan.source == Source::shared) {
-    const float* packed = plan.packed + shape.block_offset(block);
-    return {packed, packed + shape.key_floats(keys), 0, keys, plan.finite[block] != 0};
+// The first panel of a block asks for what lies in place: keys to come, and the values of its own keys.
+FA_INLINE void ask_for_keys(const Span& span, const BlockData& data, int64_t first, int64_t count) {
+  const Problem& problem = span.problem;
+  const int64_t keys = key_start(problem, span.sequence, span.plan.head);
+  const int64_t values = value_start(problem, span.sequence, span.plan.head);
+  for (int64_t j = first; j < first + count; ++j) {
+    if (data.keys_in_place) ask_for_row(problem.key, problem.type, keys, j + kAhead, problem.head_size);
+    if (data.values_in_place) ask_for_row(problem.value, problem.type, values, j, problem.value_size);
   }
-  const Window all = seen_by_some(span, keys);
-  const int64_t count = all.end - all.begin;
-  float* packed = span.s.block;
-  const bool finite =
-      pack_block(span.problem, shape, span.sequence, plan.head, first + all.begin, count, packed, span.s.rows);
-  return {packed, packed + shape.key_floats(count), all.begin, count, finite};
+}
+
+template <int kVectors, bool kPairs>
+static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t data_begin, const BlockData& data,
+                         bool careful, bool fresh) {
+  const Scratch& s = span.s;
+  const PanelView view = panel_view(span, panel);
+  const Window window = view.window;
+  const int64_t depth = span.shape.depth;
+  const float* queries = s.queries + panel * kPanel * depth;
+  for (int64_t c = window.begin; c < window.end; c += kTileRows) {
+    if (fresh) ask_for_keys(span, data, first + c, smaller(kTileRows, window.end - c));
+    const RowsOf keys{data.keys + (c - data_begin) * data.key_row, data.key_row};
+    multiply<kVectors, kPairs>(smaller(kTileRows, window.end - c), keys, queries, depth, s.scores + c * kPanel);
+  }
+  float* across = s.across + panel * kPanel * span.columns();
+  const float* shrink = s.shrink + view.first_row;
+  const int64_t value_size = span.problem.value_size;
+  if (careful) {
+    soften_panel<kVectors, false>(span, view, first);
+    for (int64_t r = 0; r < view.rows; ++r) {
+      for (int64_t d = 0; d < value_size; ++d) across[d * kPanel + r] *= shrink[r];
+      add_values_carefully(span, view.first_row + r, first, s.scores + r, kPanel, across + r, kPanel);
+    }
+    return;
+  }
+  soften_panel<kVectors, kPairs>(span, view, first);
+  constexpr int64_t kUnit = kPairs ? 2 : 1;
+  const float* values = data.values + (window.begin - data_begin) / kUnit * data.value_row;
+  for (int64_t d = 0; d < value_size; d += kTileRows) {
+    multiply<kVectors, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
+                                   s.scores + window.begin / kUnit * kPanel, blocks_of(window.end - window.begin, kUnit),
+                                   across + d * kPanel, shrink);
+  }
 }
 
 template <bool kPairs>
-static void attend_panels(const Span& span, int64_t block, int64_t first, int64_t keys) {
-  constexpr int64_t kUnit = kPairs ? 2 : 1;
-  const Scratch& s = span.s;
-  const int64_t rows = span.rows();
+static void attend_panels(const Span& span, int64_t first, int64_t keys, bool careful) {
+  const Window all = seen_by_some(span, keys);
+  const BlockData data = block_data(span.problem, span.shape, span.sequence, span.plan.head, first + all.begin,
+                                    all.end - all.begin, span.s.block, span.s.rows);
+  bool fresh = true;
+  for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
+    if (span.s.windows[panel].empty()) continue;
+    if (span.rows() - panel * kPanel > kLanes) {
+      attend_panel<2, kPairs>(span, panel, first, all.begin, data, careful, fresh);
+    } else {
+      attend_panel<1, kPairs>(span, panel, first, all.begin, data, careful, fresh);
+    }
+    fresh = false;
+  }
+}
+
+// Turns the panels of sums into rows.
+static void lay_out_sums(const Span& span) {
   const int64_t columns = span.columns();
-  const int64_t depth = span.shape.depth;
-  const BlockData data = block_data(span, block, first, keys);
-  for (int64_t c = data.begin; c < data.begin + data.count; c += kPanel) {
-    for (int64_t r = 0; r < rows; r += kTileRows) {
-      const Window window = s.windows[r / kTileRows];
-      if (c < window.begin || c >= window.end) continue;
-      multiply<1, kTileRows, false, kPairs>(smaller(kTileRows, rows - r), s.queries + r * depth,
-                                            data.keys + (c - data.begin) * depth, depth, s.scores + r * kScoreRow + c,
-                                            kScoreRow, nullptr);
-    }
-  }
-  soften_rows(span, first);
-  if (!data.finite) {
-    shrink_sums(span);
-    add_values_carefully(span, first);
-    return;
-  }
-  if constexpr (kPairs) {
-    for (int64_t r = 0; r < rows; ++r) {
-      const Window window = s.windows[r / kTileRows];
-      if (!window.empty()) narrow_to_pairs(s.scores + r * kScoreRow + window.begin, window.end - window.begin);
-    }
-  }
-  const int64_t panel_rows = blocks_of(data.count, kUnit);
-  for (int64_t c = 0; c < columns; c += kPanel) {
-    for (int64_t r = 0; r < rows; r += kTileRows) {
-      const Window window = s.windows[r / kTileRows];
-      if (window.empty()) continue;
-      const float* values = data.values + c * panel_rows + (window.begin - data.begin) / kUnit * kPanel;
-      multiply<kScoreRow, 1, true, kPairs>(smaller(kTileRows, rows - r), s.scores + r * kScoreRow + window.begin,
-                                           values, blocks_of(window.end - window.begin, kUnit),
-                                           s.sums + r * columns + c, columns, s.shrink + r);
+  for (int64_t first = 0; first < span.rows(); first += kLanes) {
+    const float* panel = span.s.across + first / kPanel * kPanel * columns + first % kPanel;
+    for (int64_t d = 0; d < columns; d += kLanes) {
+      const float* from[kLanes];
+      for (int64_t j = 0; j < kLanes; ++j) from[j] = panel + (d + j) * kPanel;
+      transpose_square(from, 0, span.s.sums + first * columns + d, columns);
     }
   }
 }
 
-// Blocks [begin, end); `masked` false looks at neither the mask nor the band.
-static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool masked) {
+static void attend_blocks_once(const Span& span, int64_t begin, int64_t end, bool masked, bool careful) {
   for (int64_t block = begin; block < end; ++block) {
-    const int64_t first = block * kBlockKeys;
-    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
+    const int64_t first = block * span.plan.block_keys;
+    const int64_t keys = smaller(span.plan.block_keys, span.sequence.key_length - first);
     if (!look(span, first, keys, masked)) continue;
-    if (span.plan.source == Source::direct) {
+    if (span.plan.direct) {
       as_stored(span, [&](auto stored) { attend_directly<decltype(stored)>(span, first, keys); });
     } else if (span.shape.pairs()) {
-      if constexpr (kHasPairs) attend_panels<true>(span, block, first, keys);
+      if constexpr (kHasPairs) attend_panels<true>(span, first, keys, careful);
     } else {
-      attend_panels<false>(span, block, first, keys);
+      attend_panels<false>(span, first, keys, careful);
     }
   }
+  if (!span.plan.direct) lay_out_sums(span);
+}
+
+// All rows over blocks [begin, end); `masked` false looks at neither the mask nor the band.
+static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool masked, bool with_sink) {
+  begin_sums(span, with_sink);
+  attend_blocks_once(span, begin, end, masked, false);
+  // Whether a value is inf or NaN shows only in the sums; then all is done again, carefully.
+  if (span.plan.direct || all_finite(span.s.sums, span.rows() * span.columns())) return;
+  const int64_t last = smaller(end * span.plan.block_keys, span.sequence.key_length);
+  bool finite = true;
+  for (int64_t j = begin * span.plan.block_keys; finite && j < last; ++j) {
+    finite = all_finite(span.value(j), span.problem.value_size);
+  }
+  if (finite) return;
+  begin_sums(span, with_sink);
+  attend_blocks_once(span, begin, end, masked, true);
 }
 
 static void write_results(const Span& span) {
@@ -175,8 +212,7 @@ static void write_results(const Span& span) {
     return;
   }
   prepare(span);
-  begin_sums(span, false);
-  attend_blocks(span, 0, blocks_of(span.sequence.key_length, kBlockKeys), false);
+  attend_blocks(span, 0, blocks_of(span.sequence.key_length, span.plan.block_keys), false, false);
   for (int64_t r = 0; r < span.rows(); ++r) {
     if (span.s.empty[r] != 0) write_row(span, r, NanRows::nan);
   }
@@ -185,9 +221,9 @@ static void write_results(const Span& span) {
 // All rows of the span over all keys they see.
 static void run_span(const Span& span) {
   prepare(span);
-  begin_sums(span, span.problem.sink != nullptr);
   const KeyRange range = banded(span.sequence, span.of.begin, span.of.end - 1);
-  attend_blocks(span, range.begin / kBlockKeys, blocks_of(range.end, kBlockKeys), true);
+  const int64_t keys = span.plan.block_keys;
+  attend_blocks(span, range.begin / keys, blocks_of(range.end, keys), true, span.problem.sink != nullptr);
   write_results(span);
 }
 
@@ -195,9 +231,9 @@ static void run_span(const Span& span) {
 static void run_chunk(const Span& span, int64_t n) {
   const HeadPlan& plan = span.plan;
   prepare(span);
-  begin_sums(span, n == 0 && span.problem.sink != nullptr);
   const int64_t begin = plan.first_block + n * plan.chunk_blocks;
-  attend_blocks(span, begin, smaller(begin + plan.chunk_blocks, plan.end_block), true);
+  attend_blocks(span, begin, smaller(begin + plan.chunk_blocks, plan.end_block), true,
+                n == 0 && span.problem.sink != nullptr);
   put_partial(span, n);
 }
 

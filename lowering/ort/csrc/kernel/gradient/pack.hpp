@@ -32,7 +32,7 @@ FA_INLINE bool all_finite(Vec check) { return sum_lanes(check) == 0; }
 FA_INLINE void put_columns(const float* const* from, int64_t depth, int64_t first, float* out) {
   const int64_t whole = depth / kLanes * kLanes;
   float* panel = out + first / kPanel * kPanel * depth + first % kPanel;
-  for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel);
+  for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel + d * kPanel);
   for (int64_t d = whole; d < depth; ++d) {
     for (int64_t j = 0; j < kLanes; ++j) panel[d * kPanel + j] = from[j][d];
   }
