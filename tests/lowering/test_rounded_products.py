@@ -24,6 +24,11 @@ FORMS = {
 }
 
 
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
 def problem(name: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     inputs = FORMS[name].inputs(rng)
     return inputs | {"atten_mask": TRIANGLE} if name == "causal" else inputs
