@@ -11,8 +11,9 @@ inputs, none of which may be empty. So
                                             (`empty_bias`)
     a bias alone                            gets a mask of the scores' sizes that excludes nothing (sparse_mode 1)
 
-FlashAttentionScore and PromptFlashAttention of our domain are converted, in float16 (or bfloat16, where query, key and
-value have it); everything else of our domain is refused, and so is a float32 attention.
+FlashAttentionScore (SBH by transposing) and PromptFlashAttention of our domain are converted, in float16 or, where
+query, key and value have it, bfloat16. Everything else of our domain is refused, and so is float32, unless the user
+agreed to cast it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ ATTRIBUTES = (
 )
 """What the parser's plugin reads."""
 
+_SWAP = {"perm": (1, 0, 2)}
+
 
 def to_prompts(model: ir.Model, options: Options) -> None:
     """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in place.
@@ -59,7 +62,8 @@ def to_prompts(model: ir.Model, options: Options) -> None:
             try:
                 _to_prompt(node, builder, options)
             except Decline as decline:
-                problems.append(about(node, "; ".join(filter(None, (decline.reason, decline.hint)))))
+                own = None if decline.hint == decline.code.advice else decline.hint
+                problems.append(about(node, "; ".join(filter(None, (decline.reason, own)))))
             except UnfitNode as reason:
                 problems.append(about(node, str(reason)))
         if not problems:
@@ -97,15 +101,33 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
         return
     if node.op_type != prompt.TRAINING:
         raise UnfitNode("ATC's own parser has no plugin for it that works; use --route air or --route onnx")
-    call = prompt.as_prompt(node, builder.info)
-    made = prompt.build(call, node, node.outputs[-1], builder, options)
+    old, turned = node.outputs[-1], _turn(node, builder)
+    made = prompt.build(prompt.as_prompt(node, builder.info), node, old, builder, options)
+    result = made.outputs[0]
+    if turned:
+        query = made.inputs[0]
+        shape = None if query is None else builder.info.shape(query)
+        builder.info.set(result, shape, result.dtype)
+        result.shape = None if shape is None else ir.Shape([size.const for size in shape])
     for violation in verify(node_view(made, builder.info), options.product or "A2", options.cann):
         raise UnfitNode(str(violation))
-    old = node.outputs[-1]
     wanted = builder.info.dtype(old)
-    result = made.outputs[0] if wanted is None else builder.cast(made.outputs[0], wanted)
-    replace_value(old, result)
+    if wanted is not None:
+        result = builder.cast(result, wanted)
+    replace_value(old, builder.op("Transpose", [result], wanted, _SWAP) if turned else result)
     sweep(builder.graph, [node])
+
+
+def _turn(node: ir.Node, builder: Builder) -> bool:
+    """Bring query, key and value from SBH to BSH; the caller turns the result back."""
+    layout = node.attributes.get("input_layout")
+    if layout is None or layout.as_string() != "SBH":
+        return False
+    for index, value in enumerate(node.inputs[:3]):
+        assert value is not None
+        node.replace_input_with(index, builder.op("Transpose", [value], builder.info.dtype(value), _SWAP))
+    node.attributes["input_layout"] = ir.AttrString("input_layout", "BSH")
+    return True
 
 
 def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:

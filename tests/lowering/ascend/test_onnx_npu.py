@@ -23,7 +23,7 @@ def model(
 ) -> onnx.ModelProto:
     heads = "num_heads" if "Prompt" in op else "head_num"
     outputs = "o" if "Prompt" in op else "a, b, c, o"
-    layout = "BNSD" if q.count(",") == 3 else "BSH"
+    layout = "BNSD" if q.count(",") == 3 else "SBH"
     text = f"""
     <ir_version: 8, opset_import: ["" : 17, "ascend" : 1]>
     g({q} q, {k} k, {k} v{more}) => ({q} o)
@@ -125,6 +125,14 @@ def test_a_bias_gets_a_mask_of_nothing() -> None:
     assert (mask.data_type, list(mask.dims)) == (onnx.TensorProto.BOOL, [6, 9])
     assert not onnx.numpy_helper.to_array(mask).any()
     assert attributes(node)["sparse_mode"] == 1
+    same(proto, result)
+
+
+def test_the_batch_comes_first() -> None:
+    proto = model(q="float16[6,2,64]", k="float16[9,2,32]")
+    result, node = converted(proto)
+    assert attributes(node)["input_layout"] == b"BSH"
+    assert [entry.op_type for entry in result.graph.node].count("Transpose") == 4
     same(proto, result)
 
 
