@@ -297,3 +297,21 @@ def test_the_model_of_the_folder_computes_what_the_original_does(name: str, tmp_
     assert len(seen) == len(wanted)
     for left, right in zip(seen, wanted, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-5 * np.abs(right).max(), rtol=0)  # float32, a few layers
+
+
+def test_large_weights_are_files_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of no bytes in place of 512 MiB; the model's own weights lie beside it."""
+    table = np.arange(4096 * 4, dtype=np.float32).reshape(4096, 4)
+    model = positions()
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(table, "table"))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    monkeypatch.setattr(route_air, "write", functools.partial(write, inline_limit=0))
+    out = tmp_path / "out"
+    command = ["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:1,4096,4", "--quiet"]
+    for _ in range(2):  # the second run replaces what the first wrote
+        assert main(command) == 0
+    (file,) = [name for name in json.loads((out / "report.json").read_text())["files"] if name.startswith("air_weight")]
+    assert (out / file).read_bytes() == table.tobytes()
+    assert (out / "model.air").stat().st_size < 4096
+    assert check_air(out / "model.air") == []
