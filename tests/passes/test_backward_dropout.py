@@ -13,6 +13,7 @@ from fa_compiler.passes import Code
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import parse, random_feeds, run
 from tests.passes.test_backward_rejects import BODY
+from tests.passes.test_backward_rejects import INPUTS as SQUARE
 
 KEEP = "<float c = {0.4}, float keep = {0.8}, float inverse = {1.25}, int64[1] last = {-1}, float zero = {0.0}, "
 KEEP += "float ratio = {0.2}, float other = {0.6}, bool on = {1}, bool off = {0}>"
@@ -134,3 +135,24 @@ def test_dropout_that_is_declined(changes: Mapping[str, str]) -> None:
     changed, report = fused_pair(original)
     assert not any(block.status == "fused" for block in report.blocks)
     assert changed == ir.to_proto(ir.from_proto(original)), "a declined model was changed"
+
+
+def test_dropout_of_packed_sequences_keeps_the_mask() -> None:
+    """The drop mask goes by rows and keys, of which packed sequences have none in common."""
+    own = (
+        "places = Constant<value=int64[6] {0,1,2,3,4,5}>() front = Constant<value=int64[1] {0}>() "
+        "pi = Unsqueeze(places, last) reached = GreaterOrEqual(pi, ends) n = Cast<to=7>(reached) "
+        "label = ReduceSum<keepdims=0>(n, last) r1 = Unsqueeze(label, last) c1 = Unsqueeze(label, front) "
+        "own = Equal(r1, c1) low = Constant<value=float {-inf}>() m = Where(own, x, low)"
+    )
+    lines = {**BODY, **DROPPED, "m": own, "dm": "dm = Where(own, ds, zero)"}
+    more = "int64[E] ends, float[B,4,6,6] noise"
+    results = ", ".join(f"float[B,4,6,8] {name}" for name in ("y", "dq", "dk", "dv"))
+    original = parse(" ".join(lines.values()), more, inputs=SQUARE, outputs=results, initializers=KEEP)
+    changed, report = fused_pair(original)
+    assert [(block.status, block.mask) for block in report.blocks] == [("fused", "atten_mask")] * 2
+    feeds = feeds_of(original, 0) | {"ends": np.array([4, 2])}
+    wanted = named(original, run(original, feeds))
+    for got in (evaluate(changed, feeds), named(changed, run(changed, feeds))):
+        for name, value in wanted.items():
+            assert_close(got[name], value, 1e-5)

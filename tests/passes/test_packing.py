@@ -317,6 +317,26 @@ def test_the_mask_of_an_attention_operator(mask: str, more: str, packed: bool) -
     assert (block.status, block.layout == "TND") == ("fused", packed)
 
 
+USES = {
+    "added": "f = Where(m, nothing, low) x = Add(s, f) " + SOFTMAX.format("x"),
+    "added, -inf": "f = Where(m, nothing, minus) x = Add(s, f) " + SOFTMAX.format("x"),
+    "excluded": "out = Not(m) x = Where(out, minus, s) " + SOFTMAX.format("x"),
+    "guarded": SELECT + "p0 = Softmax<axis=-1>(x) undefined = IsNaN(p0) p = Where(undefined, nothing, p0) ",
+    "beside a sink": SELECT
+    + "b_ = Shape<start=0, end=1>(q) four = Constant<value=int64[1] {4}>() o1 = Constant<value=int64[1] {1}>() "
+    "sizes = Concat<axis=0>(b_, four, rows_, o1) every = Expand(sink, sizes) both = Concat<axis=3>(x, every) "
+    "pp = Softmax<axis=-1>(both) third = Constant<value=int64[1] {3}>() p = Slice(pp, first, columns_, third) ",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_however_the_mask_is_applied(use: str) -> None:
+    body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + COUNTED + SAME_CAUSAL + " " + use + PRODUCT_PV
+    more = CUMULATIVE + (", float[1,4,1,1] sink" if "sink" in use else "")
+    block = same(parse(body, more, inputs=SELF, opset=17))
+    assert (block.layout, block.mask) == ("TND", "packed+causal")
+
+
 def test_no_tensor_of_tokens_times_tokens_is_left() -> None:
     """The labels stay, what compared rows with columns is gone: 8192 tokens in sequences of 256 took 10 ms and 10 MB,
     beside a mask 120 ms and 440 MB."""
