@@ -203,7 +203,11 @@ def _attention(node: onnx.NodeProto) -> Iterator[Finding]:
 def _own(node: onnx.NodeProto) -> Iterator[Finding]:
     """A node that becomes the GE operator of its name: tensors by position, attributes by name."""
     spec = get(node.op_type)
-    attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
+    try:
+        attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
+    except ValueError as error:
+        yield PROTOTYPE(_label(node), str(error))
+        return
     for bind, names in ((bind_inputs, node.input), (bind_outputs, node.output)):
         try:
             bind(spec, list(names), attrs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
@@ -32,7 +32,7 @@ def check_weights(graph: onnx.GraphProto, folder: Path | None, is_main: bool) ->
 
 def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterator[Finding]:
     if tensor.data_type not in parser.TYPES - parser.NO_CONSTANTS:
-        yield CONSTANT(name, f"its type is {ir.DataType(tensor.data_type)}")
+        yield CONSTANT(name, f"its type is number {tensor.data_type} of ONNX's list")
         return
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return
@@ -40,14 +40,21 @@ def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterato
     for key in entries:
         if key not in parser.EXTERNAL_ENTRIES:
             yield ENTRY(name, f"the entry '{key}' of its external data is read as the length")
-    if folder is None:
+    if folder is not None:
+        yield from _file(tensor, name, {key: str(value) for key, value in entries.items()}, folder)
+
+
+def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+    location, offset = entries.get("location", ""), entries.get("offset", "0")
+    if not offset.isascii() or not offset.isdigit():
+        yield ENTRY(name, f"its offset is {offset!r}")
         return
     count = 1
     for dim in tensor.dims:
         count *= dim
-    needed = int(entries.get("offset", "0")) + (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
-    place = folder / entries.get("location", "")
-    if not place.is_file():
-        yield NO_FILE(name, f"its file '{entries.get('location', '')}' is not beside the model")
+    needed = int(offset) + (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    place = folder / location
+    if "\0" in location or not place.is_file():
+        yield NO_FILE(name, f"its file {location!r} is not beside the model")
     elif place.stat().st_size < needed:
-        yield NO_FILE(name, f"its file '{place.name}' has {place.stat().st_size} bytes, {needed} are needed")
+        yield NO_FILE(name, f"its file {location!r} has {place.stat().st_size} bytes, {needed} are needed")

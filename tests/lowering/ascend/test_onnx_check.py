@@ -6,6 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ascend.air.check import verdict
@@ -158,3 +160,18 @@ def test_branches() -> None:
 def test_sequences() -> None:
     model = parsed("g(seq(float) x) => (int64 y) { y = SequenceLength(x) }", 17)
     assert rules(model) == ["element-type"]
+
+
+@given(st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_files_are_answered(vectors: Path, tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever was done to a file, the check says something and does not fail."""
+    sources = sorted((vectors / "onnx_samples").glob("*.onnx"))
+    content = bytearray(data.draw(st.sampled_from(sources)).read_bytes())
+    for _ in range(data.draw(st.integers(1, 6))):
+        place = data.draw(st.integers(0, len(content)))
+        cut, more = data.draw(st.integers(0, 4)), data.draw(st.binary(max_size=4))
+        content[place : place + cut] = more
+    (tmp_path / "damaged.onnx").write_bytes(bytes(content))
+    for finding in check(tmp_path / "damaged.onnx", [TEST_DOMAIN]):
+        assert str(finding)
