@@ -5,9 +5,11 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
     rows        one, proven, or vouched for by `--assume decode`: the operator refuses every other run
     layout      BSH, BSND or BNSD; key and value of one head size; one batch size, proven
     band        none, or the causal one from the bottom right corner: one token is the last and sees every key
-    atten_mask  one row for each batch entry, [B,1,1,S2], and rows masked everywhere are the mean of the values, which
-                the operator gives them: their scores are all -1e12
-    real_shift  of the query's type, [B or 1,N1,1,S2]: it is added after the scale by both operators
+    atten_mask  one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked everywhere are the
+                mean of the values, which the operator gives them: masked keys have the score -1e12. That they weigh
+                nothing beside other keys is proven for float16, whose products cannot get as low as -1e12 by a
+                common scale; else the user vouches for it (`--assume masks-dominate`)
+    real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2]: both operators add them after the scale
     caches      as they are; or both by DequantizeLinear from int8 with one constant scale each, in the query's type:
                 (x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly
 
@@ -30,15 +32,18 @@ from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.layout import Move, moves
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr, is_op
-from fa_compiler.passes.options import DECODE, Options
+from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, Options
 from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.terms import Add
 from fa_compiler.passes.views import View
 
 OP = "IncreFlashAttention"
 LAYOUTS = ("BSH", "BSND", "BNSD")
-HEADS_AXIS = {"BSND": 2, "BNSD": 1}
 CORNER_CAUSAL = 3
 """The sparse_mode of a causal band from the bottom right corner."""
+MASKED_SCORE = -1e12
+"""The operator's score of a masked key."""
+LARGEST_HALF = 65504.0
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,11 @@ class Quantised:
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs and attributes of an IncreFlashAttention."""
+    """The inputs and attributes of an IncreFlashAttention, and what the user vouched for."""
 
     inputs: dict[str, ir.Value | None]
     attrs: dict[str, int | float | str]
+    assumed: tuple[str, ...] = ()
 
 @dataclass(frozen=True)
 class Decoding:
@@ -88,7 +94,18 @@ class Decoding:
         inputs["pse_shift"] = self.inputs.get("real_shift")
         if self.match.mask.masked:
             inputs["atten_mask"] = self.inputs.get("atten_mask")
-        return Step(inputs, {"input_layout": self.layout, "inner_precise": 0})
+        assumed = (MASKS_DOMINATE,) if self.match.mask.masked and not self._bounded() else ()
+        return Step(inputs, {"input_layout": self.layout, "inner_precise": 0}, (*self._open_rows(), *assumed))
+
+    def _open_rows(self) -> tuple[str, ...]:
+        return () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
+
+    def _bounded(self) -> bool:
+        """Is no score as low as that of a masked key? A product of float16 numbers is at most 65504^2."""
+        depth = self.match.space.size(self.match.roles.depth).const
+        if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
+            return False
+        return abs(self.match.scale) * depth * LARGEST_HALF**2 < -MASKED_SCORE / 10
 
     @property
     def _caches(self) -> tuple[View, View]:
@@ -105,7 +122,9 @@ class Decoding:
             return False
         if mask.value is not None or mask.nan_rows:
             return False
-        if mask.masked and (mask.empty_rows != "mean" or self.inputs.get("atten_mask") is None):
+        if mask.masked and (mask.empty_rows != "mean" or mask.shifts or self.inputs.get("atten_mask") is None):
+            return False
+        if mask.masked and not self._bounded() and MASKS_DOMINATE not in self.options.assume:
             return False
         return self._one_batch() and self._mask_fits() and self._shift_fits()
 
@@ -127,6 +146,8 @@ class Decoding:
         shift = self.inputs.get("real_shift")
         if shift is None:
             return True
+        if not all(isinstance(step, Add) for step in self.match.mask.shifts):
+            return False
         shape, space, roles = self._shape("real_shift"), self.match.space, self.match.roles
         if len(shape) != 4 or self.builder.info.dtype(shift) != self.match.dtype:
             return False
@@ -153,6 +174,8 @@ class Decoding:
         if self.builder.info.dtype(x) != ir.DataType.INT8 or int_attr(node, "block_size", 0):
             return None
         if self.builder.info.dtype(view.base) != self.match.dtype or scale.dtype != self.match.dtype.numpy():
+            return None
+        if not np.isfinite(scale).all():
             return None
         dims = self.match.space.resolve_all(view.base_dims)
         plan = moves(dims, target)

@@ -204,7 +204,8 @@ class Emitter:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
-        assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()))
+        vouched = step.assumed if step is not None and node.op_type == DECODING else ()
+        assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes))
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:

@@ -72,7 +72,10 @@ def agree(model: onnx.ModelProto, after: onnx.ModelProto, given: dict[str, Array
         np.testing.assert_allclose(result.astype(np.float64), before.astype(np.float64), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("rows", "assume"), [("1", ()), ("S", ("decode",))])
+VOUCHED = ("masks-dominate",)
+
+
+@pytest.mark.parametrize(("rows", "assume"), [("1", VOUCHED), ("S", ("decode", *VOUCHED))])
 def test_dequantised_caches_are_read_as_they_are(rows: str, assume: tuple[str, ...]) -> None:
     model = quantised(rows)
     after = fused(model, "ort", assume)
@@ -80,14 +83,20 @@ def test_dequantised_caches_are_read_as_they_are(rows: str, assume: tuple[str, .
     agree(model, after, feeds(), 2e-6)
 
 
-def test_an_open_number_of_queries_is_not_taken_for_one() -> None:
-    model = quantised("S")
-    after = fused(model, "ort")
+@pytest.mark.parametrize(("rows", "assume"), [("S", VOUCHED), ("1", ())])
+def test_nothing_is_taken_for_granted(rows: str, assume: tuple[str, ...]) -> None:
+    """An open number of queries, and scores of float32 that may be lower than those of masked keys."""
+    model = quantised(rows)
+    after = fused(model, "ort", assume)
     assert operators(after) == ["DequantizeLinear", "DequantizeLinear", "Not", "FlashAttentionScore"]
     agree(model, after, feeds(), 2e-6)
 
 
 NEAR_MISSES = {
+    "a bias beside the mask": {
+        "body": DEQUANTIZE + INT8.replace("w = Where(m, t, low)", "u = Add(t, b) w = Where(m, u, low)"),
+        "scales": SCALES.replace("<", "<float[1,4,1,1] b={-1e20,0,0,0}, "),
+    },
     "rows masked everywhere are NaN": {"scales": SCALES.replace("-3.4e38", "-inf")},
     "two queries": {"rows": "2"},
     "a scale for each number": {
@@ -106,7 +115,7 @@ NEAR_MISSES = {
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_other_attention_stays_as_it_was(name: str) -> None:
     model = quantised(**NEAR_MISSES[name])
-    after = fused(model, "ort")
+    after = fused(model, "ort", VOUCHED)
     assert "FlashAttentionScore" in operators(after)
     assert not [value.name for value in after.graph.initializer if "antiquant" in value.name]
 
@@ -139,3 +148,27 @@ def test_ascend_decodes_with_grouped_heads() -> None:
     assert operators(fused(grouped("S"), "ascend")) == ["FlashAttentionScore"]
     assert operators(fused(grouped("S"), "ascend", ("decode",))) == ["IncreFlashAttention"]
     assert operators(fused(model, "ort")) == ["FlashAttentionScore"]
+
+
+def test_a_mask_that_ascend_gets_as_a_bias_stays_with_the_training_operator() -> None:
+    wide = "tf = Cast<to=1>(t) w = Where(m, tf, lf) pf = Softmax<axis=-1>(w) p = Cast<to=10>(pf)"
+    inputs = "float16[B,4,1,16] q, float16[B,2,T,16] k, float16[B,2,T,16] v, bool[B,1,1,T] m"
+    constants = (
+        "<float cf={0.25}, float lf={-3.4e38}, int64[5] e={1,1,2,1,1}, int64[1] two={2}, int64[4] r={0,4,-1,16}>"
+    )
+    body = GROUPED.replace("p = Softmax<axis=-1>(t)", wide)
+    model = parse(body, inputs=inputs, outputs="float16[B,4,1,16] y", initializers=constants)
+    assert "FlashAttentionScore" in operators(fused(model, "ascend"))
+
+
+def test_added_biases_are_taken_along() -> None:
+    body = GROUPED.replace("p = Softmax<axis=-1>(t)", "u = Add(t, b) p = Softmax<axis=-1>(u)")
+    inputs = "float16[B,4,1,16] q, float16[B,2,T,16] k, float16[B,2,T,16] v, float16[B,4,1,T] b"
+    constants = "<float cf={0.25}, int64[5] e={1,1,2,1,1}, int64[1] two={2}, int64[4] r={0,4,-1,16}>"
+    model = parse(body, inputs=inputs, outputs="float16[B,4,1,16] y", initializers=constants)
+    after = fused(model, "ascend")
+    assert operators(after) == ["IncreFlashAttention"]
+    rng = np.random.default_rng(2)
+    given: dict[str, Array] = {"q": rng.normal(size=(2, 4, 1, 16)).astype(np.float16)}
+    given |= {name: rng.normal(size=(2, 2, 20, 16)).astype(np.float16) for name in "kv"}
+    agree(model, after, given | {"b": rng.normal(size=(2, 4, 1, 20)).astype(np.float16)}, 2e-3)
