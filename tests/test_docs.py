@@ -21,7 +21,7 @@ COMMANDS = re.findall(r"^    fa-compiler (.+)$", TEXT, re.MULTILINE)
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands(line: str) -> None:
-    args = parser().parse_args(shlex.split(line))
+    args = parser().parse_args(shlex.split(line, comments=True))
     if args.command == "atc":
         assert soc_version(args.soc_version)
         assert parse_shapes(args.input_shape)
