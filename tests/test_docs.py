@@ -16,7 +16,7 @@ from fa_compiler.op_registry.soc import soc_version
 from fa_compiler.passes.options import EMPTY_BIAS, HALF_ATTENTION
 
 TEXT = (Path(__file__).parent.parent / "docs" / "ascend.md").read_text()
-COMMANDS = re.findall(r"^    fa-compiler (.+)$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^    fa-compiler (.+)$", TEXT.replace("\\\n", " "), re.MULTILINE)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
