@@ -211,6 +211,24 @@ def test_a_kernel_may_be_called_by_several_threads() -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("heads", [1, 20])
+def test_a_block_of_scores_of_minus_infinity_leaves_no_trace(heads: int) -> None:
+    """As a softmax over all keys at once: NaN only where every score of the row is -inf."""
+    rng = np.random.default_rng(4)
+    key = rng.standard_normal((1, 300, 1, 1)).astype(np.float32)
+    key[0, :200] = -np.inf
+    inputs = {
+        "query": np.ones((1, 2, heads, 1), np.float32),
+        "key": key,
+        "value": rng.standard_normal((1, 300, 1, 5)).astype(np.float32),
+        "sparse_indices": np.stack([np.arange(300), np.arange(300)]).astype(np.int32).reshape(1, 2, 1, 300),
+    }
+    inputs["sparse_indices"][0, 1, 0, 150:] = -1
+    attrs = {"scale_value": 1.0, "sparse_mode": 0, "attention_mode": 2}
+    compare("SparseFlashAttention", inputs, attrs)
+
+
+@pytest.mark.usefixtures("isa")
 def test_each_output_may_be_the_only_one() -> None:
     for op, make in PROBLEMS:
         inputs, attrs = make(7, np.float32)

@@ -96,6 +96,12 @@ class RowAttention {
     const float old = top_[h];
     top_[h] = change_[h] > old ? change_[h] : old;
     alpha_[h] = old == -kInfinity ? 0.0f : exp_nonpositive(splat(old - top_[h]))[0];
+    // Scores of -inf alone made NaN so far, which would outlive the factor 0.
+    if (old == -kInfinity && top_[h] > -kInfinity && h < group_) {
+      sum_[h] = 0;
+      float* out = out_ + h * columns_of(a_.value.size);
+      for (int64_t d = 0; d < columns_of(a_.value.size); ++d) out[d] = 0;
+    }
   }
 
   void statistics(const sparse::Sequence& sequence, int64_t row, int64_t head, const float* top, const float* sum) {
