@@ -20,7 +20,7 @@ from fa_compiler.passes.layout import moves
 from fa_compiler.passes.mask_values import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.narrow import is_constant_along, narrowed
-from fa_compiler.passes.options import Options
+from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.views import View
@@ -123,6 +123,13 @@ class MaskBuilder:
     def _put(
         self, condition: ir.Value, when: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
     ) -> ir.Value:
+        if math.isfinite(fill) and abs(fill) > LARGEST[dtype] and NO_EMPTY_ROWS not in self.options.assume:
+            raise Decline(
+                Code.EMPTY_ROWS,
+                f"{dtype.name} does not hold {fill:g}, and with less a row that is masked everywhere is no mean any more",
+                self._culprit,
+                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+            )
         pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
         return self.builder.op("Where", [condition, *(pair if when else reversed(pair))], dtype)
 

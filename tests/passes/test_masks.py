@@ -355,3 +355,21 @@ def test_a_row_that_is_biased_below_the_masked_score(low: str) -> None:
     )
     rows = np.array([[1, 0, 1, 1, 0], [0, 0, 1, 1, 1]], np.bool_).reshape(2, 1, 5, 1)
     assert "EXT-MASK-VALUE" in same(proto, n=np.zeros((2, 1, 1, 6), np.bool_), r=rows).extensions
+
+
+HALF = "float16[B,4,S,8] q, float16[B,4,T,8] k, float16[B,4,T,8] v"
+WIDE_SOFTMAX = (
+    "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) w = Cast<to=1>(s) x = Where(m, w, low) "
+    "p0 = Softmax<axis=-1>(x) p = Cast<to=10>(p0) "
+)
+
+
+@pytest.mark.parametrize("fill", [MIN, "-1e30"])
+def test_a_number_that_the_bias_of_a_product_does_not_hold(fill: str) -> None:
+    """Where every key is masked the original gives the mean of the values; -65504 added to each would not."""
+    body = numbers(low=fill) + WIDE_SOFTMAX + PRODUCT_PV
+    proto = parse(body, "bool[B,1,1,T] m", inputs=HALF, outputs="float16[B,4,S,8] y")
+    _, report = fused(proto, "ascend")
+    assert [block.code for block in report.blocks] == ["empty_rows"]
+    keys = np.array([[0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+    assert same(proto, "ascend", ("no-empty-rows",), tolerance=4e-3, m=keys).status == "fused"
