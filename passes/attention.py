@@ -266,7 +266,8 @@ class Matcher:
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
     ) -> list[tuple[ir.Node, ir.Value]]:
         """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned,
-        those left out that serve the match alone: they go with it."""
+        those left out that serve the softmax alone: they go with it."""
+        softmax = {id(node) for node in anchor.nodes}
         scoring = (*before.nodes, *anchor.nodes)
         nodes = (*scoring, *after.nodes, after.product.node)
         matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
@@ -283,7 +284,7 @@ class Matcher:
                 ]
                 outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
                 outside.extend(each for each in readers if each.graph is not anchor.node.graph)
-                inside = [each for each in readers if each not in outside and not _serves_only(each, matched)]
+                inside = [each for each in readers if each not in outside and not _serves_only(each, softmax, matched)]
                 harmless.extend((each, output) for each in inside)
                 if not outside and not output.is_graph_output():
                     continue
@@ -495,15 +496,18 @@ def _feeds_backward(probabilities: ir.Value) -> bool:
     )
 
 
-def _serves_only(reader: ir.Node, matched: set[int], limit: int = 16) -> bool:
-    """Does all that is made from a node's results end in the match, as the target shape of an Expand in it does?"""
+def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:
+    """Does all that is made from a node's results end in the softmax, as the target shape of an Expand in it does? What
+    ends in other nodes of the match, a mask or bias, outlives them."""
     pending, known = [reader], {id(reader)}
     while pending:
         node = pending.pop()
         if len(known) > limit or any(output.is_graph_output() for output in node.outputs):
             return False
         for output in node.outputs:
-            behind = [each for each in distinct_consumers(output) if id(each) not in matched and id(each) not in known]
+            behind = [each for each in distinct_consumers(output) if id(each) not in softmax and id(each) not in known]
+            if any(id(each) in matched for each in behind):
+                return False
             known.update(map(id, behind))
             pending.extend(behind)
     return True

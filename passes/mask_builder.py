@@ -126,7 +126,7 @@ class MaskBuilder:
         if math.isfinite(fill) and abs(fill) > LARGEST[dtype] and NO_EMPTY_ROWS not in self.options.assume:
             raise Decline(
                 Code.EMPTY_ROWS,
-                f"{dtype.name} does not hold {fill:g}, and with less a row that is masked everywhere is no mean any more",
+                f"{dtype.name} does not hold {fill:g}; with less, a row that is masked everywhere gives no mean",
                 self._culprit,
                 f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
             )

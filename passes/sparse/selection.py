@@ -29,6 +29,8 @@ from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.value_sets import ValueSets
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+MAX_PARTS = 64
+"""Masks of more parts than this are not taken apart further."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +60,32 @@ class _Reader:
     sets: ValueSets
 
     def conditions(self, value: ir.Value, when: bool, heads: bool) -> Iterator[Condition]:
+        """The conditions that together exclude where the value is `when`, each once; what is not taken apart is one."""
+        pending, known = [(value, when, heads)], {(value, when, heads)}
+        while pending:
+            asked = pending.pop(0)
+            parts = self._parts(*asked) if len(known) < MAX_PARTS else None
+            if parts is None:
+                if self._truth(asked[0]) is not (not asked[1]):
+                    yield Condition(*asked)
+                continue
+            pending.extend(part for part in parts if part not in known)
+            known.update(parts)
+
+    def _parts(self, value: ir.Value, when: bool, heads: bool) -> list[tuple[ir.Value, bool, bool]] | None:
         node = producer(value)
+        operands = [operand for operand in node.inputs if operand is not None] if node is not None else []
         if is_op(node, "Identity") or self._between_bools(node):
-            assert node is not None and node.inputs[0] is not None
-            yield from self.conditions(node.inputs[0], when, heads)
-        elif is_op(node, "Not"):
-            assert node is not None and node.inputs[0] is not None
-            yield from self.conditions(node.inputs[0], not when, heads)
-        elif (is_op(node, "Or") and when) or (is_op(node, "And") and not when) or (when and self._adds_masks(node)):
-            assert node is not None
-            for operand in node.inputs:
-                assert operand is not None
-                yield from self.conditions(operand, when, heads)
-        elif is_op(node, "Where") and (parts := self._of_where(node, when)) is not None:
-            for part, wanted in parts:
-                yield from self.conditions(part, wanted, heads)
-        elif heads and (inner := self._without_heads(node)) is not None:
-            yield from self.conditions(inner, when, heads=False)
-        elif self._truth(value) is not (not when):
-            yield Condition(value, when, heads)
+            return [(operands[0], when, heads)]
+        if is_op(node, "Not"):
+            return [(operands[0], not when, heads)]
+        if (is_op(node, "Or") and when) or (is_op(node, "And") and not when) or (when and self._adds_masks(node)):
+            return [(operand, when, heads) for operand in operands]
+        if is_op(node, "Where") and (parts := self._of_where(node, when)) is not None:
+            return [(part, wanted, heads) for part, wanted in parts]
+        if heads and (inner := self._without_heads(node)) is not None:
+            return [(inner, when, False)]
+        return None
 
     def _between_bools(self, node: ir.Node | None) -> bool:
         """A Cast that keeps what is zero."""
