@@ -19,7 +19,7 @@ BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BENCH := all
 OLD_RUNTIMES := 1.20.1 1.23.2
-NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.*)
+NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
 .PHONY: demo test sanitize neon lint bench compat clean
 
