@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Rules
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
 from fa_compiler.op_registry.geometry import differ, shape_of
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, SparseSizes
@@ -86,19 +86,5 @@ def lengths(call: Call) -> Iterator[Fault]:
     sizes = _sizes(call)
     if sizes is None:
         return
-    layout, key_layout = call.attr("layout_query"), call.attr("layout_key")
     yield from sparse.paging(call, sizes, "layout_key", _batch(call, sizes))
-    if layout == key_layout == "TND":
-        yield from sparse.packed_lengths(call, sizes, _LENGTHS)
-        return
-    if layout == "TND":
-        if call[_LENGTHS[0]] is None:
-            message = f"{_LENGTHS[0]} is absent, expected cumulative lengths with TND"
-            yield Fault(_LENGTHS[0], message, "aclnn", NULLPTR)
-        yield from sparse.ends(call, _LENGTHS[0], sizes.queries[0], exact=False)
-    elif layout == "BSND":
-        yield from sparse.batch_lengths(call, _LENGTHS[0], sizes.queries[0], sizes.queries[1])
-    if key_layout == PAGED and call[_LENGTHS[1]] is None:
-        yield Fault(_LENGTHS[1], f"{_LENGTHS[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
-    most = sizes.keys[1] if key_layout == "BSND" else None
-    yield from sparse.batch_lengths(call, _LENGTHS[1], _batch(call, sizes), most)
+    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_key", _batch(call, sizes))

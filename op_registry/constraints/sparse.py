@@ -221,6 +221,26 @@ def batch_lengths(call: Call, name: str, batch: Dim, most: Dim) -> Iterator[Faul
             return
 
 
+def lengths(call: Call, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim) -> Iterator[Fault]:
+    """The lengths of query and key, each as its layout wants them: cumulative for TND, beside it one for each sequence.
+
+    `key` is the attribute of the keys' layout, `batch` the number of sequences.
+    """
+    layout, key_layout = call.attr("layout_query"), call.attr(key)
+    if layout == key_layout == "TND":
+        yield from packed_lengths(call, sizes, names)
+        return
+    if layout == "TND":
+        if call[names[0]] is None:
+            yield Fault(names[0], f"{names[0]} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+        yield from ends(call, names[0], sizes.queries[0], exact=False)
+    elif layout == "BSND":
+        yield from batch_lengths(call, names[0], sizes.queries[0], sizes.queries[1])
+    if key_layout == PAGED and call[names[1]] is None:
+        yield Fault(names[1], f"{names[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
+    yield from batch_lengths(call, names[1], batch, sizes.keys[1] if key_layout == "BSND" else None)
+
+
 def paging(call: Call, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
     """block_table is there with PA_BSND and only then; its blocks have a size that Ascend takes."""
     paged = call.attr(key) == PAGED
