@@ -65,6 +65,7 @@ class Step:
     attrs: dict[str, int | float | str]
     assumed: tuple[str, ...] = ()
 
+
 @dataclass(frozen=True)
 class Decoding:
     """What the emitter knows when it is about to build a node."""

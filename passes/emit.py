@@ -44,6 +44,10 @@ DEFAULT_PRODUCT = "A2"
 """The Ascend product that is verified for when the user names none."""
 
 
+Place = tuple[ir.Value, Arrangement, int]
+"""A value the fused result may replace, its arrangement, and the work that makes superfluous."""
+
+
 @dataclass(frozen=True)
 class Landing:
     """A value the fused result can replace, and the moves from the operator's output to it."""
@@ -142,7 +146,7 @@ class Emitter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = self._landing_places(match)
+        places = self.landing_places(match)
         match = match.refined()
         if companion is not None:
             match = companion.adapted(match)
@@ -152,9 +156,7 @@ class Emitter:
             # The sizes a later place needs may not be had; the product's own place needs fewest.
             return self._emit_at(match, places[:1], companion)
 
-    def _emit_at(
-        self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
-    ) -> Fused:
+    def _emit_at(self, match: AttentionMatch, places: list[Place], companion: Companion | None) -> Fused:
         plan = self._best_layout(match, places, companion)
         space, builder = match.space, self.builder
         witnesses = [
@@ -180,7 +182,7 @@ class Emitter:
             roles = match.roles
             groups = roles.batch, roles.heads, roles.rows, roles.columns
             inputs["drop_mask"] = drop_bits(match.dropout, groups, builder, mover)
-        substitutes = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
+        substitutes = self.substitutes(match, mover)
         step = None if companion is not None else self._step(match, plan, inputs, mover)
         node = None if step is None else self._decoding(match, plan, step)
         if node is None:
@@ -188,18 +190,10 @@ class Emitter:
             if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
                 node = self._prompt(node, match, companion)
         self.check(node, match)
-        result = self._result(match, plan, node, mover)
+        result = self.result(match, node.outputs[-1], plan.output, plan.landing, mover)
         land = None if companion is None else companion.build(node, match, plan, inputs, mover)
-        for reader, dtype in match.types:
-            converted = reader.inputs[0]
-            assert converted is not None
-            substitutes.append((reader, builder.cast(converted, dtype)))
-        for reader, substitute in substitutes:
-            old = reader.outputs[0]
-            named = old.is_graph_output()
-            replace_value(old, builder.alias(substitute) if named else substitute, rename=named)
-            self.replaced.append(reader)
-        self._land(plan, result)
+        self.substitute(substitutes)
+        self.land(plan.landing, result)
         if land is not None:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
@@ -228,9 +222,7 @@ class Emitter:
         assert size is not None
         return size
 
-    def _best_layout(
-        self, match: AttentionMatch, places: list[tuple[ir.Value, Arrangement, int]], companion: Companion | None
-    ) -> LayoutPlan:
+    def _best_layout(self, match: AttentionMatch, places: list[Place], companion: Companion | None) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
@@ -244,9 +236,7 @@ class Emitter:
             raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
         return min(costs, key=lambda pair: pair[0])[1]
 
-    def _layout(
-        self, match: AttentionMatch, name: str, landings: list[tuple[ir.Value, Arrangement, int]]
-    ) -> LayoutPlan | None:
+    def _layout(self, match: AttentionMatch, name: str, landings: list[Place]) -> LayoutPlan | None:
         roles, space = match.roles, match.space
         targets = (
             (match.query, arrangement(name, roles.batch, roles.heads, roles.rows, roles.depth)),
@@ -260,17 +250,10 @@ class Emitter:
                 return None
             operands.append(source)
         output = arrangement(name, roles.batch, roles.heads, roles.rows, roles.value_depth)
-        best: Landing | None = None
-        for value, dims, saved in landings:
-            plan = moves(output, dims)
-            if plan is None:
-                continue
-            landing = Landing(value, dims, plan, saved)
-            if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
-                best = landing
+        best = best_landing(output, landings)
         return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
-    def _landing_places(self, match: AttentionMatch) -> list[tuple[ir.Value, Arrangement, int]]:
+    def landing_places(self, match: AttentionMatch) -> list[Place]:
         """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
 
         Looking at them may split axes further.
@@ -444,19 +427,51 @@ class Emitter:
                 self.builder.info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
 
-    def _result(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node, mover: Mover) -> ir.Value:
-        """The operator's result as the landing has it."""
-        result = multiplied(node.outputs[-1], plan.output, match.output_factors, self.builder, mover)
-        result = mover.apply(result, plan.output, plan.landing.plan)
-        wanted = self.builder.info.dtype(plan.landing.value)
-        return result if wanted is None else self.builder.cast(result, wanted)
+    def substitutes(self, match: AttentionMatch, mover: Mover) -> list[tuple[ir.Node, ir.Value]]:
+        """Readers of a mere shape or type of an inner value, each with what it gives, computed without that value."""
+        found = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
+        for reader, dtype in match.types:
+            converted = reader.inputs[0]
+            assert converted is not None
+            found.append((reader, self.builder.cast(converted, dtype)))
+        return found
 
-    def _land(self, plan: LayoutPlan, result: ir.Value) -> None:
-        old = plan.landing.value
-        maker = old.producer()
+    def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:
+        """Let these values take the place of the nodes' results."""
+        for reader, value in substitutes:
+            old = reader.outputs[0]
+            named = old.is_graph_output()
+            replace_value(old, self.builder.alias(value) if named else value, rename=named)
+            self.replaced.append(reader)
+
+    def result(
+        self, match: AttentionMatch, value: ir.Value, dims: Arrangement, landing: Landing, mover: Mover
+    ) -> ir.Value:
+        """The operator's result, of this arrangement, as the landing has it."""
+        value = multiplied(value, dims, match.output_factors, self.builder, mover)
+        value = mover.apply(value, dims, landing.plan)
+        wanted = self.builder.info.dtype(landing.value)
+        return value if wanted is None else self.builder.cast(value, wanted)
+
+    def land(self, landing: Landing, result: ir.Value) -> None:
+        """Let a result take the place of the landing's value."""
+        maker = landing.value.producer()
         assert maker is not None
         self.replaced.append(maker)
-        replace_value(old, result)
+        replace_value(landing.value, result)
+
+
+def best_landing(output: Arrangement, places: list[Place]) -> Landing | None:
+    """The place that a result of this arrangement gets to with least work, that which it saves taken off."""
+    best: Landing | None = None
+    for value, dims, saved in places:
+        plan = moves(output, dims)
+        if plan is None:
+            continue
+        landing = Landing(value, dims, plan, saved)
+        if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
+            best = landing
+    return best
 
 
 def cheapest_source(view: View, target: Arrangement, space: AxisSpace) -> Source | None:

@@ -24,7 +24,7 @@ from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.sparse import to_selected
+from fa_compiler.passes.sparse import emit_listed, to_selected
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.value_sets import ValueSets
 
@@ -97,9 +97,12 @@ class _Run:
         name = label(anchor.node) or ""
         try:
             match = self.matcher.match(anchor)
-            fused = emitter.emit(match)
+            listed = emit_listed(match, emitter, self.notes)
+            fused = listed or emitter.emit(match)
         except Decline as decline:
             return self._fuse_pair(anchor, emitter, decline) or [_declined(name, decline)]
+        if listed is not None:
+            return [replace(self._fused(name, match, fused), mask="gathered")]
         return [self._selected(self._fused(name, match, fused), fused, emitter)]
 
     def _selected(self, block: Block, fused: Fused, emitter: Emitter) -> Block:

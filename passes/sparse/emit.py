@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, infer, place_inputs, verify
@@ -39,7 +40,8 @@ class Sizes:
 def domain_node(
     op_type: str, inputs: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str], builder: Builder
 ) -> ir.Node | None:
-    """A node whose first output alone is read; None where the registry forbids it."""
+    """A node whose first output alone is read, with return_softmax_lse the statistics, too; None where the registry
+    forbids it."""
     spec = get(op_type)
     node = ir.Node(
         DOMAIN,
@@ -49,24 +51,67 @@ def domain_node(
         num_outputs=len(spec.outputs),
         name=builder.names.new(f"{PREFIX}_{op_type}"),
     )
-    output = node.outputs[0]
-    output.name = builder.names.new(f"{node.name}_{spec.outputs[0].name}")
-    for unused in node.outputs[1:]:
-        unused.name = ""
+    count = 3 if attrs.get("return_softmax_lse") else 1
+    for place, (output, declared) in enumerate(zip(node.outputs, spec.outputs, strict=True)):
+        output.name = builder.names.new(f"{node.name}_{declared.name}") if place < count else ""
     view = node_view(node, builder.info)
     if any(violation.extension is None for violation in verify(view)):
         return None
-    found = infer(op_type, view.inputs, view.attrs)[spec.outputs[0].name]
+    found = infer(op_type, view.inputs, view.attrs)
     query = builder.info.shape(inputs["query"])
-    number = dtypes.to_onnx(found.dtype)
-    if found.shape is None or query is None or number is None:
-        return None
-    # Both operators' results begin with the batch and rows of the query; the other sizes are numbers.
-    sizes = [*query[:2], *(Dim(size) for size in found.shape[2:] if isinstance(size, int))]
-    if len(sizes) != len(found.shape):
-        return None
-    builder.info.set(output, sizes, ir.DataType(number))
-    output.dtype = ir.DataType(number)
-    output.shape = ir.Shape([size.const for size in sizes])
+    for index, (output, declared) in enumerate(zip(node.outputs[:count], spec.outputs, strict=False)):
+        shape, number = found[declared.name].shape, dtypes.to_onnx(found[declared.name].dtype)
+        if shape is None or query is None or number is None:
+            return None
+        # Results begin with the batch and rows of the query, statistics with key heads between; these are numbers.
+        rows = 2 if index else 1
+        sizes = [
+            query[0] if place == 0 else query[1] if place == rows else Dim(size) if isinstance(size, int) else None
+            for place, size in enumerate(shape)
+        ]
+        if None in sizes:
+            return None
+        known = [size for size in sizes if size is not None]
+        builder.info.set(output, known, ir.DataType(number))
+        output.dtype = ir.DataType(number)
+        output.shape = ir.Shape([size.const for size in known])
     builder.graph.append(node)
     return node
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is given for rows without a key (cpu_empty_rows), and whether 0 for those whose softmax is undefined."""
+
+    empty: str
+    nan_is_zero: bool
+
+
+def attention(
+    inputs: Mapping[str, ir.Value], scale: float, mode: int, rows: Rows, builder: Builder
+) -> tuple[ir.Node, ir.Value] | None:
+    """A SparseFlashAttention in BSND and its result; None where the registry forbids it.
+
+    The operator's softmax_sum is NaN where a score is NaN or +inf, or all are -inf: that is where a guard against NaN
+    probabilities gives 0.
+    """
+    attrs: dict[str, int | float | str] = {
+        "scale_value": float(np.float32(scale)),
+        "sparse_mode": mode,
+        "attention_mode": 2,
+    }
+    if rows.empty:
+        attrs["cpu_empty_rows"] = rows.empty
+    if rows.nan_is_zero:
+        attrs["return_softmax_lse"] = 1
+    node = domain_node("SparseFlashAttention", inputs, attrs, builder)
+    if node is None or not rows.nan_is_zero:
+        return None if node is None else (node, node.outputs[0])
+    out, total = node.outputs[0], node.outputs[2]
+    dtype = builder.info.dtype(out)
+    assert dtype is not None
+    total = builder.op("Transpose", [total], ir.DataType.FLOAT, {"perm": (0, 2, 1, 3)})
+    total = builder.op("Reshape", [total, builder.ints([0, 0, -1, 1])], ir.DataType.FLOAT)
+    undefined = builder.op("IsNaN", [total], ir.DataType.BOOL)
+    zero = builder.constant(np.array(0, dtype.numpy()), "number")
+    return node, builder.op("Where", [undefined, zero, out], dtype)

@@ -21,13 +21,12 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.nodes import is_op, producer
 from fa_compiler.passes.options import CLOSE_RANKS
-from fa_compiler.passes.sparse.emit import Sizes, domain_node
+from fa_compiler.passes.sparse.emit import Rows, Sizes, attention
 from fa_compiler.passes.sparse.entries import Entries
 from fa_compiler.passes.sparse.selection import Selection, selection
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.value_sets import ValueSets
 
-OP = "SparseFlashAttention"
 EMPTY_ROWS = ("", "zero", "mean", "nan")
 _PERM = (0, 2, 1, 3)
 """BNSD to BSND and back."""
@@ -59,9 +58,9 @@ def to_selected(
     made = _build(node, entries, sizes, builder)
     if made is None:
         return None
-    _land(node, made, sizes, builder)
-    nodes = (made,) if entries.indexer is None else (made, entries.indexer)
-    return Selected(made, nodes, entries.indexer)
+    _land(node, made[1], sizes, builder)
+    nodes = made[:1] if entries.indexer is None else (made[0], entries.indexer)
+    return Selected(made[0], nodes, entries.indexer)
 
 
 def _sizes(node: ir.Node, builder: Builder) -> Sizes | None:
@@ -69,7 +68,8 @@ def _sizes(node: ir.Node, builder: Builder) -> Sizes | None:
     attrs = {name: attr.value for name, attr in node.attributes.items()}
     used = {place for place, value in enumerate(node.inputs) if value is not None}
     plain = attrs.get("keep_prob") == 1.0 and attrs.get("sparse_mode") == 0
-    extra = "cpu_nan_rows" in attrs or "cpu_mask_value" in attrs or attrs.get("cpu_empty_rows", "") not in EMPTY_ROWS
+    extra = "cpu_mask_value" in attrs or attrs.get("cpu_empty_rows", "") not in EMPTY_ROWS
+    extra = extra or attrs.get("cpu_nan_rows", "") not in ("", "zero")
     layout = attrs.get("input_layout")
     if used != {0, 1, 2, 6} or not plain or extra or any(output.name for output in node.outputs[:3]):
         return None
@@ -121,7 +121,7 @@ def _bsnd(value: ir.Value, heads: int, layout: str, builder: Builder) -> ir.Valu
     return builder.op("Transpose", [value], dtype, {"perm": _PERM})
 
 
-def _build(node: ir.Node, entries: Entries, sizes: Sizes, builder: Builder) -> ir.Node | None:
+def _build(node: ir.Node, entries: Entries, sizes: Sizes, builder: Builder) -> tuple[ir.Node, ir.Value] | None:
     query, key, value = (entry for entry in node.inputs[:3] if entry is not None)
     same = key is value
     key = _bsnd(key, sizes.kv_heads, sizes.layout, builder)
@@ -131,19 +131,14 @@ def _build(node: ir.Node, entries: Entries, sizes: Sizes, builder: Builder) -> i
         "value": key if same else _bsnd(value, sizes.kv_heads, sizes.layout, builder),
         "sparse_indices": entries.indices,
     }
-    attrs: dict[str, int | float | str] = {
-        "scale_value": node.attributes["scale_value"].as_float(),
-        "sparse_mode": entries.mode,
-        "attention_mode": 2,
-    }
-    if "cpu_empty_rows" in node.attributes:
-        attrs["cpu_empty_rows"] = node.attributes["cpu_empty_rows"].as_string()
-    return domain_node(OP, inputs, attrs, builder)
+    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    rows = Rows(str(attrs.get("cpu_empty_rows", "")), attrs.get("cpu_nan_rows") == "zero")
+    return attention(inputs, float(attrs["scale_value"]), entries.mode, rows, builder)
 
 
-def _land(node: ir.Node, made: ir.Node, sizes: Sizes, builder: Builder) -> None:
+def _land(node: ir.Node, result: ir.Value, sizes: Sizes, builder: Builder) -> None:
     """Let the new result take the place of the old. A Transpose to BSND behind it takes it as it is."""
-    old, result = node.outputs[3], made.outputs[0]
+    old = node.outputs[3]
     dtype = builder.info.dtype(old)
     if sizes.layout == "BSH":
         result = builder.op("Reshape", [result, builder.ints([0, 0, -1])], dtype)

@@ -83,9 +83,7 @@ def checked(case: Training, model: onnx.ModelProto, report: Report, composed: Co
     """The fused model is nothing but the two operators, and gives what the original gives."""
     forward, backward = report.blocks
     assert (forward.status, backward.status) == ("fused", "fused"), (forward.code, forward.reason)
-    assert (forward.layout == "TND") == (
-        case.mask.startswith("packed") and (case.symbolic or case.sizes["S"] > 1)
-    )
+    assert (forward.layout == "TND") == (case.mask.startswith("packed") and (case.symbolic or case.sizes["S"] > 1))
     assert not {node.op_type for node in model.graph.node} & (LEFT - {"ReduceSum"})
     for seed in seeds:
         feeds = composed.feeds(seed)

@@ -100,3 +100,16 @@ def test_the_mask_is_gone() -> None:
     left = {node.op_type for node in fused(proto)[0].graph.node}
     assert not left & {"MatMul", "Softmax", "ScatterElements", "Where", "FlashAttentionScore"}
     assert left >= {"TopK", "SparseFlashAttention"}
+
+
+def test_a_guard_against_nan_stays() -> None:
+    """Where a row has no key, and where a score is NaN or +inf."""
+    guarded = "bad = IsNaN(p) pg = Where(bad, zero, p) " + PRODUCT_PV.replace("(p,", "(pg,")
+    proto = parse(PRODUCT_QK + NUMBERS + LISTED + SELECTED["padded_and_filled"] + SOFTMAX.format("x") + guarded, MORE)
+    feeds = random_feeds(proto, 0, m=np.array([[[[True] * 6]], [[[False] * 6]]]))
+    feeds["q"][1, 0, 1, 0], feeds["q"][1, 1, 2, 0] = np.nan, np.inf
+    result, report = fused(proto)
+    assert report.blocks[0].op == "SparseFlashAttention"
+    found = run(result, feeds)[0]
+    assert_same(found, run(proto, feeds)[0], 1e-5)
+    assert not np.isnan(found).any()

@@ -1,0 +1,268 @@
+"""Keys or values gathered by a list, read as what they were gathered from and the list.
+
+    gathered := GatherElements(source, list), axis the tokens      what is not the tokens' dimension is walked together
+              | Gather(source, list), axis the tokens
+              | GatherND(source, list [..., 1]), batch_dims the dimensions before the tokens
+              | GatherND(source, Concat(c, c, ...)), each c but the list proven to be the position along a dimension of
+                the result of the size it indexes: the batch, a head
+    source   := seen through layout, repetition included (views.py); one dimension is the tokens
+              | batches and tokens in one dimension, the list plus (position in the batch) * (tokens of a batch), the
+                list the indices of a TopK: then no entry leaves its batch
+    list     := seen through layout and repetition; through casts of integers; where it is the indices of a TopK over
+                as many keys as there are tokens, also through x mod tokens, Where(x < 0, x + tokens, x),
+                Max(x, 0) and Clip(x, 0): such an x is at least 0 and less than tokens, so they change nothing
+
+A dimension of source and list is walked together with that of the result only where its size is the same in every run:
+GatherElements takes a part of a longer one, which is something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.formula import Affine
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.views import View, Viewer
+
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """`value[a, k] = source[a, indices[a, k]]`, the axes of all three in one space. `tokens` is the dimension of the
+    source that is indexed; `top` the TopK over as many keys that the indices come from, if it is one."""
+
+    source: View
+    tokens: Axes
+    indices: View
+    top: ir.Node | None
+
+
+def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer) -> Gathered | None:
+    """How a value of this arrangement was gathered; None where it was not, or not provably."""
+    node = producer(value)
+    reader = _Reader(viewer, dims)
+    if node is None or any(each is None for each in node.inputs):
+        return None
+    if is_op(node, "GatherElements"):
+        return reader.by_elements(node)
+    if is_op(node, "Gather"):
+        return reader.by_slices(node)
+    if is_op(node, "GatherND"):
+        return reader.by_places(node)
+    return None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    viewer: Viewer
+    dims: Arrangement
+
+    def by_elements(self, node: ir.Node) -> Gathered | None:
+        source, indices = _operands(node)
+        shape, listed = self._shape(source), self._shape(indices)
+        if shape is None or listed is None or len(shape) != len(self.dims):
+            return None
+        axis = int_attr(node, "axis", 0) % len(shape)
+        if any(own != size for place, (own, size) in enumerate(zip(shape, listed, strict=True)) if place != axis):
+            return None
+        whole = self._source(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
+        return None if whole is None else self._listed(whole, axis, indices, self.dims)
+
+    def by_slices(self, node: ir.Node) -> Gathered | None:
+        source, indices = _operands(node)
+        shape, listed = self._shape(source), self._shape(indices)
+        if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
+            return None
+        axis = int_attr(node, "axis", 0) % len(shape)
+        whole = self._source(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
+        return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
+
+    def by_places(self, node: ir.Node) -> Gathered | None:
+        """GatherND: coordinates that are positions index a dimension of the result, the one that is left is a list."""
+        source, indices = _operands(node)
+        shape, listed = self._shape(source), self._shape(indices)
+        batch = int_attr(node, "batch_dims", 0)
+        if shape is None or not listed or listed[-1].const is None:
+            return None
+        count, front = listed[-1].const, len(listed) - 1
+        if front + len(shape) - batch - count != len(self.dims):
+            return None
+        coordinates = [(indices, count)] if count == 1 else self._coordinates(indices)
+        if len(coordinates) != count:
+            return None
+        rest: list[Axes | None] = [*self.dims[:batch]]
+        axis: int | None = None
+        for place, (coordinate, _) in enumerate(coordinates):
+            along = self._along(coordinate, shape[batch + place])
+            if along is None and axis is not None:
+                return None
+            axis = batch + place if along is None else axis
+            rest.append(None if along is None else self.dims[along])
+        whole = self._source(source, [*rest, *self.dims[front:]])
+        if whole is None or axis is None:
+            return None
+        return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
+
+    def _coordinates(self, indices: ir.Value) -> list[tuple[ir.Value, int]]:
+        """The parts of a Concat along the last axis, each one coordinate."""
+        node, shape = producer(indices), self._shape(indices)
+        if not is_op(node, "Concat") or node is None or shape is None:
+            return []
+        if int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
+            return []
+        parts = [(value, 1) for value in node.inputs if value is not None]
+        return parts if all((own := self._shape(value)) and own[-1].const == 1 for value, _ in parts) else []
+
+    def _along(self, coordinate: ir.Value, size: Dim) -> int | None:
+        """The dimension of the result, of this size, whose position a coordinate is."""
+        shape = self._shape(coordinate)
+        axis = None if shape is None else self._position(coordinate, 1)
+        return axis if axis is not None and shape is not None and shape[axis] == size else None
+
+    def _position(self, value: ir.Value, step: int) -> int | None:
+        """The dimension whose position, times `step`, a value is everywhere."""
+        shape = self._shape(value)
+        if shape is None:
+            return None
+        positions = Positions(self.viewer.info, shape)
+        found = positions.number(value, positions.every)
+        for axis in range(len(shape)):
+            if found == Affine.index(axis, len(shape)).times(step):
+                return axis
+        return None
+
+    def _source(self, value: ir.Value, walked: Sequence[Axes | None]) -> View | None:
+        """The view of what is gathered from; its dimensions walk together with these."""
+        view, space = self.viewer.view(value, factors=False), self.viewer.space
+        if view is None or len(view.dims) != len(walked):
+            return None
+        for own, other in zip(view.dims, walked, strict=True):
+            if other is not None and (space.size(own) != space.size(other) or not space.unify(own, other)):
+                return None
+        return view
+
+    def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> Gathered | None:
+        space = self.viewer.space
+        tokens = space.resolve(source.dims[axis])
+        owned = {axis for dim in source.base_dims for axis in space.resolve(dim)}
+        view = self._index_view(indices, dims)
+        if view is None or not tokens or not owned.issuperset(tokens):
+            return None
+        found = self._within(view, space.size(tokens))
+        if found is None and len(tokens) == 2:
+            apart = self._without_batch(view, tokens)
+            inner = None if apart is None else self._within(apart, space.size(tokens[1:]))
+            if inner is not None:
+                return Gathered(source, tokens[1:], *inner)
+        return Gathered(source, tokens, view, None) if found is None else Gathered(source, tokens, *found)
+
+    def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
+        """The view of a list of this arrangement, casts of integers included."""
+        space = self.viewer.space
+        view = self.viewer.view(value, factors=False)
+        if view is None or len(view.dims) != len(dims):
+            return None
+        for own, other in zip(view.dims, dims, strict=True):
+            if space.size(own) != space.size(other) or not space.unify(own, other):
+                return None
+        node = producer(view.base)
+        if not is_op(node, "Cast") or node is None or node.inputs[0] is None:
+            return view
+        types = self.viewer.info.dtype(node.inputs[0]), self.viewer.info.dtype(view.base)
+        inner = self._index_view(node.inputs[0], view.base_dims) if set(types) <= set(INTEGERS) else None
+        return inner or view
+
+    def _within(self, view: View, keys: Dim) -> tuple[View, ir.Node] | None:
+        """The list as the indices of a TopK over this many keys."""
+        node = producer(view.base)
+        while node is not None and not is_op(node, "TopK"):
+            inner = self._unchanged(node, keys)
+            deeper = None if inner is None else self._index_view(inner, view.base_dims)
+            if deeper is None:
+                return None
+            view, node = deeper, producer(deeper.base)
+        ranked = None if node is None else node.inputs[0]
+        shape = None if ranked is None else self._shape(ranked)
+        if node is None or shape is None or view.base is not node.outputs[1]:
+            return None
+        axis = int_attr(node, "axis", -1)
+        return (view, node) if shape[axis] == keys else None
+
+    def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
+        """The operand that an operator passes on if it is at least 0 and less than `keys`."""
+        first = input_of(node, 0)
+        if first is None or self._shape(first) != self._shape(node.outputs[0]):
+            # A Where has its condition first.
+            first = input_of(node, 2) if is_op(node, "Where") else None
+        if is_op(node, "Mod") and self._number(input_of(node, 1)) == keys:
+            return first
+        if is_op(node, "Where"):
+            test, last = producer(node.inputs[0]), input_of(node, 2)
+            negative = is_op(test, "Less") and test is not None and test.inputs[0] is last
+            return last if negative and test is not None and self._number(test.inputs[1]) == Dim(0) else None
+        if is_op(node, "Max") and len(node.inputs) == 2 and self._number(node.inputs[1]) == Dim(0):
+            return first
+        if is_op(node, "Clip") and not node.attributes and self._number(input_of(node, 1)) == Dim(0):
+            most = input_of(node, 2)
+            return first if most is None or self._number(most) == keys - 1 else None
+        return None
+
+    def _without_batch(self, view: View, tokens: Axes) -> View | None:
+        """The list within its batch, of a list over the tokens of all batches."""
+        node, shape = producer(view.base), self._shape(view.base)
+        batch, length = tokens
+        if not is_op(node, "Add") or node is None or shape is None:
+            return None
+        for indices, offset in (node.inputs, node.inputs[::-1]):
+            own = None if offset is None else self._shape(offset)
+            if indices is None or offset is None or own is None or self._shape(indices) != shape:
+                continue
+            axis = self._steps(offset, length.size)
+            place = None if axis is None else axis + len(shape) - len(own)
+            inner = None if place is None else self._index_view(indices, view.base_dims)
+            if inner is None or place is None or shape[place] != batch.size:
+                continue
+            if self.viewer.space.unify((batch,), view.base_dims[place]):
+                return inner
+        return None
+
+    def _steps(self, offset: ir.Value, length: Dim) -> int | None:
+        """The dimension whose position times `length` an offset is."""
+        if length.const is not None and (axis := self._position(offset, length.const)) is not None:
+            return axis
+        node = producer(offset)
+        if is_op(node, "Mul") and node is not None:
+            for position, factor in (node.inputs, node.inputs[::-1]):
+                if position is None or self._number(factor) != length or self._shape(position) != self._shape(offset):
+                    continue
+                if (axis := self._position(position, 1)) is not None:
+                    return axis
+        return None
+
+    def _number(self, value: ir.Value | None) -> Dim | None:
+        """The one integer a tensor holds."""
+        if value is None:
+            return None
+        content = self.viewer.info.content(value)
+        if isinstance(content, tuple):
+            content = content[0] if len(content) == 1 else None
+        if content is None and (array := constant(value, limit=1)) is not None and array.size == 1:
+            content = Dim(int(array.reshape(-1)[0]))
+        return content
+
+    def _shape(self, value: ir.Value | None) -> tuple[Dim, ...] | None:
+        shape = None if value is None else self.viewer.info.shape(value)
+        return None if shape is None else tuple(shape)
+
+
+def _operands(node: ir.Node) -> tuple[ir.Value, ir.Value]:
+    source, indices = node.inputs[0], node.inputs[1]
+    assert source is not None and indices is not None
+    return source, indices

@@ -1,0 +1,192 @@
+"""Attention to keys and values that were gathered by a list: it becomes SparseFlashAttention on what they were gathered
+from in every spelling in which the list is read, and stays an attention to gathered keys where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.passes.running import assert_same, fused, parse, run
+
+B, S, T, H, D, E, K = 2, 5, 7, 4, 8, 6, 3
+INPUTS = "float[B,S,4,8] q, float[B,T,8] k, float[B,T,6] v, float[B,S,T] i"
+MORE = "bool[B,S,3] m, int64[B,S,3] given, bool[4,3] h"
+START = (
+    "first = Constant<value=int64 {0}>() one = Constant<value=int64 {1}>() k3 = Constant<value=int64[1] {3}>() "
+    "a0 = Constant<value=int64[1] {0}>() a1 = Constant<value=int64[1] {1}>() a2 = Constant<value=int64[1] {2}>() "
+    "a3 = Constant<value=int64[1] {3}>() last = Constant<value=int64[1] {-1}>() six = Constant<value=int64 {6}>() "
+    "low = Constant<value=float {-inf}>() least = Constant<value=float {-3.4028234663852886e38}>() "
+    "zero = Constant<value=float {0.0}>() ones3 = Constant<value=int64[3] {1, 1, 1}>() "
+    "sb = Shape<start=0, end=1>(i) ss = Shape<start=1, end=2>(i) sk = Shape<start=2, end=3>(i) "
+    "nb = Squeeze(sb, a0) ns = Squeeze(ss, a0) nt = Squeeze(sk, a0) "
+    "width = Constant<value=int64[1] {8}>() vwidth = Constant<value=int64[1] {6}>() "
+)
+TOP = "vals, idx = TopK<axis=-1>(i, k3) "
+ROWS = "rs = Range(first, ns, one) r1 = Unsqueeze(rs, last) "
+BATCHES = "bs = Range(first, nb, one) apart = Constant<value=int64[3] {-1, 1, 1}>() b3 = Reshape(bs, apart) "
+
+# Each takes the list {idx} [B,S,3] and gives kg [B,S,3,8] and vg [B,S,3,6].
+GATHERS = {
+    "elements": "k4 = Unsqueeze(k, a1) v4 = Unsqueeze(v, a1) ke = Concat<axis=0>(sb, ss, sk, width) "
+    "ve = Concat<axis=0>(sb, ss, sk, vwidth) kx = Expand(k4, ke) vx = Expand(v4, ve) i4 = Unsqueeze({idx}, last) "
+    "kl = Concat<axis=0>(sb, ss, a3, width) vl = Concat<axis=0>(sb, ss, a3, vwidth) "
+    "ki = Expand(i4, kl) vi = Expand(i4, vl) kg = GatherElements<axis=2>(kx, ki) vg = GatherElements<axis=2>(vx, vi) ",
+    "elements_of_rows": "flat = Constant<value=int64[3] {{0, -1, 1}}>() i3 = Reshape({idx}, flat) "
+    "kw = Constant<value=int64[3] {{1, 1, 8}}>() vw = Constant<value=int64[3] {{1, 1, 6}}>() "
+    "ki = Expand(i3, kw) vi = Expand(i3, vw) kf = GatherElements<axis=1>(k, ki) vf = GatherElements<axis=1>(v, vi) "
+    "kl = Concat<axis=0>(sb, ss, a3, width) vl = Concat<axis=0>(sb, ss, a3, vwidth) "
+    "kg = Reshape(kf, kl) vg = Reshape(vf, vl) ",
+    "places": BATCHES + "shape = Shape({idx}) be = Expand(b3, shape) bu = Unsqueeze(be, last) "
+    "iu = Unsqueeze({idx}, last) at = Concat<axis=-1>(bu, iu) kg = GatherND(k, at) vg = GatherND(v, at) ",
+    "places_of_a_batch": "iu = Unsqueeze({idx}, last) kg = GatherND<batch_dims=1>(k, iu) "
+    "vg = GatherND<batch_dims=1>(v, iu) ",
+    "flat": BATCHES + "off = Mul(b3, nt) at = Add({idx}, off) long = Reshape(at, last) "
+    "k2 = Constant<value=int64[2] {{-1, 8}}>() v2 = Constant<value=int64[2] {{-1, 6}}>() "
+    "kt = Reshape(k, k2) vt = Reshape(v, v2) kf = Gather<axis=0>(kt, long) vf = Gather<axis=0>(vt, long) "
+    "kl = Concat<axis=0>(sb, ss, a3, width) vl = Concat<axis=0>(sb, ss, a3, vwidth) "
+    "kg = Reshape(kf, kl) vg = Reshape(vf, vl) ",
+    "flat_at_once": BATCHES + "off = Mul(nt, b3) at = Add(off, {idx}) "
+    "k2 = Constant<value=int64[2] {{-1, 8}}>() v2 = Constant<value=int64[2] {{-1, 6}}>() "
+    "kt = Reshape(k, k2) vt = Reshape(v, v2) kg = Gather(kt, at) vg = Gather(vt, at) ",
+}
+LISTS = {
+    "plain": "{top}",
+    "narrow": "{top} n = Cast<to=6>(idx) n64 = Cast<to=7>(n) ",
+    "modulo": "{top} n64 = Mod(idx, nt) ",
+    "wrapped": "{top} neg = Less(idx, first) up = Add(idx, nt) n64 = Where(neg, up, idx) ",
+    "clipped": "{top} n64 = Max(idx, first) ",
+}
+MASKS = {
+    "none": "x = Identity(s) ",
+    "future": ROWS + "f = Greater(idx, r1) u = Unsqueeze(f, a2) x = Where(u, low, s) ",
+    "given": "u = Unsqueeze(m, a2) x = Where(u, low, s) ",
+    "given_and_zeroed": "u = Unsqueeze(m, a2) c = Where(u, low, s) x = Identity(c) ",
+    "added": ROWS + "f = Greater(idx, r1) e = Or(f, m) b = Where(e, low, zero) u = Unsqueeze(b, a2) x = Add(s, u) ",
+}
+SCORES = {
+    "products": "kt4 = Transpose<perm=[0,1,3,2]>(kg) s0 = MatMul(q, kt4) s = Mul(s0, scale) {mask} "
+    "p = Softmax<axis=-1>(x) {guard} y = MatMul(pg, vg) ",
+    "sums": 's0 = Einsum<equation="bshd,bskd->bshk">(q, kg) s = Mul(s0, scale) {mask} '
+    'p = Softmax<axis=-1>(x) {guard} y = Einsum<equation="bshk,bske->bshe">(pg, vg) ',
+    "query_scaled": 'qs = Mul(q, scale) s = Einsum<equation="bshd,bskd->bshk">(qs, kg) {mask} '
+    'p = Softmax<axis=-1>(x) {guard} y = Einsum<equation="bshk,bske->bshe">(pg, vg) ',
+}
+GUARDS = {
+    "none": "pg = Identity(p) ",
+    "nan": "isn = IsNaN(p) pg = Where(isn, zero, p) ",
+}
+
+
+@dataclass(frozen=True)
+class Spelling:
+    gather: str = "elements"
+    list: str = "plain"
+    mask: str = "none"
+    scores: str = "products"
+    guard: str = "none"
+
+    @property
+    def body(self) -> str:
+        listed = LISTS[self.list].replace("{top}", TOP)
+        idx = "idx" if self.list == "plain" else "n64"
+        gathers = GATHERS[self.gather].replace("{idx}", idx).replace("{{", "{").replace("}}", "}")
+        scores = SCORES[self.scores].replace("{mask}", MASKS[self.mask]).replace("{guard}", GUARDS[self.guard])
+        return START + "scale = Constant<value=float {0.25}>() " + listed + gathers + scores
+
+
+def model(body: str, sizes: tuple[str, str, str] = ("B", "S", "T")) -> onnx.ModelProto:
+    texts = [INPUTS, MORE, "float[B,S,4,6] y"]
+    for name, size in zip("BST", sizes, strict=True):
+        texts = [
+            text.replace(f"[{name},", f"[{size},").replace(f",{name},", f",{size},").replace(f",{name}]", f",{size}]")
+            for text in texts
+        ]
+    return parse(body, texts[1], inputs=texts[0], outputs=texts[2], opset=18)
+
+
+def feeds(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    mask = rng.random((B, S, K)) < 0.4
+    mask[0, 0] = True
+    normal = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in {"q": (B, S, H, D), "k": (B, T, D), "v": (B, T, E)}.items()
+    }
+    normal["q"][1, 1, 0, 0], normal["q"][1, 2, 1, 0] = np.nan, np.inf
+    ranks = rng.integers(0, 3, (B, S, T)).astype(np.float32)
+    ranks[:, np.arange(S), np.arange(S)] += 9  # each row lists its own key
+    return normal | {"i": ranks, "m": mask, "given": rng.integers(-T, T, (B, S, K)), "h": rng.random((H, K)) < 0.3}
+
+
+def check(
+    body: str, seed: int = 0, assume: list[str] | None = None, sizes: tuple[str, str, str] = ("B", "S", "T")
+) -> str:
+    """The operator it became, after comparing the results, rows whose slots are all masked included."""
+    proto = model(body, sizes)
+    result, report = fused(proto, assume=assume or [])
+    values = {name: array for name, array in feeds(seed).items() if name in {each.name for each in proto.graph.input}}
+    assert_same(run(result, values)[0], run(proto, values)[0], 1e-5)
+    (block,) = report.blocks
+    return str(block.op)
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_gathered_keys_become_a_list(gather: str, mask: str) -> None:
+    assert check(Spelling(gather, mask=mask).body, seed=1) == "SparseFlashAttention"
+
+
+@given(
+    st.builds(Spelling, *map(st.sampled_from, map(list, (GATHERS, LISTS, MASKS, SCORES, GUARDS)))),
+    st.integers(0, 99),
+    st.sampled_from([("B", "S", "T"), ("2", "5", "7"), ("B", "5", "7"), ("2", "S", "T")]),
+)
+def test_in_any_combination(spelling: Spelling, seed: int, sizes: tuple[str, str, str]) -> None:
+    assert check(spelling.body, seed, sizes=sizes) == "SparseFlashAttention"
+
+
+def test_nothing_gathered_is_left() -> None:
+    for gather in GATHERS:
+        result, _ = fused(model(Spelling(gather, mask="future").body))
+        left = {node.op_type for node in result.graph.node}
+        assert not left & {"GatherElements", "GatherND", "MatMul", "Softmax", "FlashAttentionScore"}
+
+
+GIVEN = Spelling().body.replace(TOP, "idx = Identity(given) ")
+
+
+def test_entries_that_are_merely_given() -> None:
+    """Negative ones count from the end, and more of them than there are keys would be cut: the sizes have to tell."""
+    assert check(GIVEN, sizes=("B", "S", "7")) == "SparseFlashAttention"
+    assert check(GIVEN) == "FlashAttentionScore"
+
+
+LEFT = {
+    "a_mean_of_slots": Spelling(mask="given").body.replace("low, s)", "least, s)"),
+    "a_mask_for_each_head": Spelling().body.replace("x = Identity(s) ", "x = Where(h, low, s) "),
+    "a_bias_on_the_slots": Spelling().body.replace("x = Identity(s) ", "b = Unsqueeze(vals, a2) x = Add(s, b) "),
+    "other_lists_for_values": Spelling().body.replace(
+        "vi = Expand(i4, vl)", "other = Neg(idx) o4 = Unsqueeze(other, last) vi = Expand(o4, vl)"
+    ),
+    "a_place_too_far": Spelling("places").body.replace(
+        "bu = Unsqueeze(be, last)", "bc = Sub(nb, one) bd = Sub(bc, be) bu = Unsqueeze(bd, last)"
+    ),
+    "steps_of_another_length": Spelling("flat").body.replace("off = Mul(b3, nt)", "off = Mul(b3, ns)"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_no_list_is_gathered(name: str) -> None:
+    assert check(LEFT[name], seed=2) == "FlashAttentionScore"
+
+
+def test_a_mean_of_slots_may_be_assumed_away() -> None:
+    body = Spelling(mask="future").body.replace("low, s)", "least, s)")
+    (note,) = fused(model(body))[1].notes
+    assert "--assume no-empty-rows" in note
+    assert check(body, assume=["no-empty-rows"]) == "SparseFlashAttention"
