@@ -181,6 +181,10 @@ class Mover:
             return value
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
+    def count(self, axes: Axes) -> ir.Value:
+        """How many elements these axes run over, as a vector of one element. Raises Decline where nothing tells."""
+        return self._size(axes, self.witnesses)
+
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
         """What a Shape node would give for a value of this arrangement."""
         rank = len(dims)
@@ -216,7 +220,7 @@ class Mover:
             return parts[0]
         return self.builder.op("Concat", parts, INT64, {"axis": 0})
 
-    def _dimension(self, value: ir.Value, index: int) -> ir.Value:
+    def dimension(self, value: ir.Value, index: int) -> ir.Value:
         """One dimension of a value as a vector of one element."""
         shape = self.builder.op("Shape", [value], INT64)
         return self.builder.op("Gather", [shape, self.builder.ints([index])], INT64, {"axis": 0})
@@ -231,7 +235,7 @@ class Mover:
                 rest = tuple(axis for axis in merged if axis not in dim)
                 others = self.space.size(rest).const
                 if others and len(rest) + len(dim) == len(merged):
-                    size = self._dimension(value, index)
+                    size = self.dimension(value, index)
                     return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
         if len(dim) > 1:
             total = self._size(dim[:1], witnesses)

@@ -5,36 +5,45 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
     rows        one, proven, or vouched for by `--assume decode`: the operator refuses every other run
     layout      BSH, BSND or BNSD; key and value of one head size; one batch size, proven
     band        none, or the causal one from the bottom right corner: one token is the last and sees every key
-    atten_mask  one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked everywhere are the
-                mean of the values, which the operator gives them: masked keys have the score -1e12. That they weigh
-                nothing beside other keys is proven for float16, whose products cannot get as low as -1e12 by a
-                common scale; else the user vouches for it (`--assume masks-dominate`)
+    lengths     a mask that keeps the keys below a length (lengths.py), where no row is masked everywhere or such a row
+                gave 0: an entry of no keys gives 0. Of pages that have none, all keys
+    atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked
+                everywhere are the mean of the values, which the operator gives them, or there are none: masked keys
+                have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
+                cannot get as low as -1e12 by a common scale; else the user vouches for it (`--assume masks-dominate`)
+                Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own
     real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2]: both operators add them after the scale
-    caches      as they are; or both by DequantizeLinear from int8 with one constant scale each, in the query's type:
-                (x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly
+    caches      as they are; or both by DequantizeLinear from int8 with one constant scale each, in the query's type;
+                or gathered from pools of blocks by a table (paging.py), whose gathered copy is then never made
 
-Emitted for Ascend wherever the product takes it, and for ONNX Runtime where the caches are quantised: the dequantised
-copy is then never made. For float caches the CPU kernels of both operators read the same bytes at the same speed.
-Everything else stays a FlashAttentionScore: sinks, dropout, packed sequences, guards, other bands. Nothing is declined
-here.
+Emitted for Ascend wherever the product takes it, and for ONNX Runtime where the caches are pages or quantised: for
+float caches that lie together the CPU kernels of both operators read the same bytes at the same speed. Everything else
+stays a FlashAttentionScore: sinks, dropout, packed sequences, guards, other bands. A Decline here says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs
 from fa_compiler.passes.axes import Arrangement
-from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.build import INT64, PREFIX, Builder, Mover
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, moves
+from fa_compiler.passes.lengths import Lengths, read_lengths
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
-from fa_compiler.passes.nodes import constant, int_attr, is_op
-from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, Options
+from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.paging import Pages
+from fa_compiler.passes.quantised import Quantised, quantised
+from fa_compiler.passes.report import Code
 from fa_compiler.passes.symbolic import Dim
-from fa_compiler.passes.terms import Add
+from fa_compiler.passes.terms import Add, Masked, Put
 from fa_compiler.passes.views import View
 
 OP = "IncreFlashAttention"
@@ -47,23 +56,46 @@ LARGEST_HALF = 65504.0
 
 
 @dataclass(frozen=True)
-class Quantised:
-    """A cache behind a DequantizeLinear: the int8 value, the moves to the layout, scale and zero point."""
+class Step:
+    """The inputs and attributes of an IncreFlashAttention, what the user vouched for, and the report's word for its
+    keys."""
+
+    inputs: dict[str, ir.Value | None]
+    attrs: dict[str, int | float | str]
+    assumed: tuple[str, ...]
+    word: str
+
+    def node(self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options) -> ir.Node:
+        """The node, not yet in the graph; its result is arranged as `output`."""
+        spec, space = get(OP, options.cann), match.space
+        heads = {"num_heads": match.roles.heads, "num_key_value_heads": match.roles.kv_heads}
+        attrs = {**self.attrs, "scale_value": float(np.float32(match.scale))}
+        attrs |= {name: space.size(axes).const or 1 for name, axes in heads.items()}
+        name = builder.names.new(f"{PREFIX}_{OP}")
+        node = ir.Node(
+            DOMAIN,
+            OP,
+            place_inputs(spec, {name: value for name, value in self.inputs.items() if value is not None}),
+            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
+            num_outputs=1,
+            name=name,
+        )
+        out, shape = node.outputs[0], [space.size(dim) for dim in output]
+        out.name = builder.names.new(f"{name}_attention_out")
+        out.dtype = match.dtype if self.inputs.get("quant_scale2") is None else ir.DataType.INT8
+        out.shape = ir.Shape([size.const for size in shape])
+        builder.info.set(out, shape, out.dtype)
+        return node
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where keys or values lie, and the moves to what the operator takes."""
 
     value: ir.Value
     dims: Arrangement
     plan: tuple[Move, ...]
-    scale: np.floating
-    zero_point: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """The inputs and attributes of an IncreFlashAttention, and what the user vouched for."""
-
-    inputs: dict[str, ir.Value | None]
-    attrs: dict[str, int | float | str]
-    assumed: tuple[str, ...] = ()
+    quantised: Quantised | None
 
 
 @dataclass(frozen=True)
@@ -77,29 +109,112 @@ class Decoding:
     builder: Builder
     mover: Mover
     options: Options
+    masks: Callable[[MaskPlan], MaskBuilder]
+    pages: Pages | None = None
 
-    def step(self) -> Step | None:
-        """The node's contents, or None where it has to be a FlashAttentionScore."""
-        if not self._applies():
-            return None
-        caches = [self._quantised(view, to) for view, to in zip(self._caches, self.targets, strict=True)]
-        quantised = [cache for cache in caches if cache is not None]
-        if self.options.target == "ort" and len(quantised) < 2:
-            return None
-        inputs = {name: self.inputs.get(name) for name in ("query", "key", "value")}
-        if len(quantised) == 2:
-            key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in quantised)
-            inputs |= {"key": key, "value": value, "antiquant_scale": self._pair([c.scale for c in quantised])}
-            if any(cache.zero_point for cache in quantised):
-                inputs["antiquant_offset"] = self._pair([-cache.zero_point for cache in quantised])
-        inputs["pse_shift"] = self.inputs.get("real_shift")
-        if self.match.mask.masked:
-            inputs["atten_mask"] = self.inputs.get("atten_mask")
-        assumed = (MASKS_DOMINATE,) if self.match.mask.masked and not self._bounded() else ()
-        return Step(inputs, {"input_layout": self.layout, "inner_precise": 0}, (*self._open_rows(), *assumed))
+    def step(self) -> Step:
+        """The node's contents. Raises Decline where it has to be a FlashAttentionScore."""
+        self._check()
+        caches = self._caches()
+        scales = [cache.quantised for cache in caches if cache.quantised is not None]
+        if len(scales) == 1:
+            raise self._other("only one of key and value is quantised")
+        if self.options.target == "ort" and self.pages is None and not scales:
+            raise self._other("FlashAttentionScore reads float caches that lie together as fast")
+        lengths = self._lengths()
+        mask, shift = self._mask(lengths.rest, self._scored), self._shift()
+        inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask}
+        key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in caches)
+        inputs |= {"key": key, "value": value}
+        if scales:
+            inputs["antiquant_scale"] = self._pair([each.scale for each in scales])
+            if any(each.zero_point for each in scales):
+                inputs["antiquant_offset"] = self._pair([-each.zero_point for each in scales])
+        attrs: dict[str, int | float | str] = {"input_layout": self.layout, "inner_precise": 0}
+        if self.pages is not None:
+            table = inputs["block_table"] = self.pages.block_table(self.match, key, self.mover)
+            if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
+                raise self._other("the block table is not proven to have one row for each batch entry")
+            size = attrs["block_size"] = self.pages.block_size
+            keys = self.builder.op("Mul", [self.mover.dimension(table, 1), self.builder.ints([size])], INT64)
+            inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
+        elif lengths.found:
+            keys = self.mover.count(self.match.roles.columns)
+            inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
+        rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
+        scores = () if mask is None or self._scored or self._bounded() else (MASKS_DOMINATE,)
+        words = {"pages": self.pages, "lengths": lengths.found, "atten_mask": mask, "real_shift": shift}
+        word = "+".join(word for word, part in words.items() if part) or "none"
+        return Step(inputs, attrs, (*rows, *scores), word)
 
-    def _open_rows(self) -> tuple[str, ...]:
-        return () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
+    def _check(self) -> None:
+        """What does not depend on the caches."""
+        match, mask = self.match, self.match.mask
+        rows = match.space.size(match.roles.rows)
+        if rows.const is None and DECODE not in self.options.assume:
+            raise self._other("the number of query rows is open", f"--assume {DECODE} if every run decodes one token")
+        if rows.const not in (None, 1):
+            raise self._other("it has several query rows")
+        if match.sink is not None or match.dropout is not None or mask.packed is not None:
+            raise self._other("it has a sink, dropout or packed sequences")
+        if mask.mode is not None and mask.mode.sparse_mode != CORNER_CAUSAL:
+            raise self._other("its mask is a band that does not end at the last key")
+        if match.space.size(match.roles.depth) != match.space.size(match.roles.value_depth):
+            raise self._other("key and value have different head sizes")
+        if self.layout not in LAYOUTS:
+            raise self._other(f"its layout is {self.layout}")
+        if mask.value is not None:
+            raise self._other("masked keys keep a score that others may undercut")
+        if mask.nan_rows:
+            raise self._other("a guard behind the softmax turns NaN into 0")
+        names = ("query",) if self.pages is not None else ("query", "key", "value")
+        sizes = {self._size(name, 0) for name in names}
+        if len(sizes) > 1 or None in sizes:
+            raise self._other("query, key and value are not proven to have one batch size")
+
+    def _lengths(self) -> Lengths:
+        """The lengths, where the mask may be told so: an entry without keys gives 0."""
+        mask = self.match.mask
+        lengths = read_lengths(mask.masked, self.match, self.builder.info)
+        if not lengths.found or mask.empty_rows == "" or (mask.empty_rows == "zero" and not lengths.rest):
+            return lengths
+        if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
+            reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
+            raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
+        return Lengths(rest=mask.masked)
+
+    @property
+    def _scored(self) -> tuple[Masked, ...]:
+        """What gives keys the operator's own score of masked ones, whatever their others are."""
+        first = self.match.mask.shifts[:1]
+        return tuple(Masked(put.view, put.when) for put in first if isinstance(put, Put) and put.fill == MASKED_SCORE)
+
+    def _mask(self, masked: tuple[Masked, ...], scored: tuple[Masked, ...]) -> ir.Value | None:
+        """The atten_mask of what is excluded besides, or has the score of what is."""
+        if not masked and not scored:
+            return None
+        if masked:
+            self._check_mask(bool(scored))
+        mask = self.masks(replace(self.match.mask, masked=(*masked, *scored))).atten_mask()
+        shape = () if mask is None else self.builder.info.shape(mask) or ()
+        keys, batch = self.match.space.size(self.match.roles.columns), self._size("query", 0)
+        wanted = (Dim(1), keys) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1), keys)
+        if tuple(shape) != wanted:
+            raise self._other("its mask is not one row for each batch entry")
+        return mask
+
+    def _check_mask(self, scored: bool) -> None:
+        """Does the operator's atten_mask exclude as the mask did?"""
+        empty = self.match.mask.empty_rows
+        if empty not in ("", "mean"):
+            what = {"nan": "is NaN", "zero": "is 0"}.get(empty, "is not masked at all")
+            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            raise self._other(f"a row that is masked everywhere {what}", hint)
+        if scored or self.match.mask.shifts:
+            raise self._other("it has a bias beside its mask")
+        if not self._bounded() and MASKS_DOMINATE not in self.options.assume:
+            reason = f"the operator gives masked keys the score {MASKED_SCORE:g}, which others may undercut"
+            raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
 
     def _bounded(self) -> bool:
         """Is no score as low as that of a masked key? A product of float16 numbers is at most 65504^2."""
@@ -108,81 +223,54 @@ class Decoding:
             return False
         return abs(self.match.scale) * depth * LARGEST_HALF**2 < -MASKED_SCORE / 10
 
-    @property
-    def _caches(self) -> tuple[View, View]:
-        return self.match.key, self.match.value
-
-    def _applies(self) -> bool:
-        match, mask = self.match, self.match.mask
-        rows = match.space.size(match.roles.rows)
-        one_row = rows.const == 1 or (rows.const is None and DECODE in self.options.assume)
-        plain = match.sink is None and match.dropout is None and mask.packed is None
-        band = mask.mode is None or mask.mode.sparse_mode == CORNER_CAUSAL
-        same_size = match.space.size(match.roles.depth) == match.space.size(match.roles.value_depth)
-        if not (one_row and plain and band and same_size and self.layout in LAYOUTS):
-            return False
-        if mask.value is not None or mask.nan_rows:
-            return False
-        if mask.masked and (mask.empty_rows != "mean" or mask.shifts or self.inputs.get("atten_mask") is None):
-            return False
-        if mask.masked and not self._bounded() and MASKS_DOMINATE not in self.options.assume:
-            return False
-        return self._one_batch() and self._mask_fits() and self._shift_fits()
-
-    def _one_batch(self) -> bool:
-        sizes = {self._size(name, 0) for name in ("query", "key", "value")}
-        return len(sizes) == 1 and None not in sizes
-
-    def _mask_fits(self) -> bool:
-        if not self.match.mask.masked:
-            return True
-        shape = self._shape("atten_mask")
-        keys = self.match.space.size(self.match.roles.columns)
-        if len(shape) == 2:  # rows and keys: of one batch entry
-            return self._size("query", 0) == 1 and shape[0] == 1 and shape[1] == keys
-        fits = len(shape) == 4 and shape[0] == self._size("query", 0) and shape[3] == keys
-        return fits and all(size == 1 for size in shape[1:3])
-
-    def _shift_fits(self) -> bool:
-        shift = self.inputs.get("real_shift")
+    def _shift(self) -> ir.Value | None:
+        """The pse_shift."""
+        steps = self.match.mask.shifts[len(self._scored) :]
+        shift = self.masks(replace(self.match.mask, shifts=steps)).real_shift()
         if shift is None:
-            return True
-        if not all(isinstance(step, Add) for step in self.match.mask.shifts):
-            return False
-        shape, space, roles = self._shape("real_shift"), self.match.space, self.match.roles
-        if len(shape) != 4 or self.builder.info.dtype(shift) != self.match.dtype:
-            return False
+            return None
+        shape, space, roles = self.builder.info.shape(shift) or (), self.match.space, self.match.roles
+        added = all(isinstance(step, Add) for step in steps)
         heads, keys = space.size(roles.heads), space.size(roles.columns)
-        return shape[0] in (Dim(1), self._size("query", 0)) and shape[1] == heads and shape[2] == 1 and shape[3] == keys
-
-    def _shape(self, name: str) -> tuple[Dim, ...]:
-        value = self.inputs.get(name)
-        return tuple((None if value is None else self.builder.info.shape(value)) or ())
+        batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
+        fits = batch and tuple(shape[1:]) == (heads, Dim(1), keys)
+        if not added or not fits or self.builder.info.dtype(shift) != self.match.dtype:
+            raise self._other("its bias is not a sum of the query's type for each head and key")
+        return shift
 
     def _size(self, name: str, axis: int) -> Dim | None:
-        shape = self._shape(name)
+        value = self.inputs.get(name)
+        shape = (None if value is None else self.builder.info.shape(value)) or ()
         return shape[axis] if axis < len(shape) else None
 
-    def _quantised(self, view: View, target: Arrangement) -> Quantised | None:
-        node = view.base.producer()
-        if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
-            return None
-        x, scale = node.inputs[0], constant(node.inputs[1])
-        point = node.inputs[2] if len(node.inputs) > 2 else None
-        zero = np.zeros(1) if point is None else constant(point)
-        if x is None or scale is None or zero is None or scale.size != 1 or zero.size != 1:
-            return None
-        if self.builder.info.dtype(x) != ir.DataType.INT8 or int_attr(node, "block_size", 0):
-            return None
-        if self.builder.info.dtype(view.base) != self.match.dtype or scale.dtype != self.match.dtype.numpy():
-            return None
-        if not np.isfinite(scale).all():
-            return None
+    def _caches(self) -> list[Cache]:
+        """Key and value: pages, int8 caches where both are, or what FlashAttentionScore would read."""
+        if self.pages is not None:
+            pools = (self.pages.key, self.pages.value)
+            for pool in pools:
+                if pool.quantised is None and self.builder.info.dtype(pool.value) != self.match.dtype:
+                    raise self._other("the pool of blocks has another type than the query")
+            return [Cache(pool.value, pool.dims, pool.plan, pool.quantised) for pool in pools]
+        views = zip((self.match.key, self.match.value), self.targets, strict=True)
+        found = [self._quantised(view, target) for view, target in views]
+        both = [cache for cache in found if cache is not None]
+        if len(both) == 2:
+            return both
+        given = [self.inputs["key"], self.inputs["value"]]
+        return [
+            Cache(value, target, (), None)
+            for value, target in zip(given, self.targets, strict=True)
+            if value is not None
+        ]
+
+    def _quantised(self, view: View, target: Arrangement) -> Cache | None:
+        found = quantised(view.base, self.match.dtype, self.builder.info)
         dims = self.match.space.resolve_all(view.base_dims)
         plan = moves(dims, target)
-        if plan is None:
-            return None
-        return Quantised(x, dims, tuple(plan), scale.reshape(-1)[0], int(zero.reshape(-1)[0]))
+        return None if found is None or plan is None else Cache(found.value, dims, tuple(plan), found)
 
     def _pair(self, numbers: list[int] | list[np.floating]) -> ir.Value:
         return self.builder.constant(np.array(numbers, dtype=self.match.dtype.numpy()), "antiquant")
+
+    def _other(self, reason: str, hint: str = "") -> Decline:
+        return Decline(Code.ILLEGAL, reason, self.match.node, hint)

@@ -19,8 +19,7 @@ from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verif
 from fa_compiler.passes import prompt
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.build import PREFIX, Builder, Mover
-from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.decode import OP as DECODING
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.decode import Decoding, Step
 from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
@@ -31,7 +30,9 @@ from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import HALF_ATTENTION, Options
+from fa_compiler.passes.paging import Pages, find_pages
 from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.quantised import requantised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
@@ -83,11 +84,13 @@ class LayoutPlan:
     query: Arrangement
     output: Arrangement
     landing: Landing
+    paged: bool = False
 
     @property
     def cost(self) -> int:
-        """Copies needed minus copies saved."""
-        return sum(source.cost for source in self.operands) + cost(self.landing.plan) - self.landing.saved
+        """Copies needed minus copies saved. Pages are read where they lie."""
+        read = self.operands[:1] if self.paged else self.operands
+        return sum(source.cost for source in read) + cost(self.landing.plan) - self.landing.saved
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Fused:
     mask: MaskPlan
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
+    word: str
+    """The report's word for what excludes keys."""
 
 
 class Companion(Protocol):
@@ -148,16 +153,35 @@ class Emitter:
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
         places = self.landing_places(match)
         match = match.refined()
+        notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
+        else:
+            try:
+                pages = find_pages(match, Viewer(self.builder.info, match.space))
+                if pages is not None:
+                    return self._emit_at(match.refined(), places, None, notes, pages)
+            except Decline as decline:
+                hint = f" ({decline.hint})" if decline.hint else ""
+                name = label(decline.culprit or match.node)
+                notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
+            match = match.refined()
         try:
-            return self._emit_at(match, places, companion)
+            return self._emit_at(match, places, companion, notes)
         except Decline:
             # The sizes a later place needs may not be had; the product's own place needs fewest.
-            return self._emit_at(match, places[:1], companion)
+            return self._emit_at(match, places[:1], companion, notes)
 
-    def _emit_at(self, match: AttentionMatch, places: list[Place], companion: Companion | None) -> Fused:
-        plan = self._best_layout(match, places, companion)
+    def _emit_at(
+        self,
+        match: AttentionMatch,
+        places: list[Place],
+        companion: Companion | None,
+        remarks: list[str],
+        pages: Pages | None = None,
+    ) -> Fused:
+        """Raises Decline where there are pages and they cannot be read where they lie."""
+        plan = self._best_layout(match, places, companion, pages)
         space, builder = match.space, self.builder
         witnesses = [
             (value, space.resolve_all(dims))
@@ -170,22 +194,13 @@ class Emitter:
         )
         query = multiplied(query, plan.query, match.query_factors, builder, mover)
         inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
-        notes = [match.mask.note] if match.mask.note else []
-        masks = MaskBuilder(match, builder, mover, self.options, notes)
-        inputs["real_shift"] = masks.real_shift()
-        inputs["atten_mask"] = masks.atten_mask()
-        if match.mask.packed is not None:
-            self._check_tokens(match, (query, key, value))
-            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
-        inputs["sink"] = self._sink(match, mover)
-        if match.dropout is not None:
-            roles = match.roles
-            groups = roles.batch, roles.heads, roles.rows, roles.columns
-            inputs["drop_mask"] = drop_bits(match.dropout, groups, builder, mover)
+        notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
         substitutes = self.substitutes(match, mover)
-        step = None if companion is not None else self._step(match, plan, inputs, mover)
-        node = None if step is None else self._decoding(match, plan, step)
+        node, plan, step = self._decoded(match, plan, inputs, mover, notes, pages, companion is None)
         if node is None:
+            inputs |= self._terms(match, MaskBuilder(match, builder, mover, self.options, notes), mover)
+            if match.mask.packed is not None:
+                self._check_tokens(match, (query, key, value))
             node = self._node(match, plan, inputs, statistics=companion is not None)
             if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
                 node = self._prompt(node, match, companion)
@@ -198,9 +213,9 @@ class Emitter:
             land()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
-        vouched = step.assumed if step is not None and node.op_type == DECODING else ()
+        vouched, word = ((), match.mask.word) if step is None else (step.assumed, step.word)
         assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)
-        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes))
+        return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), word)
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
         """Packed, a batch of 1 is not repeated: query, key and value have as many tokens in every run, or none."""
@@ -222,12 +237,21 @@ class Emitter:
         assert size is not None
         return size
 
-    def _best_layout(self, match: AttentionMatch, places: list[Place], companion: Companion | None) -> LayoutPlan:
+    def _best_layout(
+        self,
+        match: AttentionMatch,
+        places: list[Place],
+        companion: Companion | None,
+        pages: Pages | None,
+    ) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
+        if pages is not None:
+            names = pages.layouts
         plans = [plan for name in names if (plan := self._layout(match, name, landings)) is not None]
+        plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
             extra = [(companion.cost(match, plan), plan) for plan in plans]
@@ -327,49 +351,69 @@ class Emitter:
         self.made.append(made)
         return made
 
-    def _step(
-        self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], mover: Mover
-    ) -> Step | None:
-        """The contents of an IncreFlashAttention, where the attention is one that the target takes as such."""
+    def _terms(self, match: AttentionMatch, masks: MaskBuilder, mover: Mover) -> dict[str, ir.Value | None]:
+        """The inputs of a FlashAttentionScore beside query, key and value."""
+        inputs: dict[str, ir.Value | None] = {"real_shift": masks.real_shift(), "atten_mask": masks.atten_mask()}
+        if match.mask.packed is not None:
+            inputs["actual_seq_qlen"] = inputs["actual_seq_kvlen"] = masks.ends()
+        inputs["sink"] = self._sink(match, mover)
+        if match.dropout is not None:
+            roles = match.roles
+            groups = roles.batch, roles.heads, roles.rows, roles.columns
+            inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, mover)
+        return inputs
+
+    def _decoded(
+        self,
+        match: AttentionMatch,
+        plan: LayoutPlan,
+        inputs: Mapping[str, ir.Value | None],
+        mover: Mover,
+        notes: list[str],
+        pages: Pages | None,
+        alone: bool,
+    ) -> tuple[ir.Node | None, LayoutPlan, Step | None]:
+        """An IncreFlashAttention, with the plan whose landing it takes, where the attention is one that the target
+        takes as such. Raises Decline where there are pages and it is not."""
         roles = match.roles
         key, value = (
             arrangement(plan.name, roles.batch, roles.kv_heads, roles.columns, depth)
             for depth in (roles.depth, roles.value_depth)
         )
-        decoding = Decoding(match, plan.name, (key, value), inputs, self.builder, mover, self.options)
-        return decoding.step()
 
-    def _decoding(self, match: AttentionMatch, plan: LayoutPlan, step: Step) -> ir.Node | None:
-        """An IncreFlashAttention, or None where the target does not take it."""
-        spec = get(DECODING, self.options.cann)
-        attrs = {
-            **step.attrs,
-            "scale_value": float(np.float32(match.scale)),
-            "num_heads": self._size(match, match.roles.heads),
-            "num_key_value_heads": self._size(match, match.roles.kv_heads),
-        }
-        name = self.builder.names.new(f"{PREFIX}_{DECODING}")
-        present = {name: value for name, value in step.inputs.items() if value is not None}
-        node = ir.Node(
-            DOMAIN,
-            DECODING,
-            place_inputs(spec, present),
-            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
-            num_outputs=1,
-            name=name,
-        )
-        out = node.outputs[0]
-        out.name = self.builder.names.new(f"{name}_attention_out")
-        shape = [match.space.size(dim) for dim in plan.output]
-        self.builder.info.set(out, shape, match.dtype)
-        out.dtype, out.shape = match.dtype, ir.Shape([size.const for size in shape])
+        def masks(mask: MaskPlan) -> MaskBuilder:
+            return MaskBuilder(replace(match, mask=mask), self.builder, mover, self.options, notes)
+
         try:
+            if not alone:
+                return None, plan, None
+            decoding = Decoding(match, plan.name, (key, value), inputs, self.builder, mover, self.options, masks, pages)
+            step = decoding.step()
+            step, plan = self._requantised(step, match, plan, notes)
+            node = step.node(match, plan.output, self.builder, self.options)
             self.check(node, match)
         except Decline:
-            return None
+            if pages is not None:
+                raise
+            return None, plan, None
         self.builder.graph.append(node)
         self.made.append(node)
-        return node
+        return node, plan, step
+
+    def _requantised(
+        self, step: Step, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
+    ) -> tuple[Step, LayoutPlan]:
+        """The step with a QuantizeLinear behind it, which then is where it lands."""
+        try:
+            found = requantised(plan.landing.value, self.options, self.builder.info)
+        except Decline as decline:
+            notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
+            return step, plan
+        if found is None or match.output_factors:
+            return step, plan
+        scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
+        landing = replace(plan.landing, value=found.node.outputs[0])
+        return replace(step, inputs={**step.inputs, "quant_scale2": scale}), replace(plan, landing=landing)
 
     def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
         """One number for each head."""

@@ -7,10 +7,11 @@ linearly, with a symbolic offset. A formula is true or false of every element:
              | AtLeastZero(affine)                    a comparison of positions
              | Given(value, axes, when)               a boolean tensor of the graph
              | Entries(value, one, other, ...)        two elements of an integer tensor, compared
+             | Below(affine, value, index, ...)       a position, compared with an element of an integer tensor
              | All(formulas) | Some(formulas)
 
-`Entries`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be taken
-apart is read from there.
+`Entries`, `Below`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be
+taken apart is read from there.
 """
 
 from __future__ import annotations
@@ -113,6 +114,17 @@ class Entries:
 
 
 @dataclass(frozen=True)
+class Below:
+    """Whether `affine` is less than the element of `value` at `index` is `when`."""
+
+    affine: Affine
+    value: ir.Value
+    index: tuple[Affine, ...]
+    when: bool = True
+    origin: Given | None = None
+
+
+@dataclass(frozen=True)
 class All:
     """Every part holds."""
 
@@ -128,7 +140,7 @@ class Some:
     origin: Given | None = None
 
 
-Formula = Always | AtLeastZero | Given | Entries | All | Some
+Formula = Always | AtLeastZero | Given | Entries | Below | All | Some
 
 TRUE, FALSE = Always(True), Always(False)
 
@@ -151,7 +163,7 @@ def negation(formula: Formula) -> Formula:
             return AtLeastZero(affine.times(-1) + -1)
         case Given(value, axes, when):
             return Given(value, axes, not when)
-        case Entries():
+        case Entries() | Below():
             return replace(formula, when=not formula.when, origin=_negated(formula.origin))
         case All(parts, origin):
             return Some(tuple(map(negation, parts)), _negated(origin))

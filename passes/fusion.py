@@ -179,7 +179,7 @@ class _Run:
             op=fused.node.op_type,
             node=fused.node.name,
             layout=fused.layout,
-            mask=fused.mask.word,
+            mask=fused.word,
             heads=fused.heads,
             extensions=extensions_used(node_view(fused.node, self.info)),
             assumed=fused.assumed,

@@ -10,7 +10,8 @@ asked for, as an Affine over the indices of the mask:
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
-            | a comparison of two elements of one integer tensor, whatever it holds (Entries)
+            | a comparison of two elements of one integer tensor, whatever it holds (Entries), or of a number linear in
+              the index and such an element (Below)
             | Trilu(truth) | number != 0 | a constant of bands
             | any other boolean tensor, as it is (Given)
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
@@ -49,6 +50,7 @@ from fa_compiler.passes.cases import (
 from fa_compiler.passes.formula import (
     Affine,
     Always,
+    Below,
     Entries,
     Formula,
     Given,
@@ -165,7 +167,8 @@ class Positions:
             one, other = self.operands(node, index)
             left, right = self.number(*one), self.number(*other)
             if left is None or right is None:
-                return self._entries(node.op_type, one, other, origin)
+                bounded = self._below(node.op_type, (left, right), (one, other), origin)
+                return bounded or self._entries(node.op_type, one, other, origin)
             return compared(node.op_type, left, right)
         if is_op(node, "Cast"):
             return self.truth(node.inputs[0], index)
@@ -196,6 +199,25 @@ class Positions:
         # a < b is not b <= a, a >= b is b <= a.
         turned = pair[::-1] if op in ("Less", "GreaterOrEqual") else pair
         return Entries(value, *turned, "LessOrEqual", op.endswith("OrEqual"), origin)
+
+    def _below(
+        self,
+        op: str,
+        numbers: tuple[Number | None, Number | None],
+        operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
+        origin: Given | None,
+    ) -> Below | None:
+        """A number that is linear in the index, beside an integer element of which nothing is known."""
+        place = 0 if numbers[1] is None else 1
+        affine, (value, index) = whole(numbers[place]), operands[1 - place]
+        if affine is None or value is None or index is None or self.info.dtype(value) not in LABELS or op == "Equal":
+            return None
+        # With the element on the left, element < a is not a - 1 < element, and element <= a is not a < element.
+        turned = place == 1
+        strict = op in ("Less", "Greater")
+        less = op.startswith("Less")
+        shift = 0 if strict == (less != turned) else -1
+        return Below(affine + shift, value, index, less != turned, origin)
 
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
         """The element at `index` of a value, and where moving operators brought it from, up to a change of type."""

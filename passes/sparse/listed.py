@@ -176,7 +176,7 @@ def _emit(listed: Listed, places: list[Place], emitter: Emitter) -> Fused | None
     emitter.land(landing, result)
     emitter.made.append(node)
     heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
-    return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, ())
+    return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), match.mask.word)
 
 
 def _moved(view: View, dims: Arrangement, dtype: ir.DataType | None, mover: Mover) -> ir.Value:

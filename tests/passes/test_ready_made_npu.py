@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -215,6 +216,20 @@ def test_inference(op_type: str, name: str, fixed: bool) -> None:
     assert report.blocks[0].status == "fused", report.blocks[0].reason
     (got,) = run(result, {name: value for name, value in feeds.items() if name not in operator.constants})
     assert_same(got, formula(operator, feeds), 1e-5)
+
+
+@pytest.mark.parametrize("name", INCREMENTAL)
+def test_ascend_decodes(name: str) -> None:
+    """The product's own operator: masked keys have the score that it gives them, and lengths stay lengths."""
+    features = {key: each for key, each in INCREMENTAL[name].items() if key != "bias"}
+    operator = replace(inference("NPUIncreFlashAttention", **features), dtype="float16")
+    feeds = operator.feeds()
+    result, report = fused(operator.model(feeds), "ascend")
+    (block,) = report.blocks
+    wanted = "+".join(word for word, given in (("lengths", "klen"), ("atten_mask", "mask")) if given in features)
+    assert (block.op, block.mask) == ("IncreFlashAttention", wanted or "none"), block.reason
+    (got,) = run(result, feeds)
+    assert_same(got, formula(operator, feeds), 2e-3)
 
 
 INFERENCE_REFUSED: dict[str, tuple[str, dict[str, Any], str, str]] = {

@@ -1,0 +1,141 @@
+"""Masks that say how many keys each batch entry has: keys from a length on are excluded.
+
+    kept := Below(j + c, length) | All(kept, ..., rest, ...)        j the key's index, c a known number
+
+    accepted    `j + c < length` where the length is an integer tensor of one element, or one for each batch entry, and
+                every spelling of it that positions.py reads: compared with `<`, `<=` and their opposites, negated,
+                joined by And with others, made a float mask by Where or arithmetic
+    emitted     the lengths in int64, [1] or [batch], held between 0 and the number of keys: the operator refuses
+                others, where the mask is merely all true or all false
+    refused     everything else stays a mask: lengths by head, keys counted with steps, an Or
+
+The comparison holds of mathematical integers: positions.py takes numbers only where their type holds them, and an
+element is compared as it is. The result is computed as min(max(length, c), keys + c) - c, in which nothing overflows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.build import INT64, Mover
+from fa_compiler.passes.cases import unequal, where
+from fa_compiler.passes.formula import Affine, All, Always, AtLeastZero, Below, Formula, Given, negation
+from fa_compiler.passes.layout import moves
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.terms import Masked
+from fa_compiler.passes.views import View
+
+
+@dataclass(frozen=True)
+class Length:
+    """Keys j with `j + shift` less than the element of `value` are kept; `dims` arranges the value."""
+
+    value: ir.Value
+    dims: Arrangement
+    shift: int
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Every length there is, of which the least counts, and the masks that are left beside them."""
+
+    found: tuple[Length, ...] = ()
+    rest: tuple[Masked, ...] = ()
+
+    def build(self, match: AttentionMatch, keys: ir.Value, mover: Mover) -> ir.Value:
+        """How many keys each batch entry has, int64 [batch] or [1]; `keys` is the number of all, int64 [1]."""
+        builder, total = mover.builder, keys
+        for length in self.found:
+            plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
+            assert plan is not None  # of a length by batch
+            given = mover.apply(builder.cast(length.value, INT64), length.dims, plan)
+            shift = builder.ints([length.shift])
+            most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
+            least = builder.op("Max", [given, shift], INT64)
+            held = builder.op("Min", [least, most], INT64)
+            own = builder.op("Sub", [held, shift], INT64) if length.shift else held
+            total = own if total is keys else builder.op("Min", [total, own], INT64)
+        return total
+
+
+def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo) -> Lengths:
+    """What the excluded keys of an attention say of lengths."""
+    found: list[Length] = []
+    rest: list[Masked] = []
+    for mask in masks:
+        taken = _read(mask, match, info)
+        if taken is None:
+            rest.append(mask)
+        else:
+            found.extend(part for part in taken if isinstance(part, Length))
+            rest.extend(part for part in taken if isinstance(part, Masked))
+    return Lengths(tuple(found), tuple(rest))
+
+
+def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo) -> list[Length | Masked] | None:
+    base, shape = mask.view.base, info.shape(mask.view.base)
+    if shape is None:
+        return None
+    positions = Positions(info, shape)
+    excluded: Formula | None
+    if info.dtype(base) == ir.DataType.BOOL:
+        excluded = positions.truth(base, positions.every)
+    else:
+        number = positions.number(base, positions.every)
+        excluded = None if number is None else where(number, lambda x: unequal(x, 0))
+    if excluded is None:
+        return None
+    kept = negation(excluded if mask.when else negation(excluded))
+    dims = match.space.resolve_all(mask.view.base_dims)
+    result: list[Length | Masked] = []
+    for part in kept.parts if isinstance(kept, All) else (kept,):
+        read = _length(part, dims, match, positions) if isinstance(part, Below) else None
+        beside = read or _beside(part, dims)
+        if beside is None:
+            return None
+        result.append(beside)
+    return result if any(isinstance(part, Length) for part in result) else None
+
+
+def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Positions) -> Length | None:
+    """A bound on the key's index by an element of its batch entry."""
+    roles, rank = match.roles, positions.rank
+    shift = part.affine.offset.const
+    columns = [k for k, dim in enumerate(dims) if dim and dim == roles.columns]
+    if not part.when or shift is None or len(columns) != 1:
+        return None
+    if part.affine.steps != Affine.index(columns[0], rank).steps:
+        return None
+    if match.space.size(roles.columns) != positions.sizes[columns[0]]:
+        return None
+    placed: Arrangement = ()
+    for place in part.index:
+        along = [k for k in range(rank) if place == Affine.index(k, rank)]
+        if not along and place.const != 0:
+            return None
+        placed = (*placed, dims[along[0]] if along else ())
+    own = {axis for dim in placed for axis in dim}
+    if not own <= set(roles.batch) or moves(placed, (roles.batch,)) is None:
+        return None
+    # An element at index 0 of a longer dimension is not what the whole tensor says.
+    sizes = positions.info.shape(part.value)
+    if sizes is None or any(size.const != 1 and not dim for size, dim in zip(sizes, placed, strict=True)):
+        return None
+    return Length(part.value, placed, shift)
+
+
+def _beside(part: Formula, dims: Arrangement) -> Masked | None:
+    """A part that stays the boolean tensor it is read from."""
+    if isinstance(part, Always | AtLeastZero):
+        return None
+    given = part if isinstance(part, Given) else part.origin
+    if given is None:
+        return None
+    placed = tuple(() if axis is None else dims[axis] for axis in given.axes)
+    return Masked(View(given.value, placed, placed, stops=((given.value, placed),)), not given.when)

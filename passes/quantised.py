@@ -1,0 +1,84 @@
+"""Values behind a DequantizeLinear from int8 with one constant scale, and results before a QuantizeLinear to int8.
+
+(x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly.
+
+A result becomes round(x / scale) + zero point in ONNX, saturated, with ties to even; the operator computes
+round(x * quant_scale2 + quant_offset2). These are the same bits where
+
+    the scale is a power of two     the quotient and the product are then both exact
+    the zero point is 0             added before the rounding, another one moves ties, and rounds what is near them
+    x is float32                    the operator does not round it to 16 bits in between
+
+Ascend is left out: it rounds by way of float16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.nodes import constant, int_attr, is_op
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.shapes import ShapeInfo
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """The int8 value, its scale and zero point."""
+
+    value: ir.Value
+    scale: np.floating
+    zero_point: int
+
+
+def quantised(value: ir.Value, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
+    """What a value of type `dtype` is dequantised from; None where it is not, or by several scales."""
+    node = value.producer()
+    if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
+        return None
+    x, scale = node.inputs[0], constant(node.inputs[1])
+    point = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = np.zeros(1) if point is None else constant(point)
+    if x is None or scale is None or zero is None or scale.size != 1 or zero.size != 1:
+        return None
+    if info.dtype(x) != ir.DataType.INT8 or int_attr(node, "block_size", 0):
+        return None
+    if info.dtype(value) != dtype or scale.dtype != dtype.numpy() or not np.isfinite(scale).all():
+        return None
+    return Quantised(x, scale.reshape(-1)[0], int(zero.reshape(-1)[0]))
+
+
+@dataclass(frozen=True)
+class Requantised:
+    """The QuantizeLinear that reads a result, and the quant_scale2 that says the same."""
+
+    node: ir.Node
+    scale: float
+
+
+def requantised(result: ir.Value, options: Options, info: ShapeInfo) -> Requantised | None:
+    """The QuantizeLinear to int8 that is all that reads a result; None where none does. Raises Decline where the
+    operator's rounding is not proven to be the same."""
+    readers = distinct_consumers(result)
+    node = readers[0] if len(readers) == 1 else None
+    if node is None or not is_op(node, "QuantizeLinear") or node.inputs[0] is not result or result.is_graph_output():
+        return None
+    number = constant(node.inputs[1])
+    point = node.inputs[2] if len(node.inputs) > 2 else None
+    zero = np.zeros(1) if point is None else constant(point)
+    if info.dtype(node.outputs[0]) != ir.DataType.INT8 or number is None or number.size != 1 or zero is None:
+        raise Decline(Code.ILLEGAL, "its result is not quantised to int8 by one known scale", node)
+    if options.target != "ort" or info.dtype(result) != ir.DataType.FLOAT or number.dtype != np.float32:
+        raise Decline(Code.ILLEGAL, "its result is rounded to 16 bits before it is quantised", node)
+    scale = float(number.reshape(-1)[0])
+    if zero.any():
+        raise Decline(Code.ILLEGAL, "the operator adds the zero point before it rounds, QuantizeLinear behind", node)
+    if not 0.0 < scale < math.inf or math.frexp(scale)[0] != 0.5 or not math.isfinite(np.float32(1.0 / scale)):
+        raise Decline(Code.ILLEGAL, f"the operator multiplies, and 1 / {scale:g} is not exact", node)
+    return Requantised(node, 1.0 / scale)
