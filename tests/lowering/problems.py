@@ -70,9 +70,7 @@ class Form:
             inputs["actual_seq_kvlen"] = np.cumsum(self.keys, dtype=np.int64)
         return inputs
 
-    def _tensor(
-        self, rng: np.random.Generator, length: int | tuple[int, ...], heads: int, size: int
-    ) -> np.ndarray:
+    def _tensor(self, rng: np.random.Generator, length: int | tuple[int, ...], heads: int, size: int) -> np.ndarray:
         b, s, n, d = self.batch, int(np.sum(length)), heads, size
         shape = {
             "BSH": (b, s, n * d),
@@ -169,9 +167,7 @@ def check(
     return got
 
 
-def agree(
-    got: np.ndarray, want: np.ndarray, name: str, absolute: float | None = None, relative: float = 0.0
-) -> None:
+def agree(got: np.ndarray, want: np.ndarray, name: str, absolute: float | None = None, relative: float = 0.0) -> None:
     """NaN and infinity in the same places, finite values within the bounds and the rounding of their type. Without
     bounds: within 1e-5 of the largest value."""
     rounding = _ROUNDING[want.dtype.name]

@@ -46,13 +46,27 @@ def test_slots_fields_and_numbers(tmp_path: Path) -> None:
     slots = re.findall(r"Slot<.*> (\w+)\{(\d+)\};", ABI.read_text())
     assert len(slots) > 25
     # KernelInfoGetAllocator is written KernelInfoGetAllocator in the header, too; all names are the header's.
-    checks = [f"static_assert(offsetof(OrtApi, {name}) == {index} * sizeof(void*));"
-              for name, index in slots if re.search(rf"\b{name}\b", text)]
-    checks += [f"static_assert(offsetof(ort::CustomOp, {own}) == offsetof(OrtCustomOp, {theirs}));"
-               for own, theirs in FIELDS.items() if re.search(rf"\b{theirs}\b", text)]
-    checks += [f"static_assert(int(ort::Element::{own}) == ONNX_TENSOR_ELEMENT_DATA_TYPE_{theirs});" for own, theirs in
-               {"float32": "FLOAT", "uint8": "UINT8", "int64": "INT64", "boolean": "BOOL", "float16": "FLOAT16",
-                "bfloat16": "BFLOAT16"}.items()]
+    checks = [
+        f"static_assert(offsetof(OrtApi, {name}) == {index} * sizeof(void*));"
+        for name, index in slots
+        if re.search(rf"\b{name}\b", text)
+    ]
+    checks += [
+        f"static_assert(offsetof(ort::CustomOp, {own}) == offsetof(OrtCustomOp, {theirs}));"
+        for own, theirs in FIELDS.items()
+        if re.search(rf"\b{theirs}\b", text)
+    ]
+    checks += [
+        f"static_assert(int(ort::Element::{own}) == ONNX_TENSOR_ELEMENT_DATA_TYPE_{theirs});"
+        for own, theirs in {
+            "float32": "FLOAT",
+            "uint8": "UINT8",
+            "int64": "INT64",
+            "boolean": "BOOL",
+            "float16": "FLOAT16",
+            "bfloat16": "BFLOAT16",
+        }.items()
+    ]
     checks += [
         "static_assert(int(ort::ErrorCode::fail) == ORT_FAIL);",
         "static_assert(int(ort::ErrorCode::invalid_argument) == ORT_INVALID_ARGUMENT);",

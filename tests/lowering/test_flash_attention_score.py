@@ -94,8 +94,18 @@ def test_query_heads_share_key_heads(kv_heads: int, queries: int, rng: np.random
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
 @pytest.mark.parametrize(
     "shape",
-    [(2, 2, 50, 290), (2, 1, 50, 290), (1, 1, 50, 290), (50, 290), (2, 1, 1, 290), (1, 2, 50, 1), (2, 2, 1, 1),
-     (1, 290), (50, 1), (1, 1)],
+    [
+        (2, 2, 50, 290),
+        (2, 1, 50, 290),
+        (1, 1, 50, 290),
+        (50, 290),
+        (2, 1, 1, 290),
+        (1, 2, 50, 1),
+        (2, 2, 1, 1),
+        (1, 290),
+        (50, 1),
+        (1, 1),
+    ],
 )
 def test_mask_shapes(shape: tuple[int, ...], dtype: type, rng: np.random.Generator) -> None:
     form = Form(queries=50, keys=290)
@@ -169,8 +179,17 @@ def test_bias_types(dtype: str, bias_dtype: str, pse_type: int, rng: np.random.G
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 3, 37, 260), (1, 3, 37, 260), (2, 3, 1, 260), (1, 3, 1, 260), (2, 1, 37, 260), (1, 1, 37, 260),
-     (1, 1, 1, 260), (2, 1, 37, 1), (1, 1, 1, 1)],
+    [
+        (2, 3, 37, 260),
+        (1, 3, 37, 260),
+        (2, 3, 1, 260),
+        (1, 3, 1, 260),
+        (2, 1, 37, 260),
+        (1, 1, 37, 260),
+        (1, 1, 1, 260),
+        (2, 1, 37, 1),
+        (1, 1, 1, 1),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_bias_shapes_with_a_mask(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:
@@ -317,8 +336,10 @@ def test_scores_far_apart(scale: float, rng: np.random.Generator) -> None:
 def test_huge_scores(size: float, queries: int) -> None:
     """One key wins wherever the scores are finite; a product that overflows is +inf, whose softmax is NaN."""
     form = Form(batch=1, heads=1, kv_heads=1, queries=queries, keys=40, size=4)
-    inputs = {name: np.zeros((1, 1, length, 4), np.float32) for name, length in
-              (("query", queries), ("key", 40), ("value", 40))}
+    inputs = {
+        name: np.zeros((1, 1, length, 4), np.float32)
+        for name, length in (("query", queries), ("key", 40), ("value", 40))
+    }
     inputs["query"][..., 0] = size
     inputs["key"][..., 0] = np.linspace(0, 4, 40)
     inputs["value"][..., 0] = np.arange(40)

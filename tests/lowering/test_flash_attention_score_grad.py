@@ -269,7 +269,9 @@ def test_finite_differences(rng: np.random.Generator) -> None:
         direction = rng.standard_normal(inputs[name].shape).astype(np.float32)
         moved = [
             ops.run(
-                "FlashAttentionScore", inputs | {name: inputs[name] + step * direction}, form.all_attrs,
+                "FlashAttentionScore",
+                inputs | {name: inputs[name] + step * direction},
+                form.all_attrs,
                 ["attention_out"],
             )["attention_out"]
             for step in (np.float32(1e-2), np.float32(-1e-2))

@@ -91,8 +91,11 @@ def test_refusals_of_packed_sequences() -> None:
     assert "(compressed), or 40 or 192 elements on dimension 0 (FAG.18)" in refused(PACKED, shift, pse_type=0)
 
 
-@pytest.mark.parametrize("row", descriptors.combinations(get(OP)), ids=lambda row: "-".join(
-    row[name].removeprefix("DT_").lower() for name in ("query", "pse_shift", "atten_mask")))
+@pytest.mark.parametrize(
+    "row",
+    descriptors.combinations(get(OP)),
+    ids=lambda row: "-".join(row[name].removeprefix("DT_").lower() for name in ("query", "pse_shift", "atten_mask")),
+)
 def test_every_type_combination(row: dict[str, str]) -> None:
     rng = np.random.default_rng(5)
     form = Form(dtype=dtypes.to_numpy(row["query"]).name, attrs={"pse_type": 0})

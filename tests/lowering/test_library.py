@@ -68,8 +68,11 @@ def test_descriptors_are_current() -> None:
     assert descriptors.PATH.read_text() == descriptors.render(), "run python -m fa_compiler.lowering.ort.descriptors"
 
 
-@pytest.mark.parametrize("row", descriptors.combinations(get(OP)), ids=lambda row: "-".join(
-    row[name].removeprefix("DT_").lower() for name in ("query", "real_shift", "atten_mask")))
+@pytest.mark.parametrize(
+    "row",
+    descriptors.combinations(get(OP)),
+    ids=lambda row: "-".join(row[name].removeprefix("DT_").lower() for name in ("query", "real_shift", "atten_mask")),
+)
 def test_every_type_combination(row: dict[str, str]) -> None:
     rng = np.random.default_rng(5)
     form = Form(dtype=dtypes.to_numpy(row["query"]).name, attrs={"pse_type": 0})
@@ -172,8 +175,16 @@ print((run(8192) - before) // 1024)
 
 def test_a_fused_node_between_others_and_with_unknown_shapes() -> None:
     """The kernel has no shape inference of its own; ONNX Runtime must not need one."""
-    node = helper.make_node(OP, ["q1", "k", "v"], ["m", "", "", "o"], name="attention", domain="ascend",
-                            head_num=2, input_layout="BNSD", scale_value=1.0)
+    node = helper.make_node(
+        OP,
+        ["q1", "k", "v"],
+        ["m", "", "", "o"],
+        name="attention",
+        domain="ascend",
+        head_num=2,
+        input_layout="BNSD",
+        scale_value=1.0,
+    )
     nodes = [
         helper.make_node("Add", ["q", "q"], ["q1"]),
         node,
@@ -194,8 +205,16 @@ def test_a_fused_node_between_others_and_with_unknown_shapes() -> None:
 
 
 def _model() -> onnx.ModelProto:
-    node = helper.make_node(OP, ["q", "k", "v"], ["", "", "", "out"], name="attention", domain="ascend",
-                            head_num=4, input_layout="BNSD", scale_value=1.0)
+    node = helper.make_node(
+        OP,
+        ["q", "k", "v"],
+        ["", "", "", "out"],
+        name="attention",
+        domain="ascend",
+        head_num=4,
+        input_layout="BNSD",
+        scale_value=1.0,
+    )
     return _graph([node], {"out": TensorProto.FLOAT})
 
 

@@ -35,7 +35,7 @@ class Problem:
     attrs: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"{({name: f'{a.dtype}{list(a.shape)}' for name, a in self.inputs.items()})} {self.attrs}"
+        return f"{ ({name: f'{a.dtype}{list(a.shape)}' for name, a in self.inputs.items()}) } {self.attrs}"
 
 
 @dataclass

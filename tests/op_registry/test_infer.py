@@ -75,9 +75,7 @@ def test_symbols_are_carried_through() -> None:
         ((None, None, None), None),
     ],
 )
-def test_the_batch_is_that_of_query_key_and_value_together(
-    layout: str, batches: tuple[Any, ...], common: Any
-) -> None:
+def test_the_batch_is_that_of_query_key_and_value_together(layout: str, batches: tuple[Any, ...], common: Any) -> None:
     axis = 1 if layout == "SBH" else 0
 
     def with_batch(shape: tuple[Any, ...], size: Any) -> tuple[Any, ...]:

@@ -55,9 +55,7 @@ def grad(op_type: str, inputs: int, outputs: int = 1, **attrs: Any) -> onnx.Node
     return helper.make_node(op_type, *names, domain=MICROSOFT, **attrs)
 
 
-def difference(
-    function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, dy: np.ndarray
-) -> np.ndarray:
+def difference(function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, dy: np.ndarray) -> np.ndarray:
     """The gradient of sum(function(x) * dy) by central differences."""
     slope = np.zeros(x.shape)
     for place in np.ndindex(x.shape):

@@ -32,6 +32,8 @@ KEPT = (
     "deepseekv3__dynamon_sdpa_op20",
     "tfbart__tf2onnx_op13",
     "train_sdpa__fxjoint_op18",
+    "chunk_static__dynamo",
+    "chunk_gqa__tsn",
 )
 
 
