@@ -114,18 +114,18 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
         return None
     if match.space.size(roles.columns) != positions.sizes[columns[0]]:
         return None
+    sizes = positions.info.shape(part.value)
+    if sizes is None or len(sizes) != len(part.index):
+        return None
     placed: Arrangement = ()
-    for place in part.index:
+    for size, place in zip(sizes, part.index, strict=True):
         along = [k for k in range(rank) if place == Affine.index(k, rank)]
-        if not along and place.const != 0:
+        # The value is taken whole: neither a part of it nor one element of several.
+        if size != (positions.sizes[along[0]] if along else 1) or (not along and place.const != 0):
             return None
         placed = (*placed, dims[along[0]] if along else ())
     own = {axis for dim in placed for axis in dim}
     if not own <= set(roles.batch) or moves(placed, (roles.batch,)) is None:
-        return None
-    # An element at index 0 of a longer dimension is not what the whole tensor says.
-    sizes = positions.info.shape(part.value)
-    if sizes is None or any(size.const != 1 and not dim for size, dim in zip(sizes, placed, strict=True)):
         return None
     return Length(part.value, placed, shift)
 

@@ -50,7 +50,7 @@ MASKS = {
 }
 CONSTANTS = (
     "int64 zero={0}, int64 one={1}, int64 two={2}, int64[1] ax1={1}, int64[1] ax2={2}, int64[2] ax12={1,2}, "
-    "int64[1] flat={-1}"
+    "int64[1] flat={-1}, int64[1] none={0}"
 )
 
 
@@ -68,7 +68,7 @@ class Paged:
     real: str = "float"
 
     def model(
-        self, body: str = "", more: str = "", rows: str = "1", block: int = BLOCK, blocks: str = "P"
+        self, body: str = "", more: str = "", rows: str = "1", block: int = BLOCK, blocks: str = "P", opset: int = 19
     ) -> onnx.ModelProto:
         heads = 2 * self.groups
         shape = POOLS[self.pool][0].format(h=2 * SIZE, n=2)
@@ -92,7 +92,7 @@ class Paged:
             inputs=inputs,
             outputs=f"{self.real}[B,{heads},{rows},{SIZE}] y",
             initializers=f"<{CONSTANTS}, {own}>",
-            opset=19,
+            opset=opset,
         )
 
     @property
@@ -228,6 +228,20 @@ NEAR_MISSES: dict[str, tuple[tuple[str, ...], tuple[str, str], str]] = {
         ("keep = Less(j, lu) ", "jj = Mul(j, two) keep = Less(jj, lu) "),
         "the operator gives masked keys the score",
     ),
+    "lengths of a larger batch": (
+        NONE_EMPTY,
+        (
+            "keep = Less(j, lu) ",
+            "more = Concat<axis=0>(len, len) mu = Unsqueeze(more, ax1) all = Less(j, mu) bn = Shape<end=1>(len) "
+            "keep = Slice(all, none, bn, none) ",
+        ),
+        "the operator gives masked keys the score",
+    ),
+    "the length of the first entry": (
+        NONE_EMPTY,
+        ("keep = Less(j, lu) ", "all = Less(j, lu) keep = Slice(all, none, ax1, none) "),
+        "the operator gives masked keys the score",
+    ),
     "a bias beside a mask": (
         (*NONE_EMPTY, "masks-dominate"),
         ("keep = Less(j, lu) ", WINDOW),
@@ -323,3 +337,17 @@ def test_other_roundings_stay_behind_the_attention(name: str) -> None:
     assert any(reason in note for note in report.notes), report.notes
     feeds = Paged().feeds()
     np.testing.assert_array_equal(run(after, feeds)[0], run(model, feeds)[0])
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_ready_made_attention_reads_pages(pool: str) -> None:
+    """ai.onnx Attention with nonpad_kv_seqlen: an entry without keys gives 0 there, too."""
+    case = Paged(pool, "flattened")
+    caches = case.body.split("kt = ")[0]
+    model = case.model(caches + "y = Attention<scale=0.3>(q, k, v, , , , len)", opset=24)
+    after, report = fused(model)
+    assert [(block.op, block.mask) for block in report.blocks] == [("IncreFlashAttention", "pages+lengths")], (
+        report.notes
+    )
+    for lengths in ((40, 96), (0, 33)):
+        check(model, after, case.feeds(lengths=lengths))
