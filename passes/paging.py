@@ -1,6 +1,9 @@
 """Keys and values gathered from a pool of blocks by a block table: the pages of IncreFlashAttention.
 
     cache  := layout(Gather(pool, table))           layout operators (views.py), DequantizeLinear from int8 in between
+            | layout(Gather(tokens, slots))         token by token
+    tokens := the pool with blocks and their tokens in one dimension
+    slots  := layout(table * size + (0 .. size - 1))
     pool   := layout(any value), DequantizeLinear from int8 in between
     table  := layout(any integer tensor)
 
@@ -25,10 +28,13 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.build import INT64, Mover
+from fa_compiler.passes.cases import whole
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.formula import Affine
 from fa_compiler.passes.layout import COPY_COST, Move, cost, moves
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr, is_op
+from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.quantised import Quantised, quantised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.symbolic import Dim
@@ -82,11 +88,12 @@ class Pages:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """A cache as a Gather: the dimensions of its data, the first of them by blocks, and those of its indices."""
+    """A cache as a Gather: the dimensions of its data, those by blocks among them, and the table with its own."""
 
     node: ir.Node
     data: Arrangement
     blocks: Axes
+    table: ir.Value
     indices: Arrangement
     quantised: Quantised | None
 
@@ -140,20 +147,53 @@ def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | 
             return None
         value, dims = moved
     assert node is not None
-    data, indices = node.inputs[0], node.inputs[1]
+    data, table = node.inputs[0], node.inputs[1]
     own = None if data is None else viewer.info.shape(data)
-    rank = None if indices is None else viewer.info.shape(indices)
-    if own is None or not own or rank is None or len(dims) != len(own) - 1 + len(rank):
+    rank = None if table is None else viewer.info.shape(table)
+    if own is None or not own or table is None or rank is None or len(dims) != len(own) - 1 + len(rank):
         return None
     axis = int_attr(node, "axis", 0) % len(own)
-    blocks = viewer.space.new(own[axis])
-    return _Gathered(
-        node,
-        (*dims[:axis], blocks, *dims[axis + len(rank) :]),
-        blocks,
-        dims[axis : axis + len(rank)],
-        quant,
-    )
+    indices, count, tokens = dims[axis : axis + len(rank)], own[axis], Axes()
+    slots = _slots(table, indices, viewer)
+    if slots is not None:
+        table, indices, tokens = slots
+        quotient = own[axis].exact_div(viewer.space.size(tokens))
+        if quotient is None:
+            return None
+        count = quotient
+    blocks = viewer.space.new(count)
+    place = (*dims[:axis], blocks + tokens, *dims[axis + len(rank) :])
+    return _Gathered(node, place, blocks, table, indices, quant)
+
+
+def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement, Axes] | None:
+    """The table, its arrangement and the axes of a block's tokens, where indices are table * size + token.
+
+    A table entry counted from the end gives slots that are, of the same block; so do those of no other entry. What
+    overflows is out of range for the operator.
+    """
+    while (moved := _through(value, dims, viewer)) is not None:
+        value, dims = moved
+    node, shape = value.producer(), viewer.info.shape(value)
+    if node is None or not is_op(node, "Add") or not shape or shape[-1].const is None or not dims[-1]:
+        return None
+    positions, last = Positions(viewer.info, shape), len(shape) - 1
+    operands = positions.operands(node, positions.every)
+    for (scaled, index), offset in (operands, operands[::-1]):
+        maker = None if scaled is None else scaled.producer()
+        factor = viewer.factor(maker) if maker is not None and is_op(maker, "Mul") else None
+        if index is None or factor is None or factor[1] != shape[-1].const:
+            continue
+        table, own = factor[0], viewer.info.shape(factor[0])
+        along = [next((k for k in range(last) if each == Affine.index(k, last + 1)), None) for each in index]
+        fits = (
+            own is not None
+            and len(own) == len(index)
+            and all(size == (1 if k is None else shape[k]) for size, k in zip(own, along, strict=True))
+        )
+        if fits and whole(positions.number(*offset)) == Affine.index(last, last + 1):
+            return table, tuple(() if k is None else dims[k] for k in along), dims[-1]
+    return None
 
 
 def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement] | None:
@@ -176,8 +216,7 @@ def _tokens(found: _Gathered, columns: Axes, data: Arrangement) -> tuple[Axes, A
 
 def _table(found: _Gathered, viewer: Viewer) -> View:
     """The table behind the indices, casts between integers left out."""
-    value, dims = found.node.inputs[1], found.indices
-    assert value is not None
+    value, dims = found.table, found.indices
     while True:
         moved = _through(value, dims, viewer)
         if moved is not None:
@@ -208,8 +247,8 @@ def _pool(
             (found.blocks, tokens, heads + depth) if folded else (found.blocks, heads, tokens, depth)
         )
         own = space.resolve_all(dims)
-        whole = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
-        plan = moves(own, form) if whole else None
+        same = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
+        plan = moves(own, form) if same else None
         inner = quantised(value, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner

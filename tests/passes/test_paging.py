@@ -32,6 +32,8 @@ INDICES = {
     "flattened": "@1 = Reshape(table, flat) @2 = Gather(@pool, @1) @3 = Shape(table) @4 = Shape<start=1>(@pool) "
     "@5 = Concat<axis=0>(@3, @4) @x = Reshape(@2, @5) ",
     "cast": "@1 = Cast<to=7>(table) @x = Gather(@pool, @1) ",
+    "slots": "@1 = Cast<to=7>(table) @2 = Unsqueeze(@1, ax2) @3 = Mul(@2, bs) @4 = Range(zero, bs, one) "
+    "@5 = Add(@3, @4) @6 = Reshape(@5, rows) @7 = Reshape(@pool, each) @x = Gather(@7, @6) ",
     "given a dimension": "@1 = Unsqueeze(table, ax2) @2 = Gather(@pool, @1) @x = Squeeze(@2, ax2) ",
 }
 
@@ -83,6 +85,8 @@ class Paged:
         own = ", ".join(f"float {name}{'f' * half}={{{number}}}" for name, number in numbers.items())
         own += f", float[1,2,1,1] bias={{1,-1}}, int64 bs={{{block}}}, int64[4] to={{0,-1,2,{SIZE}}}"
         own += f", int64[4] too={{0,2,-1,{SIZE}}}, int64[5] rep={{1,1,{self.groups},1,1}}"
+        each = f"{{-1,{2 * SIZE}}}" if self.pool == "folded" else f"{{-1,2,{SIZE}}}"
+        own += f", int64[2] rows={{0,-1}}, int64[{2 + (self.pool != 'folded')}] each={each}"
         own += f", int64[4] rs={{0,{heads},-1,{SIZE}}}"
         own += ", float ks={0.02}, int8 kz={3}, float vs={0.03}, int8 vz={-5}"
         body = body or self.body
@@ -150,7 +154,9 @@ def check(before: onnx.ModelProto, after: onnx.ModelProto, feeds: Feeds) -> None
         st.sampled_from([1, 3]),
         st.just(""),
         st.sampled_from(["int32", "int64"]),
-    ).filter(lambda case: case.mask != "arithmetic" or not case.infinite),
+    )
+    .filter(lambda case: case.mask != "arithmetic" or not case.infinite)
+    .filter(lambda case: case.index != "slots" or case.pool != "heads first"),
     st.integers(0, 99),
     st.tuples(st.integers(1, 120), st.integers(1, 120)),
 )
@@ -351,3 +357,24 @@ def test_a_ready_made_attention_reads_pages(pool: str) -> None:
     )
     for lengths in ((40, 96), (0, 33)):
         check(model, after, case.feeds(lengths=lengths))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Mul(k2, bs)", "Mul(k2, two)"),
+        ("k4 = Range(zero, bs, one)", "k8 = Range(zero, bs, one) k4 = Neg(k8)"),
+        ("k4 = Range(zero, bs, one)", "k8 = Range(zero, bs, one) k4 = Sub(k8, one)"),
+        ("Add(k3, k4)", "Sub(k3, k4)"),
+    ],
+)
+def test_other_slots_are_no_pages(old: str, new: str) -> None:
+    """Blocks that overlap, keys in another order or from a token earlier on."""
+    case = Paged(index="slots")
+    body = case.body.replace(old, new)
+    model = case.model(body)
+    after, report = fused(model, "ort", NONE_EMPTY)
+    assert report.blocks[0].op == "FlashAttentionScore"
+    feeds = case.feeds()
+    feeds["table"] = np.abs(feeds["table"]) % (BLOCKS - 1) + 1
+    check(model, after, feeds)
