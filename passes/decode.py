@@ -6,7 +6,7 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
     layout      BSH, BSND or BNSD; key and value of one head size; one batch size, proven
     band        none, or the causal one from the bottom right corner: one token is the last and sees every key
     lengths     a mask that keeps the keys below a length (lengths.py), where no row is masked everywhere or such a row
-                gave 0: an entry of no keys gives 0. Of pages that have none, all keys
+                gave 0, which an entry of no keys gives, or NaN, which is put there. Of pages that have none, all keys
     atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked
                 everywhere are the mean of the values, which the operator gives them, or there are none: masked keys
                 have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
@@ -64,6 +64,17 @@ class Step:
     attrs: dict[str, int | float | str]
     assumed: tuple[str, ...]
     word: str
+    undefined: ir.Value | None = None
+    """Lengths, where an entry without keys has to give NaN, and not the operator's 0."""
+
+    def result(self, out: ir.Value, builder: Builder) -> ir.Value:
+        """The operator's result `out` as the model had it."""
+        rank, dtype = len(builder.info.shape(out) or ()), builder.info.dtype(out)
+        if self.undefined is None or dtype is None:
+            return out
+        empty = builder.op("Equal", [self.undefined, builder.ints([0])], ir.DataType.BOOL)
+        nothing = builder.constant(np.array(np.nan, dtype=dtype.numpy()), "number")
+        return builder.op("Where", [builder.units("Unsqueeze", empty, range(1, rank)), nothing, out], dtype)
 
     def node(self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options) -> ir.Node:
         """The node, not yet in the graph; its result is arranged as `output`."""
@@ -141,11 +152,12 @@ class Decoding:
         elif lengths.found:
             keys = self.mover.count(self.match.roles.columns)
             inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
+        undefined = inputs.get("actual_seq_lengths") if self.match.mask.empty_rows == "nan" else None
         rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
         scores = () if mask is None or self._scored or self._bounded() else (MASKS_DOMINATE,)
         words = {"pages": self.pages, "lengths": lengths.found, "atten_mask": mask, "real_shift": shift}
         word = "+".join(word for word, part in words.items() if part) or "none"
-        return Step(inputs, attrs, (*rows, *scores), word)
+        return Step(inputs, attrs, (*rows, *scores), word, undefined)
 
     def _check(self) -> None:
         """What does not depend on the caches."""
@@ -176,7 +188,10 @@ class Decoding:
         """The lengths, where the mask may be told so: an entry without keys gives 0."""
         mask = self.match.mask
         lengths = read_lengths(mask.masked, self.match, self.builder.info)
-        if not lengths.found or mask.empty_rows == "" or (mask.empty_rows == "zero" and not lengths.rest):
+        # ONNX Runtime has no Where of bfloat16 to put NaN with.
+        kinds = ("zero",) if self.match.dtype == ir.DataType.BFLOAT16 else ("zero", "nan")
+        alone = not lengths.rest and mask.empty_rows in kinds
+        if not lengths.found or mask.empty_rows == "" or alone:
             return lengths
         if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
             reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"

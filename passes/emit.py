@@ -205,7 +205,8 @@ class Emitter:
             if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
                 node = self._prompt(node, match, companion)
         self.check(node, match)
-        result = self.result(match, node.outputs[-1], plan.output, plan.landing, mover)
+        out = node.outputs[-1] if step is None else step.result(node.outputs[-1], builder)
+        result = self.result(match, out, plan.output, plan.landing, mover)
         land = None if companion is None else companion.build(node, match, plan, inputs, mover)
         self.substitute(substitutes)
         self.land(plan.landing, result)
@@ -409,7 +410,7 @@ class Emitter:
         except Decline as decline:
             notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
             return step, plan
-        if found is None or match.output_factors:
+        if found is None or match.output_factors or step.undefined is not None:
             return step, plan
         scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
         landing = replace(plan.landing, value=found.node.outputs[0])

@@ -191,6 +191,15 @@ def test_lengths_beyond_the_pages_or_below_zero_count_as_all_or_none() -> None:
         check(model, after, case.feeds(lengths=lengths))
 
 
+def test_an_entry_without_keys_stays_nan() -> None:
+    case = Paged(infinite=True, groups=3)
+    model = case.model()
+    after, report = fused(model)
+    assert report.blocks[0].mask == "pages+lengths", report.notes
+    for lengths in ((0, 96), (-1, 0), (33, 40)):
+        check(model, after, case.feeds(lengths=lengths))
+
+
 WINDOW = "keep0 = Less(j, lu) su = Sub(lu, two) after = GreaterOrEqual(j, su) keep = And(keep0, after) "
 
 
