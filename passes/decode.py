@@ -34,7 +34,7 @@ from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.build import INT64, PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, moves
-from fa_compiler.passes.lengths import Lengths, read_lengths
+from fa_compiler.passes.lengths import Length, Lengths, excluding, read_lengths
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
@@ -43,7 +43,7 @@ from fa_compiler.passes.paging import Pages
 from fa_compiler.passes.quantised import Quantised, quantised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.symbolic import Dim
-from fa_compiler.passes.terms import Add, Masked, Put
+from fa_compiler.passes.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.views import View
 
 OP = "IncreFlashAttention"
@@ -110,6 +110,17 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What excludes keys, the steps of a bias that are left beside it, and what gives keys the operator's own score of
+    masked ones. With `undefined` an entry without keys has to give NaN."""
+
+    lengths: Lengths
+    shifts: tuple[Shift, ...]
+    scored: tuple[Masked, ...]
+    undefined: bool = False
+
+
+@dataclass(frozen=True)
 class Decoding:
     """What the emitter knows when it is about to build a node."""
 
@@ -132,8 +143,9 @@ class Decoding:
             raise self._other("only one of key and value is quantised")
         if self.options.target == "ort" and self.pages is None and not scales:
             raise self._other("FlashAttentionScore reads float caches that lie together as fast")
-        lengths = self._lengths()
-        mask, shift = self._mask(lengths.rest, self._scored), self._shift()
+        limits = self._limits()
+        lengths = limits.lengths
+        mask, shift = self._mask(lengths.rest, limits), self._shift(limits.shifts)
         inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask}
         key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in caches)
         inputs |= {"key": key, "value": value}
@@ -152,9 +164,9 @@ class Decoding:
         elif lengths.found:
             keys = self.mover.count(self.match.roles.columns)
             inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
-        undefined = inputs.get("actual_seq_lengths") if self.match.mask.empty_rows == "nan" else None
+        undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
         rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
-        scores = () if mask is None or self._scored or self._bounded() else (MASKS_DOMINATE,)
+        scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
         words = {"pages": self.pages, "lengths": lengths.found, "atten_mask": mask, "real_shift": shift}
         word = "+".join(word for word, part in words.items() if part) or "none"
         return Step(inputs, attrs, (*rows, *scores), word, undefined)
@@ -184,33 +196,46 @@ class Decoding:
         if len(sizes) > 1 or None in sizes:
             raise self._other("query, key and value are not proven to have one batch size")
 
-    def _lengths(self) -> Lengths:
-        """The lengths, where the mask may be told so: an entry without keys gives 0."""
-        mask = self.match.mask
-        lengths = read_lengths(mask.masked, self.match, self.builder.info)
-        # ONNX Runtime has no Where of bfloat16 to put NaN with.
-        kinds = ("zero",) if self.match.dtype == ir.DataType.BFLOAT16 else ("zero", "nan")
-        alone = not lengths.rest and mask.empty_rows in kinds
-        if not lengths.found or mask.empty_rows == "" or alone:
-            return lengths
+    def _limits(self) -> Limits:
+        """What excludes keys. A mask may be told by lengths where an entry without keys gives what it gave."""
+        mask, info = self.match.mask, self.builder.info
+        first = mask.shifts[:1]
+        scored = tuple(Masked(put.view, put.when) for put in first if isinstance(put, Put) and put.fill == MASKED_SCORE)
+        shifts = mask.shifts[len(scored) :]
+        found = read_lengths(mask.masked, self.match, info)
+        # ONNX Runtime has no Where of bfloat16 to put NaN with; of no keys at all the sum is 0 in the model.
+        some = self.pages is not None or self.match.space.size(self.match.roles.columns).is_at_least(1)
+        repairs = some and self.match.dtype != ir.DataType.BFLOAT16
+        if not found.found and repairs and not mask.masked:
+            return self._infinite(Limits(found, shifts, scored))
+        alone = not found.rest and (mask.empty_rows == "zero" or (mask.empty_rows == "nan" and repairs))
+        if not found.found or mask.empty_rows == "" or alone:
+            return Limits(found, shifts, scored, undefined=bool(found.found) and mask.empty_rows == "nan")
         if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
             reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
             raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
-        return Lengths(rest=mask.masked)
+        return Limits(Lengths(rest=mask.masked), shifts, scored)
 
-    @property
-    def _scored(self) -> tuple[Masked, ...]:
-        """What gives keys the operator's own score of masked ones, whatever their others are."""
-        first = self.match.mask.shifts[:1]
-        return tuple(Masked(put.view, put.when) for put in first if isinstance(put, Put) and put.fill == MASKED_SCORE)
+    def _infinite(self, limits: Limits) -> Limits:
+        """The limits with lengths that are steps of the bias: those that add or put -inf."""
+        found: list[Length] = []
+        shifts: list[Shift] = []
+        for step in limits.shifts:
+            mask = excluding(step, self.builder.info)
+            read = Lengths() if mask is None else read_lengths((mask,), self.match, self.builder.info)
+            if read.rest or not read.found:
+                shifts.append(step)
+            else:
+                found.extend(read.found)
+        return Limits(Lengths(tuple(found)), tuple(shifts), limits.scored, undefined=bool(found))
 
-    def _mask(self, masked: tuple[Masked, ...], scored: tuple[Masked, ...]) -> ir.Value | None:
+    def _mask(self, masked: tuple[Masked, ...], limits: Limits) -> ir.Value | None:
         """The atten_mask of what is excluded besides, or has the score of what is."""
-        if not masked and not scored:
+        if not masked and not limits.scored:
             return None
         if masked:
-            self._check_mask(bool(scored))
-        mask = self.masks(replace(self.match.mask, masked=(*masked, *scored))).atten_mask()
+            self._check_mask(bool(limits.scored))
+        mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
         shape = () if mask is None else self.builder.info.shape(mask) or ()
         keys, batch = self.match.space.size(self.match.roles.columns), self._size("query", 0)
         wanted = (Dim(1), keys) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1), keys)
@@ -238,18 +263,18 @@ class Decoding:
             return False
         return abs(self.match.scale) * depth * LARGEST_HALF**2 < -MASKED_SCORE / 10
 
-    def _shift(self) -> ir.Value | None:
+    def _shift(self, steps: tuple[Shift, ...]) -> ir.Value | None:
         """The pse_shift."""
-        steps = self.match.mask.shifts[len(self._scored) :]
-        shift = self.masks(replace(self.match.mask, shifts=steps)).real_shift()
-        if shift is None:
-            return None
-        shape, space, roles = self.builder.info.shape(shift) or (), self.match.space, self.match.roles
         added = all(isinstance(step, Add) for step in steps)
+        shift = self.masks(replace(self.match.mask, shifts=steps)).real_shift() if added else None
+        if added and shift is None:
+            return None
+        shape = (None if shift is None else self.builder.info.shape(shift)) or ()
+        space, roles = self.match.space, self.match.roles
         heads, keys = space.size(roles.heads), space.size(roles.columns)
         batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
         fits = batch and tuple(shape[1:]) == (heads, Dim(1), keys)
-        if not added or not fits or self.builder.info.dtype(shift) != self.match.dtype:
+        if shift is None or not fits or self.builder.info.dtype(shift) != self.match.dtype:
             raise self._other("its bias is not a sum of the query's type for each head and key")
         return shift
 

@@ -15,6 +15,7 @@ element is compared as it is. The result is computed as min(max(length, c), keys
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,13 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.build import INT64, Mover
-from fa_compiler.passes.cases import unequal, where
+from fa_compiler.passes.cases import Case, Number, unequal, where
 from fa_compiler.passes.formula import Affine, All, Always, AtLeastZero, Below, Formula, Given, negation
 from fa_compiler.passes.layout import moves
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.terms import Masked
+from fa_compiler.passes.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.views import View
 
 
@@ -76,6 +77,26 @@ def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo
             found.extend(part for part in taken if isinstance(part, Length))
             rest.extend(part for part in taken if isinstance(part, Masked))
     return Lengths(tuple(found), tuple(rest))
+
+
+def excluding(step: Shift, info: ShapeInfo) -> Masked | None:
+    """The mask that a step of a bias is, where it adds or puts nothing but -inf: such keys count nothing."""
+    if isinstance(step, Put):
+        return Masked(step.view, step.when) if step.fill == -math.inf else None
+    shape = info.shape(step.view.base) if isinstance(step, Add) and step.sign > 0 else None
+    if not isinstance(step, Add) or shape is None:
+        return None
+    positions = Positions(info, shape)
+    number = positions.number(step.view.base, positions.every)
+    values = set() if number is None else _leaves(number)
+    return Masked(step.view) if values == {0.0, -math.inf} else None
+
+
+def _leaves(number: Number) -> set[float | None]:
+    """What a number may be; None where that depends on the position."""
+    if isinstance(number, Case):
+        return _leaves(number.chosen) | _leaves(number.other)
+    return {number.const if isinstance(number, Affine) else number}
 
 
 def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo) -> list[Length | Masked] | None:

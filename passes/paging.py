@@ -41,9 +41,12 @@ from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
 INDICES = (ir.DataType.INT32, ir.DataType.INT64)
-FOLDED: tuple[str, ...] = ("BNSD", "BSND", "BSH")
+FOLDED: tuple[str, ...] = ("BNSD", "BSND")
 APART: tuple[str, ...] = ("BNSD",)
-"""Layouts of the query beside pools of (blocks, tokens, heads x size) and of (blocks, heads, tokens, size)."""
+"""Layouts of the query beside pools of (blocks, tokens, heads x size) and of (blocks, heads, tokens, size).
+
+A table without columns is none to the operator: beside a query in BSH it would take the first pool for plain keys.
+"""
 
 
 @dataclass(frozen=True)
