@@ -13,8 +13,8 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
                 cannot get as low as -1e12 by a common scale; else the user vouches for it (`--assume masks-dominate`)
                 Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own
     real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2]: both operators add them after the scale
-    caches      as they are; or both by DequantizeLinear from int8 with one constant scale each, in the query's type;
-                or gathered from pools of blocks by a table (paging.py), whose gathered copy is then never made
+    caches      as they are; or both by DequantizeLinear from int8 with constant scales (quantised.py), in the query's
+                type; or gathered from pools of blocks by a table (paging.py), whose gathered copy is then never made
 
 Emitted for Ascend wherever the product takes it, and for ONNX Runtime where the caches are pages or quantised: for
 float caches that lie together the CPU kernels of both operators read the same bytes at the same speed. Everything else
@@ -30,7 +30,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs
-from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import INT64, PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import Move, moves
@@ -150,9 +150,7 @@ class Decoding:
         key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in caches)
         inputs |= {"key": key, "value": value}
         if scales:
-            inputs["antiquant_scale"] = self._pair([each.scale for each in scales])
-            if any(each.zero_point for each in scales):
-                inputs["antiquant_offset"] = self._pair([-each.zero_point for each in scales])
+            inputs |= self._antiquant(scales)
         attrs: dict[str, int | float | str] = {"input_layout": self.layout, "inner_precise": 0}
         if self.pages is not None:
             table = inputs["block_table"] = self.pages.block_table(self.match, key, self.mover)
@@ -291,8 +289,9 @@ class Decoding:
                 if pool.quantised is None and self.builder.info.dtype(pool.value) != self.match.dtype:
                     raise self._other("the pool of blocks has another type than the query")
             return [Cache(pool.value, pool.dims, pool.plan, pool.quantised) for pool in pools]
-        views = zip((self.match.key, self.match.value), self.targets, strict=True)
-        found = [self._quantised(view, target) for view, target in views]
+        roles = self.match.roles
+        views = zip((self.match.key, self.match.value), self.targets, (roles.depth, roles.value_depth), strict=True)
+        found = [self._quantised(view, target, depth) for view, target, depth in views]
         both = [cache for cache in found if cache is not None]
         if len(both) == 2:
             return both
@@ -303,14 +302,36 @@ class Decoding:
             if value is not None
         ]
 
-    def _quantised(self, view: View, target: Arrangement) -> Cache | None:
-        found = quantised(view.base, self.match.dtype, self.builder.info)
+    def _quantised(self, view: View, target: Arrangement, depth: Axes) -> Cache | None:
         dims = self.match.space.resolve_all(view.base_dims)
+        found = quantised(view.base, dims, self.match.dtype, self.builder.info)
         plan = moves(dims, target)
-        return None if found is None or plan is None else Cache(found.value, dims, tuple(plan), found)
+        if found is None or plan is None:
+            return None
+        known = found.by_channel(self.match.roles.kv_heads, depth, self.match.space)
+        return None if known is None else Cache(found.value, dims, tuple(plan), found)
 
-    def _pair(self, numbers: list[int] | list[np.floating]) -> ir.Value:
-        return self.builder.constant(np.array(numbers, dtype=self.match.dtype.numpy()), "antiquant")
+    def _antiquant(self, found: list[Quantised]) -> dict[str, ir.Value]:
+        """Scales and offsets of key and value: two numbers, or two for each head and number of it."""
+        roles, space = self.match.roles, self.match.space
+        channels = [
+            each.by_channel(roles.kv_heads, depth, space)
+            for each, depth in zip(found, (roles.depth, roles.value_depth), strict=True)
+        ]
+        if any(each is None for each in channels):
+            raise self._other("the scales of its caches run along other axes than heads and their numbers")
+        scales, zeros = (np.stack([each[index] for each in channels if each is not None]) for index in (0, 1))
+        if all(each.channels is None for each in found):
+            scales, zeros = scales[:, 0, 0], zeros[:, 0, 0]
+        else:
+            _, heads, size = scales.shape
+            form = {"BNSD": (2, heads, 1, size), "BSND": (2, heads, size), "BSH": (2, heads * size)}[self.layout]
+            scales, zeros = scales.reshape(form), zeros.reshape(form)
+        dtype = self.match.dtype.numpy()
+        inputs = {"antiquant_scale": self.builder.constant(scales.astype(dtype), "antiquant")}
+        if zeros.any():
+            inputs["antiquant_offset"] = self.builder.constant((-zeros).astype(dtype), "antiquant")
+        return inputs
 
     def _other(self, reason: str, hint: str = "") -> Decline:
         return Decline(Code.ILLEGAL, reason, self.match.node, hint)

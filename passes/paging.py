@@ -141,7 +141,7 @@ def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | 
     """The Gather a cache comes from, through layouts and a DequantizeLinear."""
     value, dims, quant = view.base, view.base_dims, None
     while not is_op(node := value.producer(), "Gather"):
-        inner = quantised(value, match.dtype, viewer.info) if quant is None else None
+        inner = quantised(value, dims, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner
             continue
@@ -252,7 +252,7 @@ def _pool(
         own = space.resolve_all(dims)
         same = {axis for dim in own for axis in dim} == {axis for dim in form for axis in dim}
         plan = moves(own, form) if same else None
-        inner = quantised(value, match.dtype, viewer.info) if quant is None else None
+        inner = quantised(value, dims, match.dtype, viewer.info) if quant is None else None
         if inner is not None:
             value, quant = inner.value, inner
             continue

@@ -1,6 +1,7 @@
-"""Values behind a DequantizeLinear from int8 with one constant scale, and results before a QuantizeLinear to int8.
+"""Values behind a DequantizeLinear from int8 with constant scales, and results before a QuantizeLinear to int8.
 
-(x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly.
+(x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly: with one scale, or
+one for each head, each number of a head, or both.
 
 A result becomes round(x / scale) + zero point in ONNX, saturated, with ties to even; the operator computes
 round(x * quant_scale2 + quant_offset2). These are the same bits where
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import Options
@@ -30,28 +32,40 @@ from fa_compiler.passes.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Quantised:
-    """The int8 value, its scale and zero point."""
+    """The int8 value, its scales and zero points, and the axes that those run along; None where each is one number."""
 
     value: ir.Value
-    scale: np.floating
-    zero_point: int
+    scale: np.ndarray
+    zero_point: np.ndarray
+    channels: Axes | None
+
+    def by_channel(self, heads: Axes, depth: Axes, space: AxisSpace) -> tuple[np.ndarray, np.ndarray] | None:
+        """Scales and zero points as [heads, depth]; None where they run along other axes."""
+        form = tuple(space.size(axes).const or 0 for axes in (heads, depth))
+        channels = () if self.channels is None else space.resolve(self.channels)
+        own = {(): (1, 1), heads: (form[0], 1), depth: (1, form[1])} | {heads + depth: form}
+        if (self.channels is not None and not channels) or channels not in own:
+            return None
+        scale, zero = (np.broadcast_to(part.reshape(own[channels]), form) for part in (self.scale, self.zero_point))
+        return scale, zero
 
 
-def quantised(value: ir.Value, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
-    """What a value of type `dtype` is dequantised from; None where it is not, or by several scales."""
+def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
+    """What a value of type `dtype`, arranged as `dims`, is dequantised from; None where it is not."""
     node = value.producer()
     if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
         return None
     x, scale = node.inputs[0], constant(node.inputs[1])
     point = node.inputs[2] if len(node.inputs) > 2 else None
-    zero = np.zeros(1) if point is None else constant(point)
-    if x is None or scale is None or zero is None or scale.size != 1 or zero.size != 1:
+    if x is None or scale is None or info.dtype(x) != ir.DataType.INT8 or int_attr(node, "block_size", 0):
         return None
-    if info.dtype(x) != ir.DataType.INT8 or int_attr(node, "block_size", 0):
+    zero = np.zeros(scale.shape, np.int8) if point is None else constant(point)
+    if zero is None or zero.size != scale.size or (scale.size != 1 and scale.ndim != 1):
         return None
-    if info.dtype(value) != dtype or scale.dtype != dtype.numpy() or not np.isfinite(scale).all():
+    if info.dtype(value) != dtype or scale.dtype != dtype.numpy() or not np.isfinite(scale.astype(np.float64)).all():
         return None
-    return Quantised(x, scale.reshape(-1)[0], int(zero.reshape(-1)[0]))
+    channels = None if scale.size == 1 else dims[int_attr(node, "axis", 1) % len(dims)]
+    return Quantised(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
 
 
 @dataclass(frozen=True)

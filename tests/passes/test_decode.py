@@ -92,6 +92,37 @@ def test_nothing_is_taken_for_granted(rows: str, assume: tuple[str, ...]) -> Non
     agree(model, after, feeds(), 2e-6)
 
 
+def numbers(count: int) -> str:
+    return ",".join(str(0.01 + 0.001 * n) for n in range(count))
+
+
+CHANNELS = {
+    "a number of a head": (3, 8, "{1,-2,3,0,0,5,-6,7}"),
+    "a head": (1, 4, "{1,-2,3,0}"),
+    "a head, without zero points": (1, 4, ""),
+}
+
+
+@pytest.mark.parametrize("values", [False, True])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_scales_by_channel(name: str, values: bool) -> None:
+    """Of keys alone, or of values, too: one scale then stands for all channels."""
+    axis, count, points = CHANNELS[name]
+    scales, body = SCALES, DEQUANTIZE
+    for letter, zero in (("k", "3"), ("v", "-5"))[: 1 + values]:
+        old = scales[scales.index(f"float {letter}s") : scales.index(f"{letter}z={{{zero}}}")]
+        scales = scales.replace(
+            f"{old}{letter}z={{{zero}}}",
+            f"float[{count}] {letter}s={{{numbers(count)}}}, int8[{count}] "
+            f"{letter}z={points or '{' + '0,' * (count - 1) + '0}'}",
+        )
+        body = body.replace(f"DequantizeLinear({letter}8", f"DequantizeLinear<axis={axis}>({letter}8")
+    model = quantised(scales=scales, body=body + INT8)
+    after = fused(model, "ort", VOUCHED)
+    assert operators(after) == ["Not", "IncreFlashAttention"]
+    agree(model, after, feeds(), 4e-6)
+
+
 NEAR_MISSES = {
     "a bias beside the mask": {
         "body": DEQUANTIZE + INT8.replace("w = Where(m, t, low)", "u = Add(t, b) w = Where(m, u, low)"),
@@ -99,11 +130,11 @@ NEAR_MISSES = {
     },
     "rows masked everywhere are NaN": {"scales": SCALES.replace("-3.4e38", "-inf")},
     "two queries": {"rows": "2"},
-    "a scale for each number": {
+    "a scale for each key": {
         "scales": SCALES.replace(
-            "float ks={0.02}, int8 kz={3}", "float[8] ks={1,2,3,4,5,6,7,8}, int8[8] kz={0,0,0,0,0,0,0,0}"
+            "float ks={0.02}, int8 kz={3}", f"float[20] ks={{{numbers(20)}}}, int8[20] kz={{{'0,' * 19}0}}"
         ),
-        "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=3>(k8") + INT8,
+        "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=2>(k8") + INT8,
     },
     "values that are not quantised": {
         "body": "k = DequantizeLinear(k8, ks, kz) vf = Cast<to=1>(v8) v = Mul(vf, vs) " + INT8,

@@ -68,6 +68,8 @@ class Paged:
     quantised: str = ""
     table: str = "int64"
     real: str = "float"
+    axis: int = 0
+    """Of the keys' DequantizeLinear, where its scales run along heads and size."""
 
     def model(
         self, body: str = "", more: str = "", rows: str = "1", block: int = BLOCK, blocks: str = "P", opset: int = 19
@@ -88,7 +90,12 @@ class Paged:
         each = f"{{-1,{2 * SIZE}}}" if self.pool == "folded" else f"{{-1,2,{SIZE}}}"
         own += f", int64[2] rows={{0,-1}}, int64[{2 + (self.pool != 'folded')}] each={each}"
         own += f", int64[4] rs={{0,{heads},-1,{SIZE}}}"
-        own += ", float ks={0.02}, int8 kz={3}, float vs={0.03}, int8 vz={-5}"
+        if self.axis:
+            numbers = ",".join(str(0.01 + 0.001 * n) for n in range(2 * SIZE))
+            own += f", float[{2 * SIZE}] ks={{{numbers}}}, int8[{2 * SIZE}] kz={{{'3,-1,' * (SIZE - 1)}0,1}}"
+        else:
+            own += ", float ks={0.02}, int8 kz={3}"
+        own += ", float vs={0.03}, int8 vz={-5}"
         body = body or self.body
         return parse(
             "".join(f"{name} = Cast<to=10>({name}f) " for name in numbers) + body if half else body,
@@ -117,6 +124,8 @@ class Paged:
             if self.groups > 1
             else "@ = Identity(@n) "
         )
+        if self.axis and name == "k":
+            text = text.replace("DequantizeLinear", f"DequantizeLinear<axis={self.axis}>")
         return text.replace("@", name)
 
     def feeds(self, seed: int = 0, lengths: tuple[int, ...] = (40, 96)) -> dict[str, Array]:
@@ -177,6 +186,15 @@ def test_int8_pools_are_read_as_they_are(pool: str, quantised: str) -> None:
     after, _ = fused(model, "ort", NONE_EMPTY)
     assert "IncreFlashAttention" in operators(after)
     assert "DequantizeLinear" not in operators(after)
+    check(model, after, case.feeds())
+
+
+@pytest.mark.parametrize(("quantised", "axis"), [("before", 2), ("behind", 3)])
+def test_pools_of_scales_by_channel(quantised: str, axis: int) -> None:
+    case = Paged(quantised=quantised, axis=axis, groups=3)
+    model = case.model()
+    after, report = fused(model, "ort", NONE_EMPTY)
+    assert "DequantizeLinear" not in operators(after), report.notes
     check(model, after, case.feeds())
 
 
