@@ -61,18 +61,43 @@ class Driver {
     return plan.chunks == 1 ? 0 : plan.chunks * partial_floats(shape_, plan.sequence->query_length * group_);
   }
 
-  using Task = void (Driver::*)(int64_t task, const Scratch& scratch);
+  // `next` is the task that this thread will do after this one, or kNone.
+  using Task = void (Driver::*)(int64_t task, int64_t next, const Scratch& scratch, Upcoming& upcoming);
 
+  static constexpr int64_t kNone = -1;
+
+  // A thread knows its next task while it does one, so that it can look ahead; whoever has nothing left takes it away.
   struct Job {
     Driver* driver;
     Task task;
     int64_t count;
-    int64_t next;
+    int64_t first_free = 0;
+    int64_t reserved[kWorkers];
+
+    Job(Driver* own, Task what, int64_t number) : driver(own), task(what), count(number) {
+      for (int64_t& slot : reserved) slot = kNone;
+    }
+    int64_t take_free() {
+      const int64_t task_number = __atomic_fetch_add(&first_free, 1, __ATOMIC_RELAXED);
+      return task_number < count ? task_number : kNone;
+    }
+    int64_t take_reserved(size_t worker) { return __atomic_exchange_n(&reserved[worker], kNone, __ATOMIC_RELAXED); }
+    int64_t take(size_t worker) {
+      int64_t task_number = take_reserved(worker);
+      if (task_number == kNone) task_number = take_free();
+      for (size_t other = 0; task_number == kNone && other < kWorkers; ++other) task_number = take_reserved(other);
+      return task_number;
+    }
+    int64_t reserve(size_t worker) {
+      const int64_t task_number = take_free();
+      __atomic_store_n(&reserved[worker], task_number, __ATOMIC_RELAXED);
+      return task_number;
+    }
   };
 
   void spread(int64_t count, bool alone, Task task) {
     if (count == 0 || failed_) return;
-    Job job{this, task, count, 0};
+    Job job(this, task, count);
     if (alone || count == 1) {
       work(&job, 0);
     } else {
@@ -80,10 +105,10 @@ class Driver {
     }
   }
 
-  static void work(void* data, size_t) {
+  static void work(void* data, size_t worker) {
     Job& job = *static_cast<Job*>(data);
-    int64_t index = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-    if (index >= job.count) return;
+    int64_t task = job.take(worker);
+    if (task == kNone) return;
     Driver& driver = *job.driver;
     const Shape& shape = driver.shape_;
     void* memory = driver.runtime_.allocate(driver.runtime_.self, Scratch::bytes(shape));
@@ -92,9 +117,10 @@ class Driver {
       return;
     }
     const Scratch scratch(memory, shape);
-    while (index < job.count) {
-      (driver.*job.task)(index, scratch);
-      index = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+    Upcoming upcoming;
+    while (task != kNone) {
+      (driver.*job.task)(task, job.reserve(worker), scratch, upcoming);
+      task = job.take(worker);
     }
     driver.runtime_.release(driver.runtime_.self, memory);
   }
@@ -102,29 +128,41 @@ class Driver {
   // The head that task number `task` belongs to, given where each head's tasks end; turns `task` into the
   // number within the head.
   const HeadPlan& locate(const int64_t* ends, int64_t& task) const {
-    const int64_t* end = ends;
-    while (*end <= task) ++end;
-    if (end != ends) task -= end[-1];
-    return plans_[end - ends];
-  }
-
-  Span span_of(const HeadPlan& plan, int64_t index, const Scratch& scratch) const {
-    const Sequence& s = *plan.sequence;
-    return {problem_, shape_, plan, s, plan.cut.span(index, s.query_length, plan.head * group_, group_), scratch};
-  }
-
-  void attend_task(int64_t task, const Scratch& scratch) {
-    const HeadPlan& plan = locate(task_ends_, task);
-    if (plan.chunks > 1) {
-      run_chunk(span_of(plan, 0, scratch), task);
-    } else {
-      run_span(span_of(plan, task, scratch));
+    int64_t first = 0;
+    for (int64_t count = pairs_; count > 1;) {
+      const int64_t half = count / 2;
+      if (ends[first + half - 1] <= task) first += half;
+      count -= half;
     }
+    if (first > 0) task -= ends[first - 1];
+    return plans_[first];
   }
 
-  void merge_task(int64_t task, const Scratch& scratch) {
+  RowSpan rows_of(const HeadPlan& plan, int64_t index) const {
+    return plan.cut.span(index, plan.sequence->query_length, plan.head * group_, group_);
+  }
+
+  Span span_of(const HeadPlan& plan, int64_t index, const Scratch& scratch, Upcoming& upcoming) const {
+    return {problem_, shape_, plan, *plan.sequence, rows_of(plan, index), scratch, upcoming};
+  }
+
+  void attend_task(int64_t task, int64_t next, const Scratch& scratch, Upcoming& upcoming) {
+    const HeadPlan& plan = locate(task_ends_, task);
+    upcoming.next = nullptr;
+    if (plan.chunks > 1) {
+      run_chunk(span_of(plan, 0, scratch, upcoming), task);
+      return;
+    }
+    if (next != kNone) {
+      upcoming.next = &locate(task_ends_, next);
+      upcoming.next_rows = rows_of(*upcoming.next, upcoming.next->chunks > 1 ? 0 : next);
+    }
+    run_span(span_of(plan, task, scratch, upcoming));
+  }
+
+  void merge_task(int64_t task, int64_t, const Scratch& scratch, Upcoming& upcoming) {
     const HeadPlan& plan = locate(merge_ends_, task);
-    run_merge(span_of(plan, 0, scratch));
+    run_merge(span_of(plan, 0, scratch, upcoming));
   }
 
   const Problem& problem_;

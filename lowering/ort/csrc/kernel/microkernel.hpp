@@ -10,7 +10,7 @@
 // then half as long; their products are added as floats.
 #pragma once
 
-#include "pairs.hpp"
+#include "upcoming.hpp"
 
 namespace fa::FA_ISA {
 
@@ -57,8 +57,11 @@ struct Reader<ColumnsOf, kRows> {
   void next() { data += row; }
 };
 
+// Numbers along the depth between two looks ahead.
+inline constexpr int64_t kStepDepth = 16;
+
 template <int kRows, int kVectors, bool kPairs, class A>
-FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha) {
+FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha, Upcoming& upcoming) {
   Vec sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -68,19 +71,24 @@ FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const
     }
   }
   Reader<A, kRows> numbers(a);
-  for (int64_t k = 0; k < depth; ++k) {
-    Vec line[kVectors];
+  RowsAhead ahead = upcoming.ahead;
+  for (int64_t done = 0; done < depth; done += kStepDepth) {
+    ahead.ask(upcoming.pace);
+    for (int64_t k = smaller(kStepDepth, depth - done); k > 0; --k) {
+      Vec line[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) line[v] = load(b + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) line[v] = load(b + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const float x = numbers.at(r);
+      for (int r = 0; r < kRows; ++r) {
+        const float x = numbers.at(r);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
+      }
+      numbers.next();
+      b += kPanel;
     }
-    numbers.next();
-    b += kPanel;
   }
+  upcoming.ahead = ahead;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
@@ -91,14 +99,15 @@ FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
 // rows. Without alpha, C = A B.
 template <int kVectors, bool kPairs, class A, int kRows = kTileRows>
-static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha = nullptr) {
+static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha,
+                     Upcoming& upcoming) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha);
+      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha, upcoming);
       return;
     }
   }
-  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha);
+  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha, upcoming);
 }
 
 }  // namespace fa::FA_ISA

@@ -10,7 +10,7 @@ namespace fa::FA_ISA {
 
 // Query rows of one task: a multiple of every kPanel. K and V come anew for each task, from the second-level cache or
 // beyond, and where they are copied that is done anew; with 96 rows this takes up to 3 % more time.
-inline constexpr int64_t kBlockRows = 192;
+inline constexpr int64_t kBlockRows = 224;
 inline constexpr int64_t kFewerRows = 96;  // where there would be fewer than kTasksWanted
 
 // Tasks that a problem should have so that no thread is long without one; with fewer, long rows are cut along the keys.
@@ -25,11 +25,21 @@ struct RowSpan {
 
   int64_t per_head() const { return end - begin; }
   int64_t count() const { return head_count * per_head(); }
+  int64_t head_of(int64_t r) const { return first_head + r / per_head(); }
+  int64_t index_of(int64_t r) const { return begin + r % per_head(); }
 };
+
+// Keys of a block for so many query rows.
+FA_INLINE int64_t block_keys_for(int64_t rows) { return rows <= kDirectRows ? kFewBlockKeys : kBlockKeys; }
+
+// Where a head has so few rows more than whole panels, they are a span of their own, which goes the direct way: in a panel
+// they would cost as much as a vector of rows. Image models have one such row, the class token.
+inline constexpr int64_t kTailRows = kLanes / 4;
 
 // How the query rows that share a key head are cut into spans.
 struct Cut {
   int64_t rows = 0;            // of one head in a span
+  int64_t body = 0;            // rows of one head without the tail
   int64_t heads = 1;           // in a span
   int64_t spans_per_head = 1;  // 1 when a span holds several heads
   int64_t count = 0;
@@ -38,10 +48,13 @@ struct Cut {
   Cut(int64_t query_length, int64_t group, int64_t heads_in_all) {
     const bool many = heads_in_all * group * blocks_of(query_length, kBlockRows) >= kTasksWanted;
     const int64_t most = many ? kBlockRows : kFewerRows;
-    spans_per_head = blocks_of(query_length, most);
-    rows = blocks_of(blocks_of(query_length, spans_per_head), kPanel) * kPanel;
-    rows = smaller(rows, query_length);
-    spans_per_head = blocks_of(query_length, rows);
+    const int64_t tail = query_length % kPanel;
+    const bool alone = tail <= kTailRows && query_length > kPanel && smaller(group, most / query_length) < 2;
+    body = alone ? query_length - tail : query_length;
+    spans_per_head = blocks_of(body, most);
+    rows = blocks_of(blocks_of(body, spans_per_head), kPanel) * kPanel;
+    rows = smaller(rows, body);
+    spans_per_head = blocks_of(body, rows) + (body < query_length ? 1 : 0);
     if (spans_per_head == 1) heads = larger(1, smaller(group, most / query_length));
     count = spans_per_head > 1 ? spans_per_head * group : blocks_of(group, heads);
   }
@@ -52,8 +65,9 @@ struct Cut {
       const int64_t head = index * heads;
       return {first_head + head, smaller(heads, group - head), 0, query_length};
     }
-    const int64_t begin = (spans_per_head - 1 - index % spans_per_head) * rows;
-    return {first_head + index / spans_per_head, 1, begin, smaller(query_length, begin + rows)};
+    const int64_t begin = smaller((spans_per_head - 1 - index % spans_per_head) * rows, body);
+    const int64_t end = begin == body ? query_length : smaller(body, begin + rows);
+    return {first_head + index / spans_per_head, 1, begin, end};
   }
 };
 
@@ -63,8 +77,6 @@ struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
   Cut cut;
-  bool direct;  // rows are so few that both products come straight from K and V
-  int64_t block_keys;
   int64_t first_block;  // that some row sees
   int64_t end_block;
   int64_t chunk_blocks;
@@ -73,8 +85,7 @@ struct HeadPlan {
 
   HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all)
       : sequence(&s), head(key_head), cut(s.query_length, group, heads_in_all) {
-    direct = cut.count == 1 && s.query_length * group <= kDirectRows;
-    block_keys = direct ? kFewBlockKeys : kBlockKeys;
+    const int64_t block_keys = block_keys_for(s.query_length * group);
     const KeyRange range = banded(s, 0, s.query_length - 1);
     first_block = range.begin / block_keys;
     end_block = larger(first_block, blocks_of(range.end, block_keys));

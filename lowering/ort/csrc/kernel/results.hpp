@@ -17,11 +17,28 @@ static bool is_empty(const Span& span, int64_t r) {
   return true;
 }
 
+FA_INLINE int64_t place_of(const Span& span, int64_t r) {
+  const Strided& out = span.problem.out;
+  return span.sequence.out + span.head_of(r) * out.head + span.index_of(r) * out.row;
+}
+
 FA_INLINE void put(const Span& span, int64_t r, const float* row) {
   const Problem& problem = span.problem;
-  const int64_t at =
-      span.sequence.out + span.head_of(r) * problem.out.head + span.index_of(r) * problem.out.row;
-  write_floats(problem.out.data, at, row, problem.value_size, problem.type);
+  write_floats(problem.out.data, place_of(span, r), row, problem.value_size, problem.type);
+}
+
+// row * factor; `row` has room for whole vectors and is scaled itself where the output is of another type.
+FA_INLINE void put_scaled(const Span& span, int64_t r, float* row, float factor) {
+  const int64_t size = span.problem.value_size;
+  if (span.problem.type != Type::float32) {
+    for (int64_t d = 0; d < size; d += kLanes) store(row + d, load(row + d) * factor);
+    put(span, r, row);
+    return;
+  }
+  float* out = static_cast<float*>(span.problem.out.data) + place_of(span, r);
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) store(out + d, load(row + d) * factor);
+  for (; d < size; ++d) out[d] = row[d] * factor;
 }
 
 static void write_row(const Span& span, int64_t r, NanRows rule) {
@@ -32,11 +49,10 @@ static void write_row(const Span& span, int64_t r, NanRows rule) {
   if (all_infinite || is_nan(sum)) {
     const bool zero = rule == NanRows::zero || (rule == NanRows::infinite && all_infinite);
     for (int64_t d = 0; d < columns; ++d) sums[d] = zero ? 0.0f : __builtin_nanf("");
+    put(span, r, sums);
   } else {
-    const float factor = 1.0f / sum / span.problem.keep_prob;
-    for (int64_t d = 0; d < columns; ++d) sums[d] *= factor;
+    put_scaled(span, r, sums, 1.0f / sum / span.problem.keep_prob);
   }
-  put(span, r, sums);
 }
 
 static void write_statistics(const Span& span, int64_t r) {

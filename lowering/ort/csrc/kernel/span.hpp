@@ -1,7 +1,7 @@
 // What one task works on: some query rows of a key head, and the memory it works in.
 #pragma once
 
-#include "plan.hpp"
+#include "upcoming.hpp"
 
 namespace fa::FA_ISA {
 
@@ -89,11 +89,15 @@ struct Span {
   const Sequence& sequence;
   const RowSpan of;
   const Scratch& s;
+  Upcoming& upcoming;
 
   int64_t rows() const { return of.count(); }
+  // Rows are so few that both products come straight from K and V.
+  bool direct() const { return rows() <= kDirectRows; }
+  int64_t block_keys() const { return block_keys_for(rows()); }
   int64_t columns() const { return shape.value_columns(); }
-  int64_t head_of(int64_t r) const { return of.first_head + r / of.per_head(); }
-  int64_t index_of(int64_t r) const { return of.begin + r % of.per_head(); }
+  int64_t head_of(int64_t r) const { return of.head_of(r); }
+  int64_t index_of(int64_t r) const { return of.index_of(r); }
 
   const float* value(int64_t j) const { return value_row(problem, sequence, plan.head, j, s.rows); }
 };

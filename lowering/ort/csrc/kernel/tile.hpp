@@ -34,7 +34,7 @@ static void read_queries(const Span& span) {
 }
 
 static void prepare(const Span& span) {
-  if (span.plan.direct) {
+  if (span.direct()) {
     as_stored(span, [&](auto stored) { read_few_queries<decltype(stored)>(span); });
   } else {
     read_queries(span);
@@ -53,7 +53,7 @@ static void begin_sums(const Span& span, bool with_sink) {
     s.total[r] = s.max[r] == -kInfinity ? 0.0f : 1.0f;
   }
   const size_t bytes = static_cast<size_t>(kBlockRows * span.columns()) * sizeof(float);
-  __builtin_memset(span.plan.direct ? s.sums : s.across, 0, bytes);
+  __builtin_memset(span.direct() ? s.sums : s.across, 0, bytes);
 }
 
 // Fills views and windows; false if no row sees any of these keys.
@@ -90,7 +90,45 @@ static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
   return seen;
 }
 
-// The first panel of a block asks for what lies in place: keys to come, and the values of its own keys.
+// Keys and values of one block, as far as they are read where they lie.
+static void add_block(const Span& span, const HeadPlan& plan, int64_t block) {
+  const Problem& problem = span.problem;
+  const Sequence& sequence = *plan.sequence;
+  const int64_t first = block * kBlockKeys;
+  const RowSpan rows{plan.head, 1, first, smaller(first + kBlockKeys, sequence.key_length)};
+  if (rows.count() <= 0) return;
+  span.upcoming.add(problem.key, problem.type, sequence.key, rows, problem.head_size);
+  span.upcoming.add(problem.value, problem.type, sequence.value, rows, problem.value_size);
+}
+
+// What is asked for while blocks `block` of [.., end) is in work.
+static void look_ahead(const Span& span, int64_t block, int64_t end) {
+  const Problem& problem = span.problem;
+  Upcoming& upcoming = span.upcoming;
+  upcoming.clear();
+  if (block + 1 < end) {
+    add_block(span, span.plan, block + 1);
+  } else {
+    if (span.plan.chunks == 1) {
+      upcoming.add(problem.out, problem.type, span.sequence.out, span.of, problem.value_size);
+    }
+    if (const HeadPlan* next = upcoming.next; next != nullptr) {
+      const RowSpan& rows = upcoming.next_rows;
+      upcoming.add(problem.query, problem.type, next->sequence->query, rows, problem.head_size);
+      if (next != &span.plan) add_block(span, *next, banded(*next->sequence, rows.begin, rows.end - 1).begin / kBlockKeys);
+      upcoming.near = next;
+    }
+  }
+  int64_t steps = 0;
+  for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
+    const int64_t keys = larger(0, span.s.windows[panel].end - span.s.windows[panel].begin);
+    steps += blocks_of(keys, kTileRows) * blocks_of(span.shape.depth, kStepDepth);
+    steps += blocks_of(problem.value_size, kTileRows) * blocks_of(blocks_of(keys, span.shape.unit), kStepDepth);
+  }
+  upcoming.spread(steps);
+}
+
+// The first panel of the first block asks for what nobody has asked for: keys to come, and the values of its own keys.
 FA_INLINE void ask_for_keys(const Span& span, const BlockData& data, int64_t first, int64_t count) {
   const Problem& problem = span.problem;
   const int64_t keys = key_start(problem, span.sequence, span.plan.head);
@@ -111,8 +149,10 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   const float* queries = s.queries + panel * kPanel * depth;
   for (int64_t c = window.begin; c < window.end; c += kTileRows) {
     if (fresh) ask_for_keys(span, data, first + c, smaller(kTileRows, window.end - c));
+    span.upcoming.refill();
     const RowsOf keys{data.keys + (c - data_begin) * data.key_row, data.key_row};
-    multiply<kVectors, kPairs>(smaller(kTileRows, window.end - c), keys, queries, depth, s.scores + c * kPanel);
+    multiply<kVectors, kPairs>(smaller(kTileRows, window.end - c), keys, queries, depth, s.scores + c * kPanel,
+                               nullptr, span.upcoming);
   }
   float* across = s.across + panel * kPanel * span.columns();
   const float* shrink = s.shrink + view.first_row;
@@ -129,18 +169,18 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   constexpr int64_t kUnit = kPairs ? 2 : 1;
   const float* values = data.values + (window.begin - data_begin) / kUnit * data.value_row;
   for (int64_t d = 0; d < value_size; d += kTileRows) {
+    span.upcoming.refill();
     multiply<kVectors, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
                                    s.scores + window.begin / kUnit * kPanel, blocks_of(window.end - window.begin, kUnit),
-                                   across + d * kPanel, shrink);
+                                   across + d * kPanel, shrink, span.upcoming);
   }
 }
 
 template <bool kPairs>
-static void attend_panels(const Span& span, int64_t first, int64_t keys, bool careful) {
+static void attend_panels(const Span& span, int64_t first, int64_t keys, bool careful, bool fresh) {
   const Window all = seen_by_some(span, keys);
   const BlockData data = block_data(span.problem, span.shape, span.sequence, span.plan.head, first + all.begin,
                                     all.end - all.begin, span.s.block, span.s.rows);
-  bool fresh = true;
   for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
     if (span.s.windows[panel].empty()) continue;
     if (span.rows() - panel * kPanel > kLanes) {
@@ -166,19 +206,25 @@ static void lay_out_sums(const Span& span) {
 }
 
 static void attend_blocks_once(const Span& span, int64_t begin, int64_t end, bool masked, bool careful) {
+  bool fresh = span.upcoming.near != &span.plan;
+  span.upcoming.near = &span.plan;
   for (int64_t block = begin; block < end; ++block) {
-    const int64_t first = block * span.plan.block_keys;
-    const int64_t keys = smaller(span.plan.block_keys, span.sequence.key_length - first);
+    const int64_t first = block * span.block_keys();
+    const int64_t keys = smaller(span.block_keys(), span.sequence.key_length - first);
     if (!look(span, first, keys, masked)) continue;
-    if (span.plan.direct) {
+    if (span.direct()) {
       as_stored(span, [&](auto stored) { attend_directly<decltype(stored)>(span, first, keys); });
-    } else if (span.shape.pairs()) {
-      if constexpr (kHasPairs) attend_panels<true>(span, first, keys, careful);
-    } else {
-      attend_panels<false>(span, first, keys, careful);
+      continue;
     }
+    look_ahead(span, block, end);
+    if (span.shape.pairs()) {
+      if constexpr (kHasPairs) attend_panels<true>(span, first, keys, careful, fresh);
+    } else {
+      attend_panels<false>(span, first, keys, careful, fresh);
+    }
+    fresh = false;
   }
-  if (!span.plan.direct) lay_out_sums(span);
+  if (!span.direct()) lay_out_sums(span);
 }
 
 // All rows over blocks [begin, end); `masked` false looks at neither the mask nor the band.
@@ -186,10 +232,10 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
   begin_sums(span, with_sink);
   attend_blocks_once(span, begin, end, masked, false);
   // Whether a value is inf or NaN shows only in the sums; then all is done again, carefully.
-  if (span.plan.direct || all_finite(span.s.sums, span.rows() * span.columns())) return;
-  const int64_t last = smaller(end * span.plan.block_keys, span.sequence.key_length);
+  if (span.direct() || all_finite(span.s.sums, span.rows() * span.columns())) return;
+  const int64_t last = smaller(end * span.block_keys(), span.sequence.key_length);
   bool finite = true;
-  for (int64_t j = begin * span.plan.block_keys; finite && j < last; ++j) {
+  for (int64_t j = begin * span.block_keys(); finite && j < last; ++j) {
     finite = all_finite(span.value(j), span.problem.value_size);
   }
   if (finite) return;
@@ -212,7 +258,7 @@ static void write_results(const Span& span) {
     return;
   }
   prepare(span);
-  attend_blocks(span, 0, blocks_of(span.sequence.key_length, span.plan.block_keys), false, false);
+  attend_blocks(span, 0, blocks_of(span.sequence.key_length, span.block_keys()), false, false);
   for (int64_t r = 0; r < span.rows(); ++r) {
     if (span.s.empty[r] != 0) write_row(span, r, NanRows::nan);
   }
@@ -222,7 +268,7 @@ static void write_results(const Span& span) {
 static void run_span(const Span& span) {
   prepare(span);
   const KeyRange range = banded(span.sequence, span.of.begin, span.of.end - 1);
-  const int64_t keys = span.plan.block_keys;
+  const int64_t keys = span.block_keys();
   attend_blocks(span, range.begin / keys, blocks_of(range.end, keys), true, span.problem.sink != nullptr);
   write_results(span);
 }
