@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,14 +11,17 @@ import onnxruntime as ort
 
 from bench.speed import graphs
 from bench.speed.peer import MASKED, Factory, NotOffered, Peer, Problem
-from bench.speed.truth import OUTPUTS, Array, from_bits, probabilities, to_bits, visible
+from bench.speed.truth import OUTPUTS, Array, aligned, from_bits, probabilities, to_bits, visible
 from fa_compiler.lowering.ort import register_custom_ops
 
 
 def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """With every optimisation, and our operators."""
+    """With every optimisation, and our operators. Its threads are pinned, as `prepare` says."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    if others := _others(threads):
+        numbers = ";".join(str(core + 1) for core in others)  # of processors, from 1 on
+        options.add_session_config_entry("session.intra_op_thread_affinities", numbers)
     options.log_severity_level = 4
     register_custom_ops(options)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -38,7 +42,7 @@ def bound(problem: Problem, model: onnx.ModelProto, feeds: Mapping[str, Array], 
     results = dict(outputs or {})
     for value in made.get_outputs():
         if value.name not in results and value.name not in shared:
-            results[value.name] = np.empty(shapes.get(value.name) or value.shape, problem.data["q"].dtype)
+            results[value.name] = aligned(shapes.get(value.name) or value.shape, problem.data["q"].dtype)
     binding = made.io_binding()
     values = {v.name: _value(feeds[v.name], types[v.name]) for v in made.get_inputs()}
     for name, given in values.items():
@@ -73,7 +77,7 @@ def ours(problem: Problem) -> Peer:
     if case.kind == "decode":
         feeds["q"] = feeds["q"].reshape(case.batch, case.heads, case.rows, case.size)
     if case.kind == "backward":
-        out = np.empty_like(feeds["q"])
+        out = aligned(feeds["q"].shape, feeds["q"].dtype)
         bound(problem, graphs.fused(case, "statistics"), feeds, outputs=statistics | {"out": out}).call()
         feeds |= statistics | {"out": out}
     return bound(problem, graphs.fused(case), feeds)
@@ -142,7 +146,20 @@ PEERS: dict[str, Factory] = {
     "ort-attention": attention,
 }
 VERSION = f"onnxruntime {ort.__version__}"
+_CORES = sorted(os.sched_getaffinity(0))
 
 
 def prepare(threads: int) -> None:
-    """Once for a process; the number of threads goes into each session."""
+    """Once for a process; the number of threads goes into each session.
+
+    With several threads each has a core of its own, the calling one the first. Left to the scheduler, the second thread
+    of a pool that has slept at times wakes on the core of the first and stays there for many calls, whose time is then
+    that of one thread. OpenVINO pins its threads by itself, and the environment of the workers says the same to torch.
+    """
+    if _others(threads):
+        os.sched_setaffinity(0, {_CORES[0]})
+
+
+def _others(threads: int) -> list[int]:
+    """The cores of all threads but the calling one, if there are enough."""
+    return _CORES[1:threads] if threads <= len(_CORES) else []

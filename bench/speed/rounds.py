@@ -1,7 +1,7 @@
 """The measurement of one case: every round visits every peer and the machine's limits once.
 
-A visit is a pause, in which the threads of the peer before stop waiting for more work, a call that is not timed, and
-as many timed calls as fill about 20 ms, at most 5; a decode step has the caches emptied before each. A peer that is
+A visit is a pause, in which the threads of the peer before stop waiting for more work, calls that are not timed until
+the processor's clock is up again, and as many timed calls as fill about 20 ms, at most 5; a decode step has the caches emptied before each. A peer that is
 far slower than the fastest gets fewer rounds, and all of them end early where they take long. The time of a peer is
 the median of its calls; the limit of the products and exponentials is at the best rate seen in the same rounds, that
 of a decode step is the median of plain reads of the cache in the same rounds.
@@ -9,6 +9,7 @@ of a decode step is the median of plain reads of the cache in the same rounds.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -31,6 +32,9 @@ from bench.speed.workers import Workers, processor_seconds
 
 PROBES = 3
 PAUSE = 0.03
+WARM = 0.03
+"""Seconds of calls that are not timed. With one call of 11 ms, what came after it still took 12 % longer."""
+
 SLOW = 0.25
 """Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only, and from
 four times as many once only."""
@@ -171,7 +175,7 @@ def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
 def _visited(name: str, peer: Contestant, cold: bool) -> dict[str, Any]:
     time.sleep(PAUSE)
     calls = max(1, min(3 if cold else 5, int(0.02 / max(peer.seconds, 1e-6))))
-    warm = int(peer.seconds < SLOW)
+    warm = min(20, math.ceil(WARM / max(peer.seconds, 1e-6))) if peer.seconds < SLOW else 0
     return _asked(peer.server, {"time": name, "calls": calls, "warm": warm, "flush": cold})
 
 

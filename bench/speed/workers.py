@@ -67,6 +67,7 @@ class Workers:
     def new(self, library: str, threads: int) -> LineServer:
         """A worker that is not kept; `with` it."""
         settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
+        settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # why: see prepare of ort_peers.py
         if self.isa:
             settings["FA_COMPILER_ISA"] = self.isa
         variables = [f"{name}={value}" for name, value in settings.items()]

@@ -16,11 +16,17 @@ inline constexpr int64_t kCacheLine = 64;
 template <class Number>
 FA_INLINE void ask_for(const Number* p) { __builtin_prefetch(p, 0, 2); }
 
+// The cache lines of some bytes, which may begin within one.
+FA_INLINE void ask_for_lines(const char* from, int64_t bytes) {
+  const char* end = from + bytes;
+  for (from -= reinterpret_cast<uintptr_t>(from) % kCacheLine; from < end; from += kCacheLine) ask_for(from);
+}
+
 // Row `row` of a head that begins at element `start`; what is beyond the tensor is not touched.
 FA_INLINE void ask_for_row(const Strided& rows, Type type, int64_t start, int64_t row, int64_t size) {
   const int64_t bytes = type == Type::float32 ? 4 : 2;
   const char* from = static_cast<const char*>(rows.data) + (start + row * rows.row) * bytes;
-  for (int64_t n = 0; n < size * bytes; n += kCacheLine) ask_for(from + n);
+  ask_for_lines(from, size * bytes);
 }
 
 }  // namespace fa::FA_ISA

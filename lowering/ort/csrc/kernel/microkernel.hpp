@@ -61,7 +61,8 @@ struct Reader<ColumnsOf, kRows> {
 inline constexpr int64_t kStepDepth = 16;
 
 template <int kRows, int kVectors, bool kPairs, class A>
-FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha, Upcoming& upcoming) {
+FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha, float* top,
+                             Upcoming& upcoming) {
   Vec sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -94,20 +95,28 @@ FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) store(c + r * kPanel + v * kLanes, sum[r][v]);
   }
+  if (top == nullptr) return;
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) {
+    Vec largest = load(top + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) largest = greater(sum[r][v], largest);
+    store(top + v * kLanes, largest);
+  }
 }
 
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
-// rows. Without alpha, C = A B.
+// rows. Without alpha, C = A B. With top, the largest numbers of each column of C so far are kept there.
 template <int kVectors, bool kPairs, class A, int kRows = kTileRows>
-static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha,
+static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha, float* top,
                      Upcoming& upcoming) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha, upcoming);
+      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha, top, upcoming);
       return;
     }
   }
-  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha, upcoming);
+  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha, top, upcoming);
 }
 
 }  // namespace fa::FA_ISA

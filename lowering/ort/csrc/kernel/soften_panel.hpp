@@ -137,6 +137,12 @@ static Lanes<kVectors> finish_scores(const Span& span, const PanelView& view) {
   return largest;
 }
 
+// Every product is seen by its row, and the largest is the largest score.
+FA_INLINE bool products_are_scores(const Span& span, const PanelView& view) {
+  return !view.masked && !has_bias(span.problem) && span.problem.scale > 0 && view.common.begin == view.window.begin &&
+         view.common.end == view.window.end;
+}
+
 // The largest product q . k; where a lane does not see a key, the product becomes -inf.
 template <int kVectors>
 static Lanes<kVectors> largest_products(const Span& span, const PanelView& view) {
@@ -230,7 +236,11 @@ static void soften_panel(const Span& span, const PanelView& view, int64_t first)
     tops = finish_scores<kVectors, false, false>(span, view);
   } else {
     // The largest product is the largest score, and the scale goes into the exponential.
-    tops = largest_products<kVectors>(span, view);
+    if (products_are_scores(span, view)) {
+      for (int v = 0; v < kVectors; ++v) tops.of[v] = load(s.top + v * kLanes);
+    } else {
+      tops = largest_products<kVectors>(span, view);
+    }
     for (Vec& top : tops.of) top *= scale;
     fused = all_small(tops);
     if (!fused) tops = finish_scores<kVectors, false, false>(span, view);

@@ -35,6 +35,7 @@ struct Scratch {
   float* block;     // copies of K and V
   float* kept;      // [kDirectRows][value_columns]
   float* rows;      // kLanes rows of query, bias, or mask
+  float* top;       // [kPanel]: the largest product of each row of a panel
   float* max;       // [kBlockRows]: the largest score so far
   float* total;     // [kBlockRows]: sum of exp(score - max) so far
   float* part;      // [kBlockRows]: the same of this block
@@ -57,7 +58,7 @@ struct Scratch {
     const size_t columns = static_cast<size_t>(shape.value_columns());
     const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kBlockRows * columns +
                           static_cast<size_t>(shape.block_floats()) + kDirectRows * columns + row_floats(shape) +
-                          4 * kBlockRows;
+                          kPanel + 4 * kBlockRows;
     return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
   }
   Scratch(void* memory, const Shape& shape) {
@@ -71,7 +72,8 @@ struct Scratch {
     block = sums + kBlockRows * columns;
     kept = block + shape.block_floats();
     rows = kept + kDirectRows * columns;
-    max = rows + row_floats(shape);
+    top = rows + row_floats(shape);
+    max = top + kPanel;
     total = max + kBlockRows;
     part = total + kBlockRows;
     shrink = part + kBlockRows;

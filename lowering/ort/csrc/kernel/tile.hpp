@@ -147,12 +147,14 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   const Window window = view.window;
   const int64_t depth = span.shape.depth;
   const float* queries = s.queries + panel * kPanel * depth;
+  const bool open = products_are_scores(span, view);
+  for (int64_t v = 0; open && v < kPanel; v += kLanes) store(s.top + v, splat(-kInfinity));
   for (int64_t c = window.begin; c < window.end; c += kTileRows) {
     if (fresh) ask_for_keys(span, data, first + c, smaller(kTileRows, window.end - c));
     span.upcoming.refill();
     const RowsOf keys{data.keys + (c - data_begin) * data.key_row, data.key_row};
     multiply<kVectors, kPairs>(smaller(kTileRows, window.end - c), keys, queries, depth, s.scores + c * kPanel,
-                               nullptr, span.upcoming);
+                               nullptr, open ? s.top : nullptr, span.upcoming);
   }
   float* across = s.across + panel * kPanel * span.columns();
   const float* shrink = s.shrink + view.first_row;
@@ -172,7 +174,7 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
     span.upcoming.refill();
     multiply<kVectors, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
                                    s.scores + window.begin / kUnit * kPanel, blocks_of(window.end - window.begin, kUnit),
-                                   across + d * kPanel, shrink, span.upcoming);
+                                   across + d * kPanel, shrink, nullptr, span.upcoming);
   }
 }
 

@@ -17,7 +17,7 @@ struct RowsAhead {
 
   [[gnu::always_inline]] inline void ask(int64_t most) {
     for (; most > 0 && count > 0; --most, --count) {
-      for (int64_t n = 0; n < bytes; n += kCacheLine) ask_for(from + n);
+      ask_for_lines(from, bytes);
       from += step;
     }
   }
