@@ -25,15 +25,16 @@ struct RowSpan {
 
   int64_t per_head() const { return end - begin; }
   int64_t count() const { return head_count * per_head(); }
-  int64_t head_of(int64_t r) const { return first_head + r / per_head(); }
-  int64_t index_of(int64_t r) const { return begin + r % per_head(); }
+  // Mostly there is one head, and a division takes as long as ten products.
+  int64_t head_of(int64_t r) const { return head_count == 1 ? first_head : first_head + r / per_head(); }
+  int64_t index_of(int64_t r) const { return begin + (head_count == 1 ? r : r % per_head()); }
 };
 
 // Keys of a block for so many query rows.
 FA_INLINE int64_t block_keys_for(int64_t rows) { return rows <= kDirectRows ? kFewBlockKeys : kBlockKeys; }
 
-// Where a head has so few rows more than whole panels, they are a span of their own, which goes the direct way: in a panel
-// they would cost as much as a vector of rows. Image models have one such row, the class token.
+// Where a head has so few rows more than whole vectors, they are a span of their own, which goes the direct way: in a panel
+// they would cost as much as a vector of rows. Image models have one such row, the class token; windows often have 49.
 inline constexpr int64_t kTailRows = kLanes / 4;
 
 // How the query rows that share a key head are cut into spans.
@@ -48,8 +49,8 @@ struct Cut {
   Cut(int64_t query_length, int64_t group, int64_t heads_in_all) {
     const bool many = heads_in_all * group * blocks_of(query_length, kBlockRows) >= kTasksWanted;
     const int64_t most = many ? kBlockRows : kFewerRows;
-    const int64_t tail = query_length % kPanel;
-    const bool alone = tail <= kTailRows && query_length > kPanel && smaller(group, most / query_length) < 2;
+    const int64_t tail = query_length % kLanes;
+    const bool alone = tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
     body = alone ? query_length - tail : query_length;
     spans_per_head = blocks_of(body, most);
     rows = blocks_of(blocks_of(body, spans_per_head), kPanel) * kPanel;

@@ -44,7 +44,8 @@ static void prepare(const Span& span) {
 // The softmax begins with the sink, where there is one, as if it were a score whose value is 0.
 static void begin_sums(const Span& span, bool with_sink) {
   const Scratch& s = span.s;
-  for (int64_t r = 0; r < kBlockRows; ++r) {
+  const int64_t rows = blocks_of(span.rows(), kPanel) * kPanel;
+  for (int64_t r = 0; r < rows; ++r) {
     s.max[r] = -kInfinity;
     s.total[r] = 0;
   }
@@ -52,8 +53,7 @@ static void begin_sums(const Span& span, bool with_sink) {
     s.max[r] = span.problem.sink[span.head_of(r)];
     s.total[r] = s.max[r] == -kInfinity ? 0.0f : 1.0f;
   }
-  const size_t bytes = static_cast<size_t>(kBlockRows * span.columns()) * sizeof(float);
-  __builtin_memset(span.direct() ? s.sums : s.across, 0, bytes);
+  __builtin_memset(span.direct() ? s.sums : s.across, 0, static_cast<size_t>(rows * span.columns()) * sizeof(float));
 }
 
 // Fills views and windows; false if no row sees any of these keys.
@@ -101,12 +101,31 @@ static void add_block(const Span& span, const HeadPlan& plan, int64_t block) {
   span.upcoming.add(problem.value, problem.type, sequence.value, rows, problem.value_size);
 }
 
-// What is asked for while blocks `block` of [.., end) is in work.
+// The bias of some rows for one block.
+static void add_bias(const Span& span, const HeadPlan& plan, const RowSpan& rows, int64_t block) {
+  const Problem& problem = span.problem;
+  const Sequence& sequence = *plan.sequence;
+  const int64_t first = block * kBlockKeys;
+  const int64_t keys = smaller(kBlockKeys, sequence.key_length - first);
+  if (problem.pse == nullptr || problem.pse_column == 0 || problem.pse_compressed || keys <= 0 || rows.count() <= 0) return;
+  const Strided bias{const_cast<void*>(problem.pse), sequence.pse_head, sequence.pse_row};
+  span.upcoming.add(bias, problem.pse_type, sequence.pse + first, rows, keys);
+}
+
+// The rows of a span but its first panel, and these; of several heads, only those of the first one.
+static RowSpan later_rows(const RowSpan& rows) { return {rows.first_head, 1, rows.begin + kPanel, rows.end}; }
+static RowSpan first_rows(const RowSpan& rows) {
+  return {rows.first_head, 1, rows.begin, smaller(rows.end, rows.begin + kPanel)};
+}
+
+// What is asked for while block `block` of [.., end) is in work.
 static void look_ahead(const Span& span, int64_t block, int64_t end) {
   const Problem& problem = span.problem;
   Upcoming& upcoming = span.upcoming;
   upcoming.clear();
+  add_bias(span, span.plan, later_rows(span.of), block);
   if (block + 1 < end) {
+    add_bias(span, span.plan, first_rows(span.of), block + 1);
     add_block(span, span.plan, block + 1);
   } else {
     if (span.plan.chunks == 1) {
@@ -115,7 +134,9 @@ static void look_ahead(const Span& span, int64_t block, int64_t end) {
     if (const HeadPlan* next = upcoming.next; next != nullptr) {
       const RowSpan& rows = upcoming.next_rows;
       upcoming.add(problem.query, problem.type, next->sequence->query, rows, problem.head_size);
-      if (next != &span.plan) add_block(span, *next, banded(*next->sequence, rows.begin, rows.end - 1).begin / kBlockKeys);
+      const int64_t start = banded(*next->sequence, rows.begin, rows.end - 1).begin / kBlockKeys;
+      add_bias(span, *next, first_rows(rows), start);
+      if (next != &span.plan) add_block(span, *next, start);
       upcoming.near = next;
     }
   }
