@@ -1,10 +1,10 @@
 """The measurement of one case: every round visits every peer and the machine's limits once.
 
 A visit is a pause, in which the threads of the peer before stop waiting for more work, calls that are not timed until
-the processor's clock is up again, and as many timed calls as fill about 20 ms, at most 5; a decode step has the caches emptied before each. A peer that is
-far slower than the fastest gets fewer rounds, and all of them end early where they take long. The time of a peer is
-the median of its calls; the limit of the products and exponentials is at the best rate seen in the same rounds, that
-of a decode step is the median of plain reads of the cache in the same rounds.
+the processor's clock is up again, and as many timed calls as fill about 20 ms, at most 5; a decode step has the caches
+emptied before each. A peer that is far slower than the fastest gets fewer rounds, and all of them end early where they
+take long. The time of a peer is the median of its calls; the limit of the products and exponentials is at the best rate
+seen in the same rounds, that of a decode step is the median of plain reads of the cache in the same rounds.
 """
 
 from __future__ import annotations
