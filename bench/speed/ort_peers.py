@@ -83,6 +83,17 @@ def ours(problem: Problem) -> Peer:
     return bound(problem, graphs.fused(case), feeds)
 
 
+def rounded(problem: Problem) -> Peer:
+    """FlashAttentionScore where the user lets it multiply float32 numbers as bfloat16, off unless asked for."""
+    if problem.case.kind != "forward" or problem.case.dtype != "float32":
+        raise NotOffered("forward of float32 only")
+    os.environ["FA_COMPILER_FLOAT32_PRODUCTS"] = "bfloat16"  # read when a session makes its kernels
+    try:
+        return ours(problem)
+    finally:
+        del os.environ["FA_COMPILER_FLOAT32_PRODUCTS"]
+
+
 def unfused(problem: Problem) -> Peer:
     """The exporter's spelling, with all of ONNX Runtime's optimisations."""
     case = problem.case
@@ -140,6 +151,7 @@ def _masks(problem: Problem) -> dict[str, Array]:
 
 PEERS: dict[str, Factory] = {
     "ours": ours,
+    "ours*": rounded,
     "ort-unfused": unfused,
     "ort-mha": multi_head,
     "ort-gqa": group_query,
