@@ -4,22 +4,16 @@
 #   CXX_AARCH64   the compiler, such as aarch64-linux-gnu-g++ or "python -m ziglang c++ -target aarch64-linux-gnu"
 #   QEMU_AARCH64  the emulator; without it the check is built and not run
 #
-# The check compares the kernels with the plain reference on small problems of every type: no Python and no ONNX Runtime
-# are needed on the other side.
+# The check (check/check.hpp) compares every kernel with the plain reference: no Python and no ONNX Runtime are needed on the
+# other side. cmake and ninja are taken from PATH.
 set -eu
 source=$(cd "$(dirname "$0")" && pwd)
 build=${1:?usage: neon.sh BUILD_DIRECTORY}
-mkdir -p "$build"
-flags="-std=gnu++20 -O2 -fPIC -Wall -Wextra -Wno-psabi -ffp-contract=fast -fno-math-errno"
-set -- reference.cc check_kernel.cc
-for file; do
-  $CXX_AARCH64 $flags -c "$source/$file" -o "$build/${file%.cc}.o"
-done
-$CXX_AARCH64 $flags -fno-exceptions -fno-rtti -DFA_ISA=baseline -c "$source/kernel/attention.cc" -o "$build/attention.o"
-$CXX_AARCH64 $flags -fno-exceptions -fno-rtti -DFA_ISA=baseline -c "$source/kernel/gradient/gradient.cc" -o "$build/gradient.o"
-$CXX_AARCH64 $flags -static "$build"/*.o -o "$build/check_kernel"
+CXX="$CXX_AARCH64" cmake -G Ninja -S "$source" -B "$build" -DFA_CHECK=ON \
+  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_EXE_LINKER_FLAGS=-static
+cmake --build "$build"
 if [ -n "${QEMU_AARCH64:-}" ]; then
-  "$QEMU_AARCH64" "$build/check_kernel"
+  "$QEMU_AARCH64" "$build/check_kernels"
 else
-  echo "built $build/check_kernel; set QEMU_AARCH64 to run it"
+  echo "built $build/check_kernels; set QEMU_AARCH64 to run it"
 fi

@@ -1,0 +1,64 @@
+// A program that compares the kernels of one instruction set, compiled as `baseline`, with the plain reference: for machines,
+// or emulators, on which the tests in Python do not run. Every operand is random, every result begins as a number that no
+// kernel writes, and the worst difference of each problem is printed.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../attention.hpp"
+
+namespace fa::check {
+
+inline constexpr float kUnwritten = -77.0f;
+
+const char* text_of(Type type);
+
+// As on a thread of its own: tasks run one after the other.
+Runtime runtime();
+
+using Random = std::mt19937;
+
+// The numbers of a tensor.
+class Numbers {
+ public:
+  Numbers(Type type, int64_t count, float value = kUnwritten);
+  Numbers(Type type, int64_t count, Random& random);  // normally distributed
+
+  void* data() { return type_ == Type::float32 ? static_cast<void*>(floats_.data()) : halves_.data(); }
+  float* floats() { return floats_.data(); }
+  int64_t size() const { return static_cast<int64_t>(type_ == Type::float32 ? floats_.size() : halves_.size()); }
+  float operator[](int64_t n) const;
+
+ private:
+  Type type_;
+  std::vector<float> floats_;
+  std::vector<uint16_t> halves_;
+};
+
+// The largest difference, as a part of the largest expected number if that exceeds 1; infinite if NaN, infinities or numbers
+// above 1e30 are not the same at the same places.
+double difference(const Numbers& found, const Numbers& expected);
+
+// float32: the rounding of sums of some hundred terms. Else one unit in the last place of the largest number.
+double allowed(Type type);
+
+class Report {
+ public:
+  // Prints one line; a difference above `most` fails.
+  void see(const std::string& problem, double difference, double most);
+  bool good() const { return good_; }
+
+ private:
+  bool good_ = true;
+};
+
+void check_forward(Report& report);
+void check_gradient(Report& report);
+void check_decode(Report& report);
+void check_sparse(Report& report);
+
+}  // namespace fa::check

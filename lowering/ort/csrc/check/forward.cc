@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include "attention.hpp"
+
+namespace fa {
+namespace baseline {
+Outcome attention(const Problem&, const Runtime&);
+}
+namespace reference {
+Outcome attention(const Problem&, const Runtime&);
+}
+}  // namespace fa
+
+namespace fa::check {
+
+// Each way through the kernel (few rows, rows in the lanes, packed panels) with sizes that no vector divides, and each term.
+void check_forward(Report& report) {
+  const Form forms[] = {
+      {2, 2, 33, 29, 16, 16},
+      {4, 1, 1, 600, 64, 64},
+      {8, 1, 1, 300, 80, 48},
+      {4, 2, 5, 301, 7, 5},
+      {2, 2, 100, 100, 64, 64, kCausal},
+      {1, 1, 300, 700, 32, 32, kCausal},
+      {3, 3, 1, 17, 1, 1},
+      {2, 1, 197, 197, 128, 96},
+      {4, 2, 37, 61, 24, 24, kMask | kBias},
+      {2, 2, 130, 70, 33, 20, kMask | kMean | kPacked},
+      {4, 4, 21, 50, 16, 16, kSlopes | kSink | kCausal},
+      {2, 1, 40, 90, 48, 64, kRope | kPacked | kCausal},
+      {2, 2, 29, 31, 16, 16, kDropout | kBias | kPacked},
+      {4, 2, 3, 45, 64, 64, kMask | kMaskValue},
+      {2, 2, 50, 45, 64, 64, kMask | kMaskValue | kSink},
+      {4, 1, 2, 130, 32, 32, kMask | kBias | kSink},
+  };
+  for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
+    for (const Form& form : forms) {
+      AttentionProblem problem(form, type);
+      const Forward found(problem, baseline::attention), expected(problem, reference::attention);
+      const std::string what = std::string("forward ") + text_of(type) + ", " + text_of(form);
+      report.see(what, difference(found.out, expected.out), allowed(type));
+      const double statistics = std::max(difference(found.max, expected.max), difference(found.sum, expected.sum));
+      report.see(what + ", statistics", statistics, allowed(Type::float32));
+    }
+  }
+}
+
+}  // namespace fa::check

@@ -1,0 +1,69 @@
+#include "attention.hpp"
+
+namespace fa {
+namespace baseline {
+Outcome gradient(const Gradients&, const Runtime&);
+}
+namespace reference {
+Outcome attention(const Problem&, const Runtime&);
+Outcome gradient(const Gradients&, const Runtime&);
+}
+}  // namespace fa
+
+namespace fa::check {
+namespace {
+
+// Gradients of query, key and value, of their rope parts and of the sink.
+std::vector<Numbers> gradients_of(const AttentionProblem& of, const Numbers& dy, Gradient gradient) {
+  const Problem& p = of.problem;
+  std::vector<Numbers> results = {{p.type, of.rows * p.head_size},     {p.type, of.key_rows * p.head_size},
+                                  {p.type, of.key_rows * p.value_size}, {p.type, of.rows * p.rope_size},
+                                  {p.type, of.key_rows * p.rope_size},  {Type::float32, p.heads}};
+  Numbers given = dy;
+  Gradients g;
+  g.problem = p;
+  g.dy = given.data();
+  g.query = results[0].data();
+  g.key = results[1].data();
+  g.value = results[2].data();
+  if (p.rope_size != 0) {
+    g.query_rope = results[3].data();
+    g.key_rope = results[4].data();
+  }
+  if (p.sink != nullptr) g.sink = results[5].floats();
+  if (gradient(g, runtime()) != Outcome::done) return {};
+  return results;
+}
+
+}  // namespace
+
+void check_gradient(Report& report) {
+  const Form forms[] = {
+      {2, 2, 33, 29, 16, 16},
+      {4, 1, 1, 200, 64, 48},
+      {2, 1, 70, 131, 40, 24, kCausal},
+      {2, 2, 45, 37, 64, 64, kMask | kBias | kDropout},
+      {4, 2, 20, 50, 32, 32, kRope | kPacked | kCausal},
+      {2, 2, 19, 40, 16, 16, kSlopes | kSink | kMask},
+      {2, 1, 30, 35, 24, 24, kMask | kMean | kPacked},
+      {2, 2, 30, 35, 24, 24, kMask | kMaskValue},
+  };
+  static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
+  for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
+    for (const Form& form : forms) {
+      AttentionProblem problem(form, type);
+      Forward forward(problem, reference::attention);  // the gradient reads its results
+      const Numbers dy(type, forward.out.size(), problem.random);
+      const std::vector<Numbers> found = gradients_of(problem, dy, baseline::gradient);
+      const std::vector<Numbers> expected = gradients_of(problem, dy, reference::gradient);
+      const std::string what = std::string("gradient ") + text_of(type) + ", " + text_of(form);
+      if (found.empty()) report.see(what, INFINITY, 0);
+      for (size_t n = 0; n < found.size(); ++n) {
+        if (found[n].size() == 0 || (n == 5 && problem.problem.sink == nullptr)) continue;
+        report.see(what + ": " + kNames[n], difference(found[n], expected[n]), allowed(n == 5 ? Type::float32 : type));
+      }
+    }
+  }
+}
+
+}  // namespace fa::check

@@ -1,0 +1,71 @@
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "../reference.hpp"
+#include "check.hpp"
+
+namespace fa::check {
+
+const char* text_of(Type type) {
+  return type == Type::float32 ? "float32" : type == Type::float16 ? "float16" : "bfloat16";
+}
+
+Runtime runtime() {
+  return {nullptr, [](void*, size_t bytes) { return std::malloc(bytes); }, [](void*, void* memory) { std::free(memory); },
+          [](void*, void (*task)(void*, size_t), void* data, size_t count) {
+            for (size_t n = 0; n < count; ++n) task(data, n);
+          }};
+}
+
+Numbers::Numbers(Type type, int64_t count, float value) : type_(type) {
+  const auto size = static_cast<size_t>(count);
+  if (type == Type::float32) floats_.assign(size, value);
+  else halves_.assign(size, reference::from_float(value, type));
+}
+
+Numbers::Numbers(Type type, int64_t count, Random& random) : Numbers(type, count) {
+  std::normal_distribution<float> normal;
+  for (int64_t n = 0; n < count; ++n) reference::write(data(), n, normal(random), type);
+}
+
+float Numbers::operator[](int64_t n) const {
+  return type_ == Type::float32 ? floats_[static_cast<size_t>(n)] : reference::to_float(halves_[static_cast<size_t>(n)], type_);
+}
+
+// Larger finite numbers stand for something, such as -FLT_MAX for a row without keys, and have to be equal.
+constexpr double kOrdinary = 1e30;
+
+double difference(const Numbers& found, const Numbers& expected) {
+  double most = 0, largest = 1;
+  for (int64_t n = 0; n < expected.size(); ++n) {
+    const double a = found[n], b = expected[n];
+    if (std::fabs(a) < kOrdinary && std::fabs(b) < kOrdinary) {
+      most = std::max(most, std::fabs(a - b));
+      largest = std::max(largest, std::fabs(b));
+    } else if (!(std::isnan(a) && std::isnan(b)) && a != b) {
+      return INFINITY;
+    }
+  }
+  return most / largest;
+}
+
+double allowed(Type type) { return type == Type::float32 ? 1e-5 : type == Type::float16 ? 0x1p-10 : 0x1p-7; }
+
+void Report::see(const std::string& problem, double difference, double most) {
+  const bool small = difference <= most;
+  good_ = good_ && small;
+  std::printf("%s: %.1e%s\n", problem.c_str(), difference, small ? "" : "  TOO LARGE");
+}
+
+}  // namespace fa::check
+
+int main() {
+  fa::check::Report report;
+  fa::check::check_forward(report);
+  fa::check::check_gradient(report);
+  fa::check::check_decode(report);
+  fa::check::check_sparse(report);
+  std::puts(report.good() ? "all kernels agree with the reference" : "FAILED");
+  return report.good() ? 0 : 1;
+}
