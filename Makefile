@@ -43,8 +43,8 @@ sanitize: $(VENV)/.test
 CXX_AARCH64 ?= aarch64-linux-gnu-g++
 QEMU_AARCH64 ?= $(shell command -v qemu-aarch64-static || command -v qemu-aarch64)
 export CXX_AARCH64 QEMU_AARCH64
-neon:
-	lowering/ort/csrc/neon.sh build/neon
+neon: $(VENV)/.tools
+	PATH="$(BIN):$$PATH" lowering/ort/csrc/neon.sh build/neon
 
 bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)
