@@ -27,7 +27,7 @@ from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, place_
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes.build import PREFIX, AttrValue, Builder
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.options import HALF_ATTENTION, Options
+from fa_compiler.passes.options import HALF_ATTENTION, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 
@@ -96,7 +96,9 @@ def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, opti
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
         raise Decline(Code.EMPTY_ROWS, reason, node)
     if "pse_shift" in call.inputs and product(options.product or "A2").name == "310P":
-        hint = "`--assume no-empty-rows`, if the bias is a mask in the model and no row is masked everywhere"
+        missing = [name for name in (MASKS_DOMINATE, NO_EMPTY_ROWS) if name not in options.assume]
+        mask = "the bias is a mask of the model, its number outweighs every score and no row is masked everywhere"
+        hint = f"`--assume {','.join(missing)}`, if {mask}" if missing else None
         raise Decline(Code.ILLEGAL, "310P takes no bias, and a mask whose empty rows matter is one here", node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])

@@ -134,6 +134,20 @@ def test_declined(case: str) -> None:
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in proto.graph.node]
 
 
+@pytest.mark.parametrize(
+    ("assume", "named"),
+    [
+        ((), "masks-dominate,no-empty-rows`"),
+        (("no-empty-rows",), "`--assume masks-dominate`"),
+        (("masks-dominate",), "`--assume no-empty-rows`"),
+        (("masks-dominate", "no-empty-rows"), "--target ort"),
+    ],
+)
+def test_a_hint_names_only_what_was_not_given(assume: tuple[str, ...], named: str) -> None:
+    proto, _, _ = DECLINED["a bias"]
+    assert named in (fused(proto, *assume)[1].blocks[0].hint or "")
+
+
 def test_rows_without_keys_are_left_alone_on_310p() -> None:
     """Nothing is known of what they give there."""
     given, info = node(", inner_precise = 2", "q, k, v, , , , m", ", bool[6,9] m")
