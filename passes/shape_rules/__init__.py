@@ -12,6 +12,7 @@ from fa_compiler.passes.shape_rules import (  # noqa: F401  imported for the rul
     linear,
     quantized,
     reduce,
+    registry,
     reshape,
     slicing,
 )

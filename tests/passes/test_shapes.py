@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.symbolic import Dim
 
@@ -766,3 +767,39 @@ def test_a_long_chain_of_dependent_sizes_stays_small() -> None:
     shape = found.shape()
     assert shape is not None and len(shape) == 3 and shape[2] == 8
     assert len(str(shape)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("inputs", "call", "expected"),
+    [
+        (
+            "float[B,S,16] q, float[1,P,16] k, float[1,P,24] v",
+            'm, n, x, y = $.FlashAttentionScore<head_num = 2, input_layout = "BSH">(q, k, v)',
+            {"m": (B, 2, S, 8), "y": (B, S, 24)},
+        ),
+        (
+            "float[B,4,S,D] q, float[H,2,P,D] k, float[H,2,P,D] v",
+            'm, n, x, y = $.FlashAttentionScore<head_num = 4, input_layout = "BNSD">(q, k, v)',
+            {"m": (None, 4, S, 8), "y": (None, 4, S, D)},  # either batch may be 1
+        ),
+        (
+            "float[B,1,16] q, float[B,P,8] k, float[B,P,8] v",
+            "y = $.IncreFlashAttention<num_heads = 4, num_key_value_heads = 2>(q, k, v)",
+            {"y": (B, 1, 16)},
+        ),
+        ("float[B,S] q", "y = $.FlashAttentionScore<head_num = 2>(q)", {"y": None}),
+    ],
+)
+def test_operators_of_the_registry(inputs: str, call: str, expected: Mapping[str, Sequence[object] | None]) -> None:
+    text = f'<ir_version: 8, opset_import: ["": 20, "{DOMAIN}": 1]> g ({inputs}) => (y) {{ {call} }}'
+    model = ir.from_proto(onnx.parser.parse_model(text.replace("$", DOMAIN)))
+    info, values = analyse(model), {value.name: value for node in model.graph for value in node.outputs}
+    for name, shape in expected.items():
+        found = info.shape(values[name])
+        if shape is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert len(found) == len(shape)
+        for size, wanted in zip(found, shape, strict=True):
+            assert size == wanted if wanted is not None else str(size).startswith("?")
