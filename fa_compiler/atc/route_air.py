@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from fa_compiler.atc.fit import unfit
 from fa_compiler.atc.job import Built, Input, Job
 from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
@@ -35,10 +36,7 @@ def build(job: Job) -> Built:
     serious = [entry for entry in findings if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
     misfit = next((entry for entry in serious if entry.rule == MISFIT.name), None)
     if misfit is not None:
-        raise InputError(
-            f"{job.loaded.name} cannot run with these sizes: {misfit.node}: {misfit.message}; "
-            "give sizes that it takes with --input-shape"
-        )
+        raise unfit(job, misfit.node, misfit.message)
     if serious:
         raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
     ends = list(graph.root.of_type("NetOutput"))

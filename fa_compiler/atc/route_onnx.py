@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler import checking
+from fa_compiler.atc.fit import check_sizes
 from fa_compiler.atc.job import Built, Input, Job
 from fa_compiler.atc.shapes import model_inputs
 from fa_compiler.errors import InputError, InternalError
@@ -32,9 +33,10 @@ def build(job: Job) -> Built:
     """Write `model.onnx` with the fused nodes in our domain, and the source of the plugin for them.
 
     Raises:
-        InputError: nodes the parser does not take, and that have no older form.
+        InputError: nodes the parser does not take, and that have no older form; or sizes that do not fit.
         InternalError: the file that was written fails our own checks.
     """
+    check_sizes(job)
     model = job.model()
     fused = _fused(model)
     _lower(job, model)
@@ -54,9 +56,10 @@ def build_npu(job: Job) -> Built:
     """Write `model.onnx` with attention in the operators the parser has plugins for.
 
     Raises:
-        InputError: an attention has no such form, or the parser does not take a node.
+        InputError: an attention has no such form, the parser does not take a node, or sizes do not fit.
         InternalError: the file that was written fails our own checks.
     """
+    check_sizes(job)
     model, request = job.model(), job.request
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
     try:

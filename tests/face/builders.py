@@ -84,3 +84,12 @@ def feeds(length: int = 8, dtype: type[np.floating] = np.float32) -> dict[str, n
     rng = np.random.default_rng(1)
     shape = (2, HEADS, length, SIZE)
     return {name: rng.standard_normal(shape).astype(dtype) for name in ("query", "key", "value")}
+
+
+def positions() -> onnx.ModelProto:
+    """A table of 8 positions is added to a sequence of any length."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 4])
+    table = numpy_helper.from_array(np.zeros((8, 4), np.float32), "table")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "table"], ["y"], "add")], "positions", [x], [y], [table])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -28,7 +28,7 @@ from fa_compiler.lowering.ascend.single_op import check as check_json
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 
-from .builders import HEADS, SIZE, attention, plain, saved
+from .builders import HEADS, SIZE, attention, plain, positions, saved
 
 SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
 SOC = ["--soc-version", "Ascend910B2"]
@@ -123,15 +123,6 @@ def unmapped() -> onnx.ModelProto:
     graph = helper.make_graph([node], "unmapped", [x], [y])
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=8)
-
-
-def positions() -> onnx.ModelProto:
-    """A table of 8 positions is added to a sequence of any length."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "length", 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "length", 4])
-    table = numpy_helper.from_array(np.zeros((8, 4), np.float32), "table")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "table"], ["y"], "add")], "positions", [x], [y], [table])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from fa_compiler.lowering.ascend.air.check import verdict
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.single_op import check as check_json
 
-from .builders import HEADS, SIZE, attention, plain, projected, saved
+from .builders import HEADS, SIZE, attention, plain, positions, projected, saved
 
 SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
 SOC = ["--soc-version", "Ascend910B2", "--input-shape", SHAPES]
@@ -166,3 +166,12 @@ def test_air_check_of_an_onnx_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "mine::1::AttentionUpdate" in capsys.readouterr().out
     main(["air", "check", str(named), "--plugin-domain", "mine"])
     assert "no plugin is registered" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("route", ["onnx", "npu"])
+def test_sizes_that_do_not_fit(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = saved(positions(), tmp_path / "model.onnx"), tmp_path / "out"
+    soc = ["--soc-version", "Ascend910B2", "--input-shape", "x:2,9,4"]
+    assert main(["atc", str(source), "-o", str(out), *soc, "--route", route]) == 2
+    assert "cannot run with these sizes: add: the shapes [2, 9, 4], [8, 4]" in capsys.readouterr().err
+    assert not out.exists()
