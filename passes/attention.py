@@ -4,6 +4,9 @@
     probabilities := softmax over the keys' axis           softmax.py
     softmax's input := terms(product(query, key))          scores.py, mask.py
 
+What the steps on the way do to the axes is in simulation.py, what a guard behind the softmax means in row_guards.py,
+who else may read the inner values in interior.py.
+
 What is emitted from the record is in emit.py. Query, key and value are the operands of the two products,
 whatever made them, so the record is right by construction: which operand is the key follows from the axis the
 softmax runs over, which is the value from the axis the second product sums over. Head and batch
@@ -22,8 +25,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.bounds import Bounds
-from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.factors import Factor, check_axes, moderate, operand
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.factors import Factor, check_axes
+from fa_compiler.passes.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.mask_values import TermValues
 from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
@@ -33,53 +37,26 @@ from fa_compiler.passes.options import Options
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.probabilities import (
     FLOATS,
-    Guard,
     ProbabilityPath,
     distinct_consumers,
     find_values,
-    passed_on,
     reaches_product,
     reads_shape,
-    reads_type,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import (
-    Addend,
-    Floor,
-    Gate,
-    Multiplier,
-    Rearrange,
-    Scale,
-    ScorePath,
-    Select,
-    Shift,
-    find_scores,
-)
+from fa_compiler.passes.row_guards import guard_of
+from fa_compiler.passes.scores import ScorePath, find_scores
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
+from fa_compiler.passes.simulation import Simulated, Simulation
+from fa_compiler.passes.sinks import Sunk
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.structure import Grid
-from fa_compiler.passes.terms import AddTerm, FloorTerm, RowGuard, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
 MAX_HEAD_SIZE = 768
-SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
-"""Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
-BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """The scores at the softmax: their arrangement, and what was done to them."""
-
-    dims: Arrangement
-    scale: float
-    terms: tuple[Term, ...]
-    factors: tuple[Factor, ...]
-    shifted: tuple[tuple[ir.Node, Axes], ...]
-    sunk: Sunk | None
 
 
 @dataclass(frozen=True)
@@ -178,13 +155,6 @@ class Matcher:
             raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sunk.step.node)
         return interval[0]
 
-    def _sink_number(self, step: AddSink) -> float | None:
-        """The one number a sink holds, where there is just one in all runs."""
-        if step.value is None:
-            return step.number
-        numbers = self.sets.of(step.value)
-        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
-
     def _guard(
         self,
         after: ProbabilityPath,
@@ -193,48 +163,7 @@ class Matcher:
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
     ) -> RowGuard:
-        """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
-        if after.guard is None:
-            return RowGuard.NONE
-        if after.guard.tests:
-            return RowGuard.SCORES
-        if after.guard.condition is not None:
-            return self._selection_guard(after.guard, terms, viewer, seen)
-        if after.guard.bias is None:
-            return RowGuard.NAN
-        term = terms[0] if len(terms) == 1 else None
-        if isinstance(term, AddTerm) and term.value is after.guard.bias and term.sign > 0 and term.dims:
-            own = viewer.space.resolve_all(term.dims)
-            guarded = viewer.space.resolve_all(seen[after.guard.where.outputs[0]])[-len(own) :]
-            rows = list(zip(own[:-1], guarded[:-1], strict=False))
-            same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
-            if same_rows and own[-1] in ((), viewer.space.resolve(columns)):
-                return RowGuard.BIAS
-        raise Decline(
-            Code.PROBABILITY_TERM, "the guard tests something other than the bias of the scores", after.guard.where
-        )
-
-    def _selection_guard(
-        self, guard: Guard, terms: tuple[Term, ...], viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> RowGuard:
-        """Zeros where the one selection on the scores deselects, along the same axes."""
-        selects = [term for term in terms if isinstance(term, SelectTerm)]
-        same = len(selects) == 1 and self._uncast(selects[0].condition) is self._uncast(guard.condition)
-        if same and selects[0].keep == guard.keep:
-            own = viewer.space.resolve_all(selects[0].dims)
-            guarded = viewer.space.resolve_all(seen[guard.where.outputs[0]])[-len(own) :]
-            if len(own) == len(guarded) and all(not a or a == b for a, b in zip(own, guarded, strict=True)):
-                return RowGuard.SELECTION
-        raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
-
-    def _uncast(self, value: ir.Value | None) -> ir.Value | None:
-        """A boolean without the casts from boolean to boolean that exporters put around it."""
-        while value is not None and is_op(node := value.producer(), "Cast", "Identity") and node is not None:
-            source = node.inputs[0]
-            if source is None or self.info.dtype(source) != ir.DataType.BOOL:
-                break
-            value = source
-        return value
+        return guard_of(after, terms, columns, viewer, seen)
 
     def _type(self, value: ir.Value) -> ir.DataType:
         dtype = self.info.dtype(value)
@@ -258,42 +187,14 @@ class Matcher:
             if is_op(anchor.nodes[0], "LogSoftmax") and len(distinct_consumers(anchor.nodes[0].outputs[0])) > 1:
                 reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
                 raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
-            if decline.code == Code.PROBABILITIES_ARE_OUTPUT and _feeds_backward(anchor.output):
+            if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor.output):
                 raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
             raise
 
     def _interior(
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
     ) -> list[tuple[ir.Node, ir.Value]]:
-        """Prove that nothing but the match reads what its nodes make. Readers of a mere shape or type are returned,
-        those left out that serve the softmax alone: they go with it."""
-        softmax = {id(node) for node in anchor.nodes}
-        scoring = (*before.nodes, *anchor.nodes)
-        nodes = (*scoring, *after.nodes, after.product.node)
-        matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
-        harmless: list[tuple[ir.Node, ir.Value]] = []
-        for node in nodes:
-            if node.graph is not anchor.node.graph:
-                raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
-        for node in nodes[:-1]:
-            for output in node.outputs:
-                readers = [
-                    reader
-                    for reader in distinct_consumers(output)
-                    if id(reader) not in matched and not self._accounted_for(output, reader)
-                ]
-                outside = [each for each in readers if not reads_shape(each) and not reads_type(each, output)]
-                outside.extend(each for each in readers if each.graph is not anchor.node.graph)
-                inside = [each for each in readers if each not in outside and not _serves_only(each, softmax, matched)]
-                harmless.extend((each, output) for each in inside)
-                if not outside and not output.is_graph_output():
-                    continue
-                late = output is anchor.output or any(node is other for other in after.nodes)
-                code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT
-                what = "probabilities" if late else "scores"
-                who = f"{label(outside[0])} reads them" if outside else "they are a model output"
-                raise Decline(code, f"the {what} {output.name!r} are needed elsewhere: {who}", node)
-        return harmless
+        return readers_of_shapes(anchor, before, after, self._accounted_for)
 
     def _plan(self, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         return planner.plan(terms, guard)
@@ -305,52 +206,7 @@ class Matcher:
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
     ) -> Simulated:
-        """Walk the scores down to the softmax. `seen` gets the arrangement of every value on the way."""
-        dims, scale = qk.out, before.product.factor * qk.scale
-        seen[before.product.output] = dims
-        terms: list[Term] = []
-        factors: list[Factor] = []
-        shifted: list[tuple[ir.Node, Axes]] = []
-        found: Sunk | None = None
-        for step in before.steps:
-            if not isinstance(step, Rearrange) and self.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
-                raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
-            match step:
-                case Rearrange(node):
-                    moved = viewer.rearranged(node, dims)
-                    if moved is None:
-                        raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
-                    dims = moved
-                case Shift(node, axis):
-                    shifted.append((node, dims[axis]))
-                case Scale(node, factor):
-                    scale *= factor
-                    if terms:
-                        terms.append(ScaleTerm(node, factor))
-                case Gate(node, value):
-                    if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
-                        raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
-                case Multiplier(node, value, divides):
-                    if terms:
-                        reason = "a mask or bias is multiplied by something that is not one known number"
-                        raise Decline(Code.SCALE, reason, node)
-                    factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
-                case Addend(node, value, sign, negated):
-                    if negated:
-                        scale = -scale
-                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
-                    terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
-                case Select(node, condition, keep, fill):
-                    terms.append(SelectTerm(node, condition, keep, fill, viewer.alignment(condition, dims, node)))
-                case Floor(node, floor):
-                    if terms:
-                        terms.append(FloorTerm(node, floor))
-                case AddSink():
-                    dims, found = with_sink(step, self._sink_number(step), dims, viewer)
-            seen[step.node.outputs[0]] = dims
-        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
-            raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", before.product.node)
-        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found)
+        return Simulation(viewer, self.sets, self.bounds, seen).before(before, qk)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
@@ -375,24 +231,7 @@ class Matcher:
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
     ) -> tuple[Arrangement, tuple[Factor, ...]]:
-        """Walk the probabilities down to the product: their arrangement, and the factors on them."""
-        dims, sunk, value = found.dims, found.sunk, start
-        factors: list[Factor] = []
-        for node in after.nodes:
-            if is_op(node, "Slice", "Split"):
-                dims = dropped(node, dims, sunk, viewer)
-            elif (other := operand(node, value)) is not None:
-                factors.append(moderate(node, *other, dims, viewer, self.bounds, Code.PROBABILITY_TERM))
-            elif node.op_type not in ("IsNaN", "Where"):
-                moved = viewer.rearranged(node, dims)
-                if moved is None:
-                    raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
-                dims = moved
-            value = value if node.op_type == "IsNaN" else passed_on(node)
-            seen.update((output, dims) for output in node.outputs)
-        if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
-            raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
-        return dims, tuple(factors)
+        return Simulation(viewer, self.sets, self.bounds, seen).after(start, after, found)
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
         label = after.product.summed[0]
@@ -483,31 +322,3 @@ class Matcher:
 
 def _own_axes(view: View, viewer: Viewer) -> Axes:
     return tuple(axis for dim in view.base_dims for axis in viewer.space.resolve(dim))
-
-
-def _feeds_backward(probabilities: ir.Value) -> bool:
-    """Are the probabilities read by what looks like their own gradient?"""
-    readers = distinct_consumers(probabilities)
-    products = sum(
-        reader.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum", "Transpose", "Reshape") for reader in readers
-    )
-    return any(reader.op_type in BACKWARD_OPS for reader in readers) or (
-        products >= 1 and any(reader.op_type in ("Mul", "Neg") for reader in readers)
-    )
-
-
-def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:
-    """Does all that is made from a node's results end in the softmax, as the target shape of an Expand in it does? What
-    ends in other nodes of the match, a mask or bias, outlives them."""
-    pending, known = [reader], {id(reader)}
-    while pending:
-        node = pending.pop()
-        if len(known) > limit or any(output.is_graph_output() for output in node.outputs):
-            return False
-        for output in node.outputs:
-            behind = [each for each in distinct_consumers(output) if id(each) not in softmax and id(each) not in known]
-            if any(id(each) in matched for each in behind):
-                return False
-            known.update(map(id, behind))
-            pending.extend(behind)
-    return True

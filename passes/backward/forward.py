@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.attention import Matcher, Simulated
+from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.contraction import contraction
 from fa_compiler.passes.decline import Decline
@@ -32,6 +32,7 @@ from fa_compiler.passes.probabilities import (
 )
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.scores import LAYOUT_OPS, ScorePath
+from fa_compiler.passes.simulation import Simulated
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.terms import RowGuard, Term
 from fa_compiler.passes.views import Viewer

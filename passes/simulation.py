@@ -1,0 +1,138 @@
+"""What the nodes between the two products do to scores and probabilities, step by step, as arrangements of axes.
+
+Refused: a step whose effect on the axes was not proven; a factor on a mask or bias that is no number; a scale that
+rounds to 0 or infinity; masks in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.bounds import Bounds
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.factors import Factor, moderate, operand
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.operands import Operands
+from fa_compiler.passes.probabilities import ProbabilityPath, passed_on
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.scores import (
+    Addend,
+    Floor,
+    Gate,
+    Multiplier,
+    Rearrange,
+    Scale,
+    ScorePath,
+    Select,
+    Shift,
+)
+from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
+from fa_compiler.passes.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import Viewer
+
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+"""Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The scores at the softmax: their arrangement, and what was done to them."""
+
+    dims: Arrangement
+    scale: float
+    terms: tuple[Term, ...]
+    factors: tuple[Factor, ...]
+    shifted: tuple[tuple[ir.Node, Axes], ...]
+    sunk: Sunk | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Walks the paths that were found around a softmax. `seen` gets the arrangement of every value on the way."""
+
+    viewer: Viewer
+    sets: ValueSets
+    bounds: Bounds
+    seen: dict[ir.Value, Arrangement]
+
+    def before(self, path: ScorePath, qk: Operands) -> Simulated:
+        """Walk the scores down to the softmax."""
+        viewer = self.viewer
+        dims, scale = qk.out, path.product.factor * qk.scale
+        self.seen[path.product.output] = dims
+        terms: list[Term] = []
+        factors: list[Factor] = []
+        shifted: list[tuple[ir.Node, Axes]] = []
+        found: Sunk | None = None
+        for step in path.steps:
+            if not isinstance(step, Rearrange) and viewer.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
+                raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
+            match step:
+                case Rearrange(node):
+                    moved = viewer.rearranged(node, dims)
+                    if moved is None:
+                        raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
+                    dims = moved
+                case Shift(node, axis):
+                    shifted.append((node, dims[axis]))
+                case Scale(node, factor):
+                    scale *= factor
+                    if terms:
+                        terms.append(ScaleTerm(node, factor))
+                case Gate(node, value):
+                    if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
+                        raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
+                case Multiplier(node, value, divides):
+                    if terms:
+                        reason = "a mask or bias is multiplied by something that is not one known number"
+                        raise Decline(Code.SCALE, reason, node)
+                    factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
+                case Addend(node, value, sign, negated):
+                    if negated:
+                        scale = -scale
+                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
+                    terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
+                case Select(node, condition, keep, fill):
+                    terms.append(SelectTerm(node, condition, keep, fill, viewer.alignment(condition, dims, node)))
+                case Floor(node, floor):
+                    if terms:
+                        terms.append(FloorTerm(node, floor))
+                case AddSink():
+                    dims, found = with_sink(step, self._sink_number(step), dims, viewer)
+            self.seen[step.node.outputs[0]] = dims
+        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
+            raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", path.product.node)
+        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found)
+
+    def after(self, start: ir.Value, path: ProbabilityPath, found: Simulated) -> tuple[Arrangement, tuple[Factor, ...]]:
+        """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
+        viewer = self.viewer
+        dims, sunk, value = found.dims, found.sunk, start
+        factors: list[Factor] = []
+        for node in path.nodes:
+            if is_op(node, "Slice", "Split"):
+                dims = dropped(node, dims, sunk, viewer)
+            elif (other := operand(node, value)) is not None:
+                factors.append(moderate(node, *other, dims, viewer, self.bounds, Code.PROBABILITY_TERM))
+            elif node.op_type not in ("IsNaN", "Where"):
+                moved = viewer.rearranged(node, dims)
+                if moved is None:
+                    raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+                dims = moved
+            value = value if node.op_type == "IsNaN" else passed_on(node)
+            self.seen.update((output, dims) for output in node.outputs)
+        if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
+            raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
+        return dims, tuple(factors)
+
+    def _sink_number(self, step: AddSink) -> float | None:
+        """The one number a sink holds, where there is just one in all runs."""
+        if step.value is None:
+            return step.number
+        numbers = self.sets.of(step.value)
+        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
