@@ -1,9 +1,6 @@
 """From an AttentionMatch to a FlashAttentionScore node.
 
-The layout is chosen last and only by cost: every layout is right, because the arrangements of the operands are
-known, and the one that needs the fewest copies of query, key, value and result is taken. The result may take the place
-of a value further down than the second product's: Transposes and Reshapes behind it are absorbed as long as nothing
-else reads what lies between.
+The layout is chosen last and only by cost: layout_plan.py.
 """
 
 from __future__ import annotations
@@ -17,80 +14,29 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
 from fa_compiler.passes import prompt
-from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.decode import Decoding, Step
 from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
-from fa_compiler.passes.layout import COPY_COST, LAYOUTS, PACKED, Move, arrangement, cost, moves
+from fa_compiler.passes.layout import LAYOUTS, PACKED, arrangement, moves
+from fa_compiler.passes.layout_plan import Landing, LayoutPlan, Place, landing_places, layout_plan
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import HALF_ATTENTION, Options
 from fa_compiler.passes.paging import Pages, find_pages
-from fa_compiler.passes.probabilities import distinct_consumers
 from fa_compiler.passes.quantised import requantised
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
 OP = "FlashAttentionScore"
-COPIES = ("Transpose", "Expand", "Tile", "Concat", "Gather")
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that is verified for when the user names none."""
-
-
-Place = tuple[ir.Value, Arrangement, int]
-"""A value the fused result may replace, its arrangement, and the work that makes superfluous."""
-
-
-@dataclass(frozen=True)
-class Landing:
-    """A value the fused result can replace, and the moves from the operator's output to it."""
-
-    value: ir.Value
-    dims: Arrangement
-    plan: tuple[Move, ...]
-    saved: int
-
-
-@dataclass(frozen=True)
-class Source:
-    """A value an operand is read from, and the moves from it to the layout. `kept` is the work of the existing nodes
-    between the view's base and this value."""
-
-    value: ir.Value
-    dims: Arrangement
-    plan: tuple[Move, ...]
-    kept: int
-
-    @property
-    def cost(self) -> int:
-        """The work to get the operand, whether by existing or by new nodes."""
-        return self.kept + cost(self.plan)
-
-
-@dataclass(frozen=True)
-class LayoutPlan:
-    """One layout with everything it costs."""
-
-    name: str
-    operands: tuple[Source, ...]
-    query: Arrangement
-    output: Arrangement
-    landing: Landing
-    paged: bool = False
-
-    @property
-    def cost(self) -> int:
-        """Copies needed minus copies saved. Pages are read where they lie."""
-        read = self.operands[:1] if self.paged else self.operands
-        return sum(source.cost for source in read) + cost(self.landing.plan) - self.landing.saved
 
 
 @dataclass(frozen=True)
@@ -151,7 +97,7 @@ class Emitter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = self.landing_places(match)
+        places = landing_places(match, self.builder)
         match = match.refined()
         notes: list[str] = []
         if companion is not None:
@@ -251,7 +197,7 @@ class Emitter:
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := self._layout(match, name, landings)) is not None]
+        plans = [plan for name in names if (plan := layout_plan(match, name, landings)) is not None]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -260,47 +206,6 @@ class Emitter:
         if not costs:
             raise Decline(Code.SHAPE, "the operands could not be arranged into any layout", match.node)
         return min(costs, key=lambda pair: pair[0])[1]
-
-    def _layout(self, match: AttentionMatch, name: str, landings: list[Place]) -> LayoutPlan | None:
-        roles, space = match.roles, match.space
-        targets = (
-            (match.query, arrangement(name, roles.batch, roles.heads, roles.rows, roles.depth)),
-            (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.depth)),
-            (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
-        )
-        operands = []
-        for view, target in targets:
-            source = cheapest_source(view, target, space)
-            if source is None:
-                return None
-            operands.append(source)
-        output = arrangement(name, roles.batch, roles.heads, roles.rows, roles.value_depth)
-        best = best_landing(output, landings)
-        return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
-
-    def landing_places(self, match: AttentionMatch) -> list[Place]:
-        """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
-
-        Looking at them may split axes further.
-        """
-        viewer = Viewer(self.builder.info, match.space)
-        value, dims, saved = match.output, match.output_dims, 0
-        places = [(value, dims, saved)]
-        while not value.is_graph_output():
-            readers = distinct_consumers(value)
-            if len(readers) != 1 or not is_op(readers[0], *LAYOUT_OPS) or readers[0].inputs[0] is not value:
-                break
-            if readers[0].graph is not self.builder.graph:
-                break
-            if sum(1 for _ in value.uses()) != 1:
-                break
-            moved = viewer.rearranged(readers[0], dims)
-            if moved is None:
-                break
-            saved += COPY_COST if readers[0].op_type == "Transpose" else 1
-            value, dims = readers[0].outputs[0], moved
-            places.append((value, dims, saved))
-        return places
 
     def _node(
         self, match: AttentionMatch, plan: LayoutPlan, inputs: Mapping[str, ir.Value | None], statistics: bool
@@ -504,35 +409,3 @@ class Emitter:
         assert maker is not None
         self.replaced.append(maker)
         replace_value(landing.value, result)
-
-
-def best_landing(output: Arrangement, places: list[Place]) -> Landing | None:
-    """The place that a result of this arrangement gets to with least work, that which it saves taken off."""
-    best: Landing | None = None
-    for value, dims, saved in places:
-        plan = moves(output, dims)
-        if plan is None:
-            continue
-        landing = Landing(value, dims, plan, saved)
-        if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
-            best = landing
-    return best
-
-
-def cheapest_source(view: View, target: Arrangement, space: AxisSpace) -> Source | None:
-    """The stop of a view from which the target is reached with least work; among equals the one that needs no new
-    nodes."""
-    best: Source | None = None
-    kept = 0
-    for index, (value, dims) in enumerate(view.stops):
-        if index:
-            maker = value.producer()
-            kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
-        own = space.resolve_all(dims)
-        plan = moves(own, target)
-        if plan is None:
-            continue
-        source = Source(value, own, plan, kept)
-        if best is None or source.cost <= best.cost:
-            best = source
-    return best

@@ -19,8 +19,9 @@ from fa_compiler.passes.backward.match import Gradient, GradientMatch, Place, Ro
 from fa_compiler.passes.backward.quantities import TOLERANCE
 from fa_compiler.passes.build import PREFIX, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emit import Emitter, LayoutPlan, Source, cheapest_source
+from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.layout_plan import LayoutPlan, Source, cheapest_source
 from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import replace_value

@@ -31,8 +31,9 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emit import Emitter, Fused, Place, best_landing, cheapest_source
+from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.factors import multiplied
+from fa_compiler.passes.layout_plan import Place, best_landing, cheapest_source, landing_places
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.nodes import int_attr
@@ -73,7 +74,7 @@ def emit_listed(match: AttentionMatch, emitter: Emitter, notes: list[str]) -> Fu
     what the user could vouch for."""
     if emitter.options.target != "ort" or not _is_plain(match):
         return None
-    places = emitter.landing_places(match)
+    places = landing_places(match, emitter.builder)
     listed = _listed(match.refined(), Viewer(emitter.builder.info, match.space))
     if listed is None:
         return None
