@@ -42,9 +42,10 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.band import SparseMode
+from fa_compiler.passes.bias_checks import check_adds_up, check_opposites, check_outweighs, check_rounding
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.mask_terms import aligned, excluded, padded, shifts_of
 from fa_compiler.passes.mask_values import (
     DOMINATING,
     FLOAT32_MAX,
@@ -58,17 +59,12 @@ from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_R
 from fa_compiler.passes.packing import Packing, Runs
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.rounding import rounds_alike
 from fa_compiler.passes.shape_rules.context import Shape
-from fa_compiler.passes.structure import Grid, Padding, Structure, structure
+from fa_compiler.passes.structure import Grid, Structure, structure
 from fa_compiler.passes.terms import (
-    Add,
     AddTerm,
-    FloorTerm,
     Masked,
-    Multiply,
     Put,
-    Raise,
     RowGuard,
     SelectTerm,
     Shift,
@@ -163,15 +159,15 @@ class MaskPlanner:
         if (plan := self._valued(live, adds, selects, guard)) is not None:
             return plan
         for index in selects:
-            self._check_outweighs(live, index)
+            check_outweighs(live, index, self.values)
         for index in selects:
-            self._check_adds_up(live, index)
+            check_adds_up(live, index, self.values)
         if guard is RowGuard.SELECTION:
             reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
             raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
-        self._check_rounding(live)
-        self._check_opposites(live)
-        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+        check_rounding(live, self.values, self.options.assume)
+        check_opposites(live, self.values)
+        return MaskPlan(shifts=shifts_of(live, self.viewer), nan_rows=guard.nan_rows)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, share: float) -> MaskPlan | None:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Biases in front of
@@ -190,7 +186,7 @@ class MaskPlanner:
                 self.values.stays_apart(live, index, min(fills), share) for index in adds
             )
             if harmless and self._may_be_boolean(live, min(fills), guard):
-                return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)
+                return self._masked(live, shifts_of(_not_selected(live), self.viewer), min(fills), guard)
         return None if selects else self._mask_among_biases(live, adds, guard)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -206,7 +202,8 @@ class MaskPlanner:
             return None
         masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
-        return MaskPlan(masked, self._shifts(_not_selected(live)), mode, nan_rows=_nan_rows(guard), value=value)
+        shifts = shifts_of(_not_selected(live), self.viewer)
+        return MaskPlan(masked, shifts, mode, nan_rows=_nan_rows(guard), value=value)
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
@@ -253,7 +250,7 @@ class MaskPlanner:
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
-        shifts = self._shifts((*live[:index], *live[index + 1 :]))
+        shifts = shifts_of((*live[:index], *live[index + 1 :]), self.viewer)
         return self._masked(live, shifts, value, guard)
 
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
@@ -295,7 +292,7 @@ class MaskPlanner:
         if not packing.in_runs and not vouched:
             return replace(dense, note=packing.note)
         assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
-        view = self._aligned(packing.labels, packing.dims, node)
+        view = aligned(packing.labels, packing.dims, self.viewer, node)
         return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
@@ -308,10 +305,8 @@ class MaskPlanner:
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
         apart = self.options.whole_masks or (joined and NO_EMPTY_ROWS not in self.options.assume)
         if found is None or found.packing is not None or apart:
-            masks = self._masks(terms)
-            alone = (self._deselected(e) if isinstance(e, SelectTerm) else self._masked_by_addend(e) for e in masks)
-            return tuple(alone), None
-        return tuple(self._padding(each, terms[-1].node) for each in found.padding), found.mode
+            return tuple(excluded(each, self.viewer) for each in self._masks(terms)), None
+        return tuple(padded(each, self.viewer, terms[-1].node) for each in found.padding), found.mode
 
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
         """The structure of the boolean mask these terms make."""
@@ -327,9 +322,6 @@ class MaskPlanner:
             return [*selects]
         adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, AddTerm)]
         return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
-
-    def _padding(self, padding: Padding, node: ir.Node) -> Masked:
-        return Masked(self._aligned(padding.given.value, padding.dims, node), padding.given.when)
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
         """Is the mask proven to leave every row a key: by its structure, or as a single constant?"""
@@ -367,103 +359,6 @@ class MaskPlanner:
             return value == -math.inf and guard is not RowGuard.NONE
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
 
-    def _check_outweighs(self, terms: tuple[Term, ...], index: int) -> None:
-        term = terms[index]
-        if isinstance(term, SelectTerm) and not self.values.outweighs(terms, index):
-            raise self._too_small(term)
-
-    def _check_opposites(self, terms: tuple[Term, ...]) -> None:
-        """A mask's number and its opposite give 0 and lose the score between them, where a bias only loses itself."""
-        ends = [self.values.ends(terms, index) for index in range(len(terms))]
-        low = any(-math.inf < end[0] <= DOMINATING / 10 for end in ends)
-        for term, (_, high) in zip(terms, ends, strict=True):
-            if low and -DOMINATING / 10 <= high < math.inf:
-                raise Decline(Code.MASK_VALUE, "numbers of both signs that swallow the scores are added up", term.node)
-
-    def _check_adds_up(self, terms: tuple[Term, ...], index: int) -> None:
-        """score + fill has to round to fill: what the user vouches for is not enough to put a fill into a bias."""
-        term = terms[index]
-        assert isinstance(term, SelectTerm)
-        if any(value > DOMINATING for value in (term.fill, *(self.values.of(terms, index) or ()))):
-            raise self._too_small(term)
-
-    def _check_rounding(self, terms: tuple[Term, ...]) -> None:
-        """A number such as -1e4 rounds what it is added to: the original rounds the scores, a bias would be rounded
-        first. That shows where it is added to a whole row, and only when other steps share the bias with it. 16-bit
-        scores are rounded as coarsely anyway."""
-        if len(terms) < 2 or MASKS_DOMINATE in self.options.assume or NO_EMPTY_ROWS in self.options.assume:
-            return
-        if rounds_alike(terms, self.values.sets, self.values.bounds):
-            return
-        for term in terms:
-            wide = self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
-            if isinstance(term, AddTerm) and wide and self.values.is_coarse(term.value):
-                raise Decline(
-                    Code.MASK_VALUE,
-                    "a mask constant that rounds the scores is combined with other terms",
-                    term.node,
-                    f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
-                )
-
-    @staticmethod
-    def _too_small(term: SelectTerm) -> Decline:
-        return Decline(
-            Code.MASK_VALUE,
-            f"masked scores become {term.fill:g}, which other scores could undercut",
-            term.node,
-            f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
-        )
-
-    def _deselected(self, term: SelectTerm) -> Masked:
-        return Masked(self._aligned(term.condition, term.dims, term.node), not term.keep)
-
-    def _masked_by_addend(self, term: AddTerm) -> Masked:
-        """The boolean behind a float mask where there is one, else the float mask itself."""
-        view = self._aligned(term.value, term.dims, term.node)
-        node = view.base.producer()
-        if is_op(node, "Where"):
-            assert node is not None
-            condition, *branches = node.inputs
-            scalars = [self.viewer.info.scalar(branch) for branch in branches if branch is not None]
-            if condition is not None and None not in scalars and scalars.count(0.0) == 1:
-                inner = self._aligned(condition, self.viewer.alignment(condition, view.base_dims, node), node)
-                return Masked(_composed(view, inner), when=scalars[0] != 0.0)
-        return Masked(view)
-
-    def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
-        """The steps that make the bias; factors before the first of them only concern the scores."""
-        steps: list[Shift] = []
-        for term in terms:
-            if isinstance(term, AddTerm):
-                steps.append(Add(self._aligned(term.value, term.dims, term.node), term.sign))
-            elif isinstance(term, SelectTerm):
-                steps.append(Put(self._aligned(term.condition, term.dims, term.node), not term.keep, term.fill))
-            elif steps:
-                steps.append(Raise(term.floor) if isinstance(term, FloorTerm) else Multiply(term.factor))
-        return tuple(steps)
-
-    def _aligned(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
-        """The furthest view of a term whose dimensions run along the given score axes."""
-        view = self.viewer.view(value, factors=False)
-        if view is None:
-            raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
-        space = self.viewer.space
-        for own, wanted in zip(view.dims, dims, strict=True):
-            if not wanted:
-                space.drop(own)
-        pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
-        if all(space.unify(own, wanted) for own, wanted in pairs):
-            return view
-        # Element by element with the scores a dimension is theirs or 1, whatever is known of its size. Where theirs is
-        # several axes merged, the builder spreads the term over it before taking it apart.
-        own_dims: list[Axes] = []
-        for own, wanted in zip(self.viewer.base_dims(value), dims, strict=True):
-            merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
-            if own and wanted and not merged and not space.unify(own, wanted):
-                raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit the scores", node)
-            own_dims.append(wanted if own else ())
-        return View(value, tuple(own_dims), tuple(own_dims), stops=((value, tuple(own_dims)),))
-
 
 def _nan_rows(guard: RowGuard) -> str:
     """What a guard that looks at the scores still has to do beside a boolean mask."""
@@ -478,8 +373,3 @@ def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
 def _selected(terms: tuple[Term, ...]) -> bool:
     """Was the mask's number put in place of the scores, and not added to them?"""
     return any(isinstance(term, SelectTerm) for term in terms)
-
-
-def _composed(outer: View, inner: View) -> View:
-    """A view of the inner base with the outer view's dimensions."""
-    return View(inner.base, inner.base_dims, outer.dims)
