@@ -78,6 +78,10 @@ class Affine:
         return total
 
 
+Index = tuple[Affine, ...]
+"""An element of a tensor: a place along each of its dimensions."""
+
+
 @dataclass(frozen=True)
 class Always:
     """The same everywhere."""

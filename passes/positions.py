@@ -25,7 +25,6 @@ lies beyond a tensor has no element, so nothing is claimed of it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,6 +53,7 @@ from fa_compiler.passes.formula import (
     Entries,
     Formula,
     Given,
+    Index,
     at_least_zero,
     choice,
     conjunction,
@@ -61,19 +61,17 @@ from fa_compiler.passes.formula import (
     negation,
 )
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
-from fa_compiler.passes.patterns import diagonals, even_steps
+from fa_compiler.passes.position_contents import number_of_array, number_of_content, scalar
+from fa_compiler.passes.position_moves import fitted, moved
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.slices import slice_bounds
 from fa_compiler.passes.symbolic import Dim, settled
 
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
-RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 LABELS = (ir.DataType.INT64, ir.DataType.INT32)
 """Types whose numbers are equal or not: of two floats that are no numbers neither can be said."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
-Index = tuple[Affine, ...]
 
 
 @dataclass
@@ -142,7 +140,7 @@ class Positions:
             return None if found is None else where(found, lambda x: unequal(x, 0))
         array = constant(value)
         if array is not None:
-            found = self._from_array(array, index)
+            found = number_of_array(array, index, self.rank)
             return None if found is None else where(found, lambda x: unequal(x, 0))
         node = value.producer()
         if node is None:
@@ -252,10 +250,10 @@ class Positions:
             return None if found is None else case(found, self._int(1), self._int(0))
         array = constant(value)
         if array is not None:
-            return self._from_array(array, index)
+            return number_of_array(array, index, self.rank)
         content = self.info.fact(value).content
         if content is not None:
-            return self._from_content(content, index)
+            return number_of_content(content, index, self.rank)
         node = value.producer()
         if node is None:
             return None
@@ -286,7 +284,7 @@ class Positions:
             return None if kept is None or inner is None else case(kept, inner, self._zero_of(inner))
         if is_op(node, "ConstantOfShape"):
             attr = node.attributes.get("value")
-            return self._scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy())
+            return scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy(), self.rank)
         if is_op(node, "Concat"):
             return self._joined(node, index)
         moved = self.moved(node, index)
@@ -303,12 +301,6 @@ class Positions:
         while isinstance(like, Case):
             like = like.chosen
         return self._zero if isinstance(like, Affine) else 0.0
-
-    def _scalar(self, array: np.ndarray) -> Number | None:
-        item = array.reshape(-1)[0]
-        if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
-            return self._int(int(item))
-        return None if math.isnan(float(item)) else float(item)
 
     def _range(self, node: ir.Node, index: Index) -> Number | None:
         start, step = whole(self.number(node.inputs[0], ())), whole(self.number(node.inputs[2], ()))
@@ -362,53 +354,6 @@ class Positions:
         distance = index[-1] - index[-2]
         return at_least_zero(distance - k if int_attr(node, "upper", 1) else k - distance)
 
-    # -- constants ------------------------------------------------------------------------------
-
-    def _from_content(self, content: np.ndarray, index: Index) -> Number | None:
-        """A small tensor: one element, or integers that step evenly along each dimension."""
-        if content.dtype != object:
-            return self._from_array(content, index)
-        if content.size == 1:
-            return self._int(content.reshape(-1)[0])
-        numbers = [item.const for item in content.reshape(-1)]
-        if None not in numbers:
-            return self._from_array(np.array(numbers, dtype=np.int64).reshape(content.shape), index)
-        return None
-
-    def _from_array(self, array: np.ndarray, index: Index) -> Number | None:
-        if array.size == 0:
-            return None
-        flat = array.reshape(-1)
-        if array.size == 1 or (flat == flat[0]).all():
-            return self._scalar(array)
-        if np.issubdtype(array.dtype, np.integer) and (even := even_steps(array)) is not None:
-            total = self._int(int(flat[0]))
-            for place, step in zip(index, even, strict=True):
-                total = total + place.times(step)
-            return total
-        return self._from_bands(array, index)
-
-    def _from_bands(self, array: np.ndarray, index: Index) -> Number | None:
-        """Two numbers, one of them on a band of diagonals of the two dimensions that the content runs along."""
-        axes = [axis for axis, size in enumerate(array.shape) if size > 1 and _varies(array, axis)]
-        if len(axes) != 2:
-            return None
-        plane = array[tuple(slice(None) if axis in axes else 0 for axis in range(array.ndim))]
-        found = diagonals(plane)
-        if found is None:
-            return None
-        lower, upper, inside, outside = found
-        distance = index[axes[1]] - index[axes[0]]
-        parts = []
-        if lower is not None:
-            parts.append(at_least_zero(distance + -lower))
-        if upper is not None:
-            parts.append(at_least_zero(self._int(upper) - distance))
-        values = [self._scalar(np.asarray(item).reshape(1)) for item in (inside, outside)]
-        if values[0] is None or values[1] is None:
-            return None
-        return Case(conjunction(parts), values[0], values[1])
-
     # -- moves ----------------------------------------------------------------------------------
 
     def operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
@@ -416,96 +361,10 @@ class Positions:
         result = self.shape(node.outputs[0])
         shapes = [None if operand is None else self.shape(operand) for operand in node.inputs]
         return [
-            (operand, None if own is None or result is None else self._fitted(own, result, index))
+            (operand, None if own is None or result is None else fitted(own, result, index, self.rank))
             for operand, own in zip(node.inputs, shapes, strict=True)
         ]
 
-    def _fitted(self, own: Shape, shape: Shape, index: Index) -> Index | None:
-        if len(own) > len(shape) or len(shape) != len(index):
-            return None
-        places: list[Affine] = []
-        for size, wanted, place in zip(
-            own, shape[len(shape) - len(own) :], index[len(shape) - len(own) :], strict=True
-        ):
-            if size.const != 1 and size != wanted:
-                return None
-            places.append(self._zero if size.const == 1 else place)
-        return tuple(places)
-
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input's element that a moving operator puts at `index`."""
-        source = node.inputs[0] if node.inputs else None
-        own = None if source is None else self.shape(source)
-        shape = self.shape(node.outputs[0])
-        if source is None or own is None or shape is None or len(shape) != len(index):
-            return None
-        places: Index | None = None
-        if is_op(node, "Identity", "Cast"):
-            places = index
-        elif is_op(node, *RESHAPES):
-            places = self._reshaped(own, shape, index)
-        elif is_op(node, "Transpose"):
-            attr = node.attributes.get("perm")
-            perm = list(range(len(own)))[::-1] if attr is None else list(attr.as_ints())
-            places = tuple(index[perm.index(axis)] for axis in range(len(own)))
-        elif is_op(node, "Expand", "Tile"):
-            places = self._fitted(own, shape, index)
-        elif is_op(node, "Slice"):
-            places = self._sliced(node, own, index)
-        elif is_op(node, "Gather"):
-            places = self._gathered(node, own, index)
-        elif is_op(node, "GatherND") and not int_attr(node, "batch_dims", 0):
-            places = self._gathered_points(node, own, index)
-        return None if places is None else (source, places)
-
-    def _reshaped(self, own: Shape, shape: Shape, index: Index) -> Index | None:
-        """A reshape that only adds or drops dimensions of 1."""
-        kept = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
-        sizes = [size for size in own if size.const != 1]
-        if sizes != [size for size, _ in kept]:
-            return None
-        places = iter(place for _, place in kept)
-        return tuple(self._zero if size.const == 1 else next(places) for size in own)
-
-    def _sliced(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
-        cut = slice_bounds(node, self.info, len(own))
-        if cut is None:
-            return None
-        places = list(index)
-        for axis, start, step in cut:
-            if start.const is not None and start.const < 0:
-                start = own[axis] + start
-            if step < 1 or not start.is_at_least(0):
-                return None
-            places[axis] = index[axis].times(step) + self._int(start)
-        return tuple(places)
-
-    def _gathered(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
-        axis = int_attr(node, "axis", 0) % len(own)
-        indices = node.inputs[1]
-        shape = None if indices is None else self.shape(indices)
-        if shape is None:
-            return None
-        found = whole(self.number(indices, index[axis : axis + len(shape)]))
-        if found is None:
-            return None
-        if found.const is not None and found.const < 0:
-            found = found + self._int(own[axis])
-        if not found.is_natural:
-            return None
-        return (*index[:axis], found, *index[axis + len(shape) :])
-
-    def _gathered_points(self, node: ir.Node, own: Shape, index: Index) -> Index | None:
-        indices = node.inputs[1]
-        shape = None if indices is None else self.shape(indices)
-        depth = None if shape is None else shape[-1].const
-        if shape is None or depth is None or depth > len(own):
-            return None
-        point = index[: len(shape) - 1]
-        places = [whole(self.number(indices, (*point, self._int(k)))) for k in range(depth)]
-        natural = [place for place in places if place is not None and place.is_natural]
-        return (*natural, *index[len(shape) - 1 :]) if len(natural) == depth else None
-
-
-def _varies(array: np.ndarray, axis: int) -> bool:
-    return bool((array != np.take(array, [0], axis=axis)).any())
+        return moved(node, index, self)
