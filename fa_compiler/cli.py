@@ -258,7 +258,10 @@ def _single_op(args: argparse.Namespace) -> int:
 
 
 def _tolerance(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0.0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is no tolerance; give a number from 0 upwards")
     return value

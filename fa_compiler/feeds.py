@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ to the length of a mask over past and present."""
 
 MAX_INDEX = 1000
 """Random indices stay below this even where the table they index is larger."""
+
+MAX_ELEMENTS = 1 << 32
+"""Inputs with more elements are not made up: the machine would run out of memory."""
 
 _NUMPY: Mapping[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -50,7 +54,7 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str,
     index, masks hold ones and some zeros, positions count up.
 
     Raises:
-        InputError: an input is no tensor of numbers.
+        InputError: an input is no tensor of numbers, or too large for this.
     """
     rng = np.random.default_rng(seed)
     sizes = _Sizes(_sums(graph_inputs(model)))
@@ -62,6 +66,9 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str,
         if not info.type.HasField("tensor_type") or dtype is None:
             raise InputError(f"{name}: no random values can be made for input '{info.name}'; give them by --inputs")
         shape = tuple(sizes.of(dim, axis) for axis, dim in enumerate(tensor.shape.dim))
+        if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+            text = " x ".join(map(str, shape))
+            raise InputError(f"{name}: no random values can be made for input '{info.name}' of the sizes {text}")
         feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
     return feeds
 
@@ -80,6 +87,8 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder; give the .npz file in it") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
     wanted = {info.name: info for info in graph_inputs(model)}

@@ -30,6 +30,9 @@ from fa_compiler.passes.value_sets import ValueSets
 
 Progress = Callable[[str, int, int], None]
 
+NEWEST_OPSET = 28
+"""The newest opset whose operators were looked at; one of a newer opset may mean something else."""
+
 
 def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
     """Fuse the attention of a model in place and tell what became of each softmax and attention op.
@@ -49,6 +52,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [],
+        max(model.graph.opset_imports.get(domain, 0) for domain in ("", "ai.onnx")),
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
@@ -72,6 +76,7 @@ class _Run:
     progress: Progress
     calls: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
     notes: list[str]
+    opset: int
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
@@ -79,6 +84,9 @@ class _Run:
         order = [
             node for node in graph if id(node) in found or is_ready_made(node) or node.op_identifier() in self.calls
         ]
+        if self.opset > NEWEST_OPSET:
+            reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
+            return [_declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
         blocks: list[Block] = []
         for index, node in enumerate(order):

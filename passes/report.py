@@ -115,6 +115,11 @@ class Code(StrEnum):
         "the bias needs a gradient, which FlashAttentionScoreGrad does not give",
         "freeze the bias, where its gradient is not needed",
     )
+    OPSET = (
+        "opset",
+        "the model is of an opset whose operators are not known here: they may mean something else",
+        "export again with an older opset",
+    )
     READY_MADE = (
         "ready_made",
         "the model already holds a fused attention operator here; it is left as it is",

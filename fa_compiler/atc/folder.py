@@ -36,6 +36,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         _write_list(place)
         check_target(target)
         _replace(place, target)
+    except InputError as error:
+        raise InputError(str(error).replace(str(place), str(target))) from None
+    except OSError as error:
+        if error.filename is None or not Path(error.filename).is_relative_to(place):
+            raise
+        raise InputError(f"{target} cannot be written: {error.strerror}; choose another place") from None
     finally:
         shutil.rmtree(place, ignore_errors=True)
 

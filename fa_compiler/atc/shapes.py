@@ -72,6 +72,8 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
     bounds = [size for shape in sizes.values() for size in shape if isinstance(size, tuple)]
     if any(size != OPEN for size in bounds):
         raise InputError("--dynamic-dims goes with -1 in --input-shape, not with ranges")
+    if not bounds:
+        raise InputError("--dynamic-dims goes with -1 in --input-shape, and no size there is -1")
     if any(len(group) != len(bounds) for group in gears):
         raise InputError(f"--dynamic-dims needs {len(bounds)} sizes in each group, one for each -1 of --input-shape")
     if not 2 <= len(gears) <= most or len({*map(tuple, gears)}) != len(gears):

@@ -168,6 +168,7 @@ def unmapped() -> onnx.ModelProto:
         (attention(), [*SOC, "--input-shape", f"query:1,{HEADS},8,{SIZE};key:2,{HEADS},8,{SIZE}"], "'batch' two sizes"),
         (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1"], "needs 2 to 100 different groups, found 1"),
         (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1,2;3,4"], "needs 1 sizes in each group"),
+        (plain(), [*SOC, "--input-shape", "x:2,4", "--dynamic-dims", "1;2"], "no size there is -1"),
         (plain(), [*SOC, "--input-shape", "x:1~8,4", "--dynamic-dims", "1;2"], "goes with -1 in --input-shape"),
         (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "a"], "is not of the form 1,128;4,256"),
     ],
@@ -239,6 +240,16 @@ def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
         (folder / "half").write_text("x")
         raise InputError("stop")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_name_the_folder_that_was_asked_for(tmp_path: Path) -> None:
+    """Not the hidden one that is filled first."""
+    for error in (InputError, OSError):
+        with pytest.raises(InputError, match="full") as caught, new_folder(tmp_path / "out") as folder:
+            place = folder / "model.onnx"
+            raise InputError(f"{place}: full") if error is InputError else OSError(28, "full", str(place))
+        assert str(tmp_path / "out") in str(caught.value)
+        assert ".tmp" not in str(caught.value)
 
 
 def test_routes() -> None:

@@ -225,6 +225,7 @@ USAGE = {
     "unknown variant": (["registry", "show", "FlashAttentionScore", "--cann", "x"], "'x'"),
     "diff of nothing": (["registry", "diff", "MISSING"], "missing.h"),
     "tolerance": (["verify", "MODEL", "MODEL", "--rtol", "-1"], "--rtol"),
+    "no number": (["verify", "MODEL", "MODEL", "--rtol", "abc"], "abc is no tolerance"),
 }
 
 

@@ -167,6 +167,7 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "text": (lambda path: path.write_text("query = 1"), "not an .npz file"),
     "empty": (lambda path: path.write_bytes(b""), "not an .npz file"),
     "zip": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(40)), "not an .npz file"),
+    "folder": (lambda path: path.mkdir(), "is a folder"),
     "pickle": (lambda path: np.savez(path, query=np.array([{}], object)), "not an .npz file"),
     "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
     "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
@@ -191,6 +192,13 @@ def test_npy_is_no_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(3))
     with pytest.raises(InputError, match="single array"):
         load_inputs(tmp_path / "x.npy", attention())
+
+
+@pytest.mark.parametrize("size", [-3, 1 << 40])
+def test_sizes_that_no_random_input_has(size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(batch=size), tmp_path / "a.onnx")
+    assert main(["verify", str(path), str(path)]) == 2
+    assert f"no random values can be made for input 'query' of the sizes {size} x" in capfd.readouterr().err
 
 
 def test_an_original_that_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from fa_compiler.passes import Code, Options, Report, fuse
 from fa_compiler.passes.decline import label
+from fa_compiler.passes.fusion import NEWEST_OPSET
 from fa_compiler.passes.options import Target
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, parse
 from tests.passes.tape import Training, compose
@@ -69,6 +70,13 @@ def bias_with_gradient() -> onnx.ModelProto:
     raise AssertionError("no value is the gradient of the scores")
 
 
+def of_an_unknown_opset() -> onnx.ModelProto:
+    """Plain attention of an opset that does not exist yet."""
+    model = parse(ATTENTION)
+    model.opset_import[0].version = NEWEST_OPSET + 1
+    return model
+
+
 PLAIN = SOFTMAX.format("s") + PRODUCT_PV
 SQUARE = "float[B,4,8,8] q, float[B,4,8,8] k, float[B,4,8,8] v"
 WIDE = "float[B,4,S,769] q, float[B,4,T,769] k, float[B,4,T,8] v"
@@ -110,6 +118,7 @@ PROVOKED: dict[Code, Provoked] = {
     Code.SCOPE: Provoked(text(PRODUCT_QK + SOFTMAX.format("s") + branches("a = MatMul(p, v)", "b = Neg(q)"), "bool c")),
     Code.TRAINING: Provoked(lambda: compose(Training()).model),
     Code.BIAS_GRADIENT: Provoked(bias_with_gradient, gradients=True),
+    Code.OPSET: Provoked(of_an_unknown_opset),
     Code.READY_MADE: Provoked(
         text(
             "y = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=4, do_rotary=1>(q, k, v, pk, pv, l, t)",

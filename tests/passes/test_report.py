@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import Code, Options, fuse
+from fa_compiler.passes.fusion import NEWEST_OPSET
 from tests.passes.running import (
     PRODUCT_PV,
     PRODUCT_QK,
@@ -168,6 +169,14 @@ def test_every_code_says_what_it_means() -> None:
     assert all(code.meaning and code.value == str(code) for code in Code)
     fixed = {"softcap", "scores_are_output", "probabilities_are_output", "head_size_over_768"}
     assert fixed <= {code.value for code in Code}
+
+
+def test_an_opset_that_nobody_knows() -> None:
+    model = mixed()
+    model.opset_import[0].version = NEWEST_OPSET + 1
+    result, report = fused(model)
+    assert [block.code for block in report.blocks] == [Code.OPSET] * 4
+    assert [node.op_type for node in result.graph.node] == [node.op_type for node in model.graph.node]
 
 
 def test_progress_counts_to_its_end() -> None:
