@@ -17,7 +17,7 @@ from fa_compiler.passes import prompt
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.decode import Decoding, Step
+from fa_compiler.passes.decode import Decoding
 from fa_compiler.passes.dropout import drop_bits
 from fa_compiler.passes.factors import multiplied
 from fa_compiler.passes.layout import LAYOUTS, PACKED, arrangement, moves
@@ -30,6 +30,7 @@ from fa_compiler.passes.options import HALF_ATTENTION, Options
 from fa_compiler.passes.paging import Pages, find_pages
 from fa_compiler.passes.quantised import requantised
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.step import Step
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
@@ -102,7 +103,7 @@ class Emitter:
         notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
-        else:
+        elif self.options.decoding:
             try:
                 pages = find_pages(match, Viewer(self.builder.info, match.space))
                 if pages is not None:
@@ -291,7 +292,7 @@ class Emitter:
             return MaskBuilder(replace(match, mask=mask), self.builder, mover, self.options, notes)
 
         try:
-            if not alone:
+            if not alone or not self.options.decoding:
                 return None, plan, None
             decoding = Decoding(match, plan.name, (key, value), inputs, self.builder, mover, self.options, masks, pages)
             step = decoding.step()

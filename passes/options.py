@@ -43,7 +43,8 @@ class Options:
 
     `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are
     used only when `target` is "ascend". `gradients` says whether the library for ONNX Runtime has
-    FlashAttentionScoreGrad; Ascend has it.
+    FlashAttentionScoreGrad; Ascend has it. Without `decoding` nothing becomes IncreFlashAttention, for ATC's own parser
+    has none that works.
     """
 
     target: Target = "ort"
@@ -51,6 +52,7 @@ class Options:
     cann: str | None = None
     assume: frozenset[str] = frozenset()
     gradients: bool = False
+    decoding: bool = True
 
     @property
     def has_gradients(self) -> bool:

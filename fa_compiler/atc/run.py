@@ -26,6 +26,8 @@ from fa_compiler.pipeline import run as optimise
 from fa_compiler.writing import Progress
 
 SCRIPT = "atc.sh"
+NPU = "npu"
+"""The route whose operators are those of ATC's own parser."""
 SCHEMA = 1
 
 
@@ -39,6 +41,7 @@ def run(path: Path, output: Path, request: Request, progress: Progress | None = 
     check_request(request)
     check_target(output)
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
+    options = dataclasses.replace(options, decoding=request.route != NPU)
     loaded = load(path)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)

@@ -124,12 +124,7 @@ class AllowedSet:
         return excluded
 
     def _is_beside_band(self, excluded: Bools) -> bool:
-        return (
-            self.mode in (2, 3, 4)
-            and self.query.layout != "TND"
-            and excluded.ndim == 4
-            and excluded.shape[2] == 1
-        )
+        return self.mode in (2, 3, 4) and self.query.layout != "TND" and excluded.ndim == 4 and excluded.shape[2] == 1
 
     def _check_compressed(self, excluded: Bools) -> None:
         shape = (3072 if self.mode == 6 else _COMPRESSED, _COMPRESSED)

@@ -82,6 +82,21 @@ def test_route_npu(tmp_path: Path) -> None:
     assert check(out / "model.onnx", []) == []
 
 
+def test_route_npu_takes_a_single_row_for_a_prompt(tmp_path: Path) -> None:
+    """The parser's plugin for IncreFlashAttention does not work."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for route, op_type in (("npu", "NPUPromptFlashAttention"), ("onnx", "IncreFlashAttention")):
+        row = attention(TensorProto.FLOAT16)
+        for value in (row.graph.input[0], row.graph.output[0]):
+            value.type.tensor_type.shape.dim[2].dim_value = 1
+        source = saved(row, tmp_path / "model.onnx")
+        soc = ["--soc-version", "Ascend910B2", "--input-shape", f"query:2,{HEADS},1,{SIZE};{SHAPES.partition(';')[2]}"]
+        assert main(["atc", str(source), "-o", str(out / route), *soc, "--route", route, "--quiet"]) == 0
+        model = onnx.load(out / route / "model.onnx")
+        assert [node.op_type for node in model.graph.node] == [op_type]
+
+
 def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = saved(attention(), tmp_path / "model.onnx")
     out = tmp_path / "out"
