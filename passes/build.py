@@ -181,10 +181,6 @@ class Mover:
             return value
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
-    def count(self, axes: Axes) -> ir.Value:
-        """How many elements these axes run over, as a vector of one element. Raises Decline where nothing tells."""
-        return self._size(axes, self.witnesses)
-
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
         """What a Shape node would give for a value of this arrangement."""
         rank = len(dims)

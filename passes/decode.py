@@ -115,14 +115,23 @@ class Decoding:
             keys = self.builder.op("Mul", [self.mover.dimension(table, 1), self.builder.ints([size])], INT64)
             inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
         elif lengths.found:
-            keys = self.mover.count(self.match.roles.columns)
-            inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
+            inputs["actual_seq_lengths"] = lengths.build(self.match, self._keys(key), self.mover)
         undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
         rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
         scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
         words = {"pages": self.pages, "lengths": lengths.found, "atten_mask": mask, "real_shift": shift}
         word = "+".join(word for word, part in words.items() if part) or "none"
         return Step(inputs, attrs, (*rows, *scores), word, undefined)
+
+    def _keys(self, key: ir.Value) -> ir.Value:
+        """How many keys there are, int64 [1]; `key` is in the layout."""
+        size, axis = self.match.space.size(self.match.roles.columns), self.layout.index("S")
+        own = self.builder.info.shape(key)
+        if size.const is not None:
+            return self.builder.ints([size.const])
+        if own is None or own[axis] != size:
+            raise self._other("the number of its keys is not known to be that of its mask")
+        return self.mover.dimension(key, axis)
 
     def _check(self) -> None:
         """What does not depend on the caches."""

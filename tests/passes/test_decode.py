@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -15,6 +17,8 @@ from fa_compiler.passes import Options, analyse, fuse
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.options import Target
 
+from . import running
+from .operators import Operator
 from .running import ORIGINAL_OFF, Array, parse
 
 INT8 = (
@@ -206,3 +210,46 @@ def test_added_biases_are_taken_along() -> None:
     given: dict[str, Array] = {"q": rng.normal(size=(2, 4, 1, 16)).astype(np.float16)}
     given |= {name: rng.normal(size=(2, 2, 20, 16)).astype(np.float16) for name in "kv"}
     agree(model, after, given | {"b": rng.normal(size=(2, 4, 1, 20)).astype(np.float16)}, 2e-3)
+
+
+def attention(**given: Any) -> Operator:
+    """ai.onnx Attention of one row in float16."""
+    names = ("q", "k", "v", "mask", "past_key", "past_value", "lengths")
+    default = {"q": "B 4 1 16", "k": "B 2 T 16", "v": "B 2 T 16"}
+    inputs = {name: {**default, **given}.get(name) for name in names}
+    outputs = ("y", "present_key", "present_value") if "past_key" in given else ("y",)
+    ranks = {"present_key": 4, "present_value": 4}
+    return Operator("Attention", inputs, outputs, {}, "", 24, {}, "float16", fixed=True, ranks=ranks)
+
+
+NEW = {"k": "B 2 1 16", "v": "B 2 1 16", "past_key": "B 2 P 16", "past_value": "B 2 P 16"}
+OPERATORS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "none"),
+    "lengths": ({"lengths": ("B", np.array([2, 6]))}, "lengths"),
+    "an entry without keys": ({"lengths": ("B", np.array([0, 6]))}, "lengths"),
+    "a past": (NEW, "none"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_ready_made_attention_decodes(name: str) -> None:
+    """For Ascend, and the presents stay what they were."""
+    features, mask = OPERATORS[name]
+    operator = attention(**features)
+    given = operator.feeds()
+    model = operator.model(given)
+    after, report = running.fused(model, "ascend")
+    assert [(block.op, block.mask) for block in report.blocks] == [("IncreFlashAttention", mask)]
+    for got, wanted in zip(running.run(after, given), running.run(model, given), strict=True):
+        running.assert_same(got, wanted, 4e-3)
+
+
+def test_ready_made_attention_reads_int8_caches() -> None:
+    body = DEQUANTIZE + "y = Attention<scale=0.3>(q, k, v, , , , len)"
+    inputs = "float[B,4,1,8] q, int8[B,4,T,8] k8, int8[B,4,T,8] v8, int64[B] len"
+    model = parse(body, inputs=inputs, outputs="float[B,4,1,8] y", initializers=SCALES, opset=24)
+    after = fused(model, "ort")
+    assert "IncreFlashAttention" in operators(after)
+    assert "DequantizeLinear" not in operators(after)
+    given = {name: each for name, each in feeds().items() if name != "m"}
+    agree(model, after, given | {"len": np.array([0, 13])}, 2e-6)
