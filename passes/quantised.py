@@ -81,7 +81,10 @@ def requantised(result: ir.Value, options: Options, info: ShapeInfo) -> Requanti
     operator's rounding is not proven to be the same."""
     readers = distinct_consumers(result)
     node = readers[0] if len(readers) == 1 else None
+    maker = result.producer()
     if node is None or not is_op(node, "QuantizeLinear") or node.inputs[0] is not result or result.is_graph_output():
+        return None
+    if maker is None or node.graph is not maker.graph:
         return None
     number = constant(node.inputs[1])
     point = node.inputs[2] if len(node.inputs) > 2 else None
