@@ -4,6 +4,7 @@
 #include "direct.hpp"
 #include "dropout.hpp"
 #include "span.hpp"
+#include "transpose.hpp"
 
 namespace fa::FA_ISA {
 
@@ -75,6 +76,41 @@ static void write_statistics(const Span& span, int64_t r) {
   for (int64_t c = 0; c < kStatisticsWidth; ++c) {
     if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = max;
     if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = sum;
+  }
+}
+
+// Whether every row has a sum to be divided by and goes to the output in whole vectors, as almost all do.
+static bool all_ordinary(const Span& span) {
+  const Problem& problem = span.problem;
+  bool ordinary = problem.type == Type::float32 && problem.value_size % kLanes == 0 && problem.mask_value == -kInfinity;
+  for (int64_t r = 0; ordinary && r < span.rows(); ++r) ordinary = span.s.max[r] != -kInfinity && span.s.total[r] > 0;
+  return ordinary;
+}
+
+// From the panels of sums straight to the output.
+static void write_panels(const Span& span) {
+  const Scratch& s = span.s;
+  float* out = static_cast<float*>(span.problem.out.data);
+  for (int64_t first = 0; first < span.rows(); first += kLanes) {
+    const float* panel = s.across + first / kPanel * kPanel * span.columns() + first % kPanel;
+    const Vec factor = 1.0f / load(s.total + first) / span.problem.keep_prob;
+    const int64_t count = smaller(kLanes, span.rows() - first);
+    int64_t places[kLanes];
+    for (int64_t j = 0; j < count; ++j) {
+      places[j] = place_of(span, first + j);
+      s.empty[first + j] = 0;
+      write_statistics(span, first + j);
+    }
+    for (int64_t d = 0; d < span.problem.value_size; d += kLanes) {
+      Vec rows[kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) rows[j] = load(panel + (d + j) * kPanel) * factor;
+      transpose_step<kLanes / 2>(rows);
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) {
+        if (j < count) store(out + places[j] + d, rows[j]);
+      }
+    }
   }
 }
 

@@ -217,6 +217,7 @@ static void attend_panels(const Span& span, int64_t first, int64_t keys, bool ca
 
 // Turns the panels of sums into rows.
 static void lay_out_sums(const Span& span) {
+  if (span.direct()) return;
   const int64_t columns = span.columns();
   for (int64_t first = 0; first < span.rows(); first += kLanes) {
     const float* panel = span.s.across + first / kPanel * kPanel * columns + first % kPanel;
@@ -247,7 +248,6 @@ static void attend_blocks_once(const Span& span, int64_t begin, int64_t end, boo
     }
     fresh = false;
   }
-  if (!span.direct()) lay_out_sums(span);
 }
 
 // All rows over blocks [begin, end); `masked` false looks at neither the mask nor the band.
@@ -255,7 +255,7 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
   begin_sums(span, with_sink);
   attend_blocks_once(span, begin, end, masked, false);
   // Whether a value is inf or NaN shows only in the sums; then all is done again, carefully.
-  if (span.direct() || all_finite(span.s.sums, span.rows() * span.columns())) return;
+  if (span.direct() || all_finite(span.s.across, blocks_of(span.rows(), kPanel) * kPanel * span.columns())) return;
   const int64_t last = smaller(end * span.block_keys(), span.sequence.key_length);
   bool finite = true;
   for (int64_t j = begin * span.block_keys(); finite && j < last; ++j) {
@@ -282,6 +282,7 @@ static void write_results(const Span& span) {
   }
   prepare(span);
   attend_blocks(span, 0, blocks_of(span.sequence.key_length, span.block_keys()), false, false);
+  lay_out_sums(span);
   for (int64_t r = 0; r < span.rows(); ++r) {
     if (span.s.empty[r] != 0) write_row(span, r, NanRows::nan);
   }
@@ -293,6 +294,11 @@ static void run_span(const Span& span) {
   const KeyRange range = banded(span.sequence, span.of.begin, span.of.end - 1);
   const int64_t keys = span.block_keys();
   attend_blocks(span, range.begin / keys, blocks_of(range.end, keys), true, span.problem.sink != nullptr);
+  if (!span.direct() && all_ordinary(span)) {
+    write_panels(span);
+    return;
+  }
+  lay_out_sums(span);
   write_results(span);
 }
 
@@ -303,6 +309,7 @@ static void run_chunk(const Span& span, int64_t n) {
   const int64_t begin = plan.first_block + n * plan.chunk_blocks;
   attend_blocks(span, begin, smaller(begin + plan.chunk_blocks, plan.end_block), true,
                 n == 0 && span.problem.sink != nullptr);
+  lay_out_sums(span);
   put_partial(span, n);
 }
 
