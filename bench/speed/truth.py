@@ -137,8 +137,8 @@ def _softmax(case: Case, data: dict[str, Array], q: Array, k: Array, b: int, h: 
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A new array that begins on a cache line, as the tensors inside a model do and NumPy's own mostly do not. Its pages
-    are there: a result is not what a call makes the process grow by."""
+    """A new array that begins on a cache line, as the tensors inside a model do and NumPy's own mostly do not. Its
+    pages are there: a result is not what a call makes the process grow by."""
     count = math.prod(shape) * dtype.itemsize
     memory = np.full(count + CACHE_LINE, 0, np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE
