@@ -166,6 +166,39 @@ def test_long_lists_and_rows_of_many_tasks() -> None:
     compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("heads", [1, 3, 6, 8, 13, 16, 40])
+def test_rows_read_in_place(heads: int) -> None:
+    """Whole vectors of float32 are read where they lie: no number of a key that is not listed may be read with them;
+    key that is listed twice gets both gradients."""
+    rng = np.random.default_rng(heads)
+    tokens, keys, width, rope = 3, 130, 64, 32
+    listed = rng.permutation(keys)[:70]
+    latent, key_rope = (rng.standard_normal((keys, 1, n)).astype(np.float32) for n in (width, rope))
+    for tensor in (latent, key_rope):
+        tensor[np.setdiff1d(np.arange(keys), listed)] = np.nan
+    inputs: Any = {
+        "query": rng.standard_normal((tokens, heads, width)).astype(np.float32),
+        "key": latent,
+        "sparse_indices": np.stack([np.append(rng.permutation(listed), listed[:5]) for _ in range(tokens)])
+        .astype(np.int32)
+        .reshape(tokens, 1, -1),
+        "query_rope": rng.standard_normal((tokens, heads, rope)).astype(np.float32),
+        "key_rope": key_rope,
+        "actual_seq_lengths_query": np.array([tokens], np.int32),
+        "actual_seq_lengths_kv": np.array([keys], np.int32),
+    }
+    attrs = {"scale_value": 0.1, "sparse_block_size": 1, "sparse_mode": 0}
+    packed = {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
+    for value in (latent, latent[:, :, ::-1].copy()):
+        given = inputs | {"value": value}
+        compare("SparseFlashAttention", given, attrs | packed)
+        result = reference.run("SparseFlashAttention", given, attrs | packed)
+        given |= {"d_out": rng.standard_normal((tokens, heads, width)).astype(np.float32)}
+        given |= {"out": result["attention_out"]} | {name: result[name] for name in ("softmax_max", "softmax_sum")}
+        compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
+
+
 PROBLEMS: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("SparseFlashAttention", problems.attention),
     ("SparseFlashAttentionGrad", problems.attention_grad),

@@ -11,11 +11,10 @@ namespace fa::FA_ISA {
 
 inline constexpr int64_t kRowsOfTask = 4;  // rows x key heads; each is hundreds of microseconds at full size
 
-FA_INLINE int64_t columns_of(int64_t numbers) { return blocks_of(numbers, kPanel) * kPanel; }
-
-// Whether value is the beginning of key, as where both are one latent: then its rows need not be gathered again.
+// Whether value is the beginning of key, as where both are one latent: then its rows need not be gathered again. Whole
+// vectors of it, for a product along the rows would meet the rope part with zeros, which do not hide an infinity.
 FA_INLINE bool shares_key(const sparse::Attention& a) {
-  return a.key.plain == a.value.plain && a.key.size == a.value.size;
+  return a.key.plain == a.value.plain && a.key.size == a.value.size && (a.key.size % kLanes == 0 || a.key.rope_size == 0);
 }
 
 template <class Form>
@@ -25,12 +24,13 @@ class RowAttention {
       : a_(a), group_(a.group()), padded_(Form::padded(group_)), shared_(shares_key(a)),
         tokens_(runtime, a.lists.count * a.lists.block),
         floats_(runtime, query_floats() + key_floats() + value_floats() + padded_ * kGatherKeys +
-                             padded_ * columns_of(a.value.size) + 4 * padded_ + a.query.numbers()) {
+                             padded_ * columns_of(a.value.size) + 4 * padded_ + larger(a.query.numbers(), a.value.size)),
+        keys_(a.key), values_(a.value) {
     if (!floats_) return;
     query_ = floats_.data();
-    keys_ = query_ + query_floats();
-    values_ = shared_ ? keys_ : keys_ + key_floats();
-    scores_ = keys_ + key_floats() + value_floats();
+    key_copies_ = query_ + query_floats();
+    value_copies_ = key_copies_ + key_floats();
+    scores_ = value_copies_ + value_floats();
     out_ = scores_ + padded_ * kGatherKeys;
     top_ = out_ + padded_ * columns_of(a.value.size);
     sum_ = top_ + padded_;
@@ -70,15 +70,17 @@ class RowAttention {
 
  private:
   int64_t query_floats() const { return Form::query_floats(group_, a_.query.numbers()); }
-  int64_t key_floats() const { return gathered_floats(larger(a_.key.numbers(), a_.value.size)); }
-  int64_t value_floats() const { return shared_ ? 0 : gathered_floats(a_.value.size); }
+  int64_t key_floats() const { return Listed::floats(a_.key); }
+  int64_t value_floats() const { return shared_ ? 0 : Listed::floats(a_.value); }
 
   // The next keys of `left` ones.
   void add_block(const int64_t* tokens, int64_t left, int64_t head) {
     const int64_t count = smaller(kGatherKeys, left);
-    const Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head);
-    gather(a_.key, tokens, count, head, keys_);
-    if (!shared_) gather(a_.value, tokens, count, head, values_);
+    const int64_t steps = Form::score_steps(group_, a_.key.numbers(), count) +
+                          Form::weigh_steps(group_, a_.value.size, count);
+    Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head, steps);
+    keys_.take(tokens, count, head, key_copies_);
+    if (!shared_) values_.take(tokens, count, head, value_copies_);
     Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_, ahead);
     const Vec scale = splat(a_.scale);
     Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
@@ -89,7 +91,8 @@ class RowAttention {
     });
     Form::sums(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
-    if (a_.out != nullptr) Form::weigh(scores_, group_, values_, a_.value.size, count, out_, alpha_);
+    if (a_.out == nullptr) return;
+    Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, ahead);
   }
 
   void raise(int64_t h) {
@@ -118,8 +121,8 @@ class RowAttention {
     for (int64_t d = 0; d < size; ++d) mean[d] = a_.empty_rows == EmptyRows::nan ? __builtin_nanf("") : 0.0f;
     if (a_.empty_rows == EmptyRows::mean) {
       for (int64_t place = 0; place < sequence.keys; ++place) {
-        read_numbers(a_.value, key_token(a_.batch, sequence, place), head, 0, size, values_);
-        for (int64_t d = 0; d < size; ++d) mean[d] += values_[d];
+        read_numbers(a_.value, key_token(a_.batch, sequence, place), head, 0, size, row_);
+        for (int64_t d = 0; d < size; ++d) mean[d] += row_[d];
       }
       for (int64_t d = 0; d < size; ++d) mean[d] /= static_cast<float>(sequence.keys);
     }
@@ -139,8 +142,9 @@ class RowAttention {
   bool shared_;
   Scratch<int64_t> tokens_;
   Scratch<float> floats_;
-  float *query_ = nullptr, *keys_ = nullptr, *values_ = nullptr, *scores_ = nullptr, *out_ = nullptr, *top_ = nullptr,
-        *sum_ = nullptr, *alpha_ = nullptr, *change_ = nullptr, *row_ = nullptr;
+  Listed keys_, values_;
+  float *query_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *scores_ = nullptr, *out_ = nullptr,
+        *top_ = nullptr, *sum_ = nullptr, *alpha_ = nullptr, *change_ = nullptr, *row_ = nullptr;
 };
 
 static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runtime) {

@@ -4,78 +4,104 @@
 // [head][kGatherKeys]; for groups of few heads, whose products run along the rows. Both have the same operations.
 #pragma once
 
-#include "gather.hpp"
+#include "product.hpp"
 
 namespace fa::FA_ISA {
 
-inline constexpr int kNarrowHeads = kLanes >= 16 ? 4 : 2;
+inline constexpr int kNarrowHeads = kLanes >= 16 ? 8 : 2;
+inline constexpr int kDotHeads = kLanes >= 16 ? 4 : 2;
 inline constexpr int kDotKeys = 4;
+inline constexpr int kScoreKeys = kTileRows;
 
 struct Narrow {
   static constexpr bool kIsNarrow = true;
   static int64_t padded(int64_t heads) { return heads; }
-  static int64_t query_floats(int64_t heads, int64_t depth) { return heads * chunks_of(depth) * kChunk; }
+  static int64_t query_row(int64_t depth) { return blocks_of(depth, kLanes) * kLanes; }
+  static int64_t query_floats(int64_t heads, int64_t depth) { return heads * query_row(depth); }
+  // Calls of Ahead::step by the scores and the weighed sums of a block.
+  static int64_t score_steps(int64_t heads, int64_t depth, int64_t count) {
+    return blocks_of(heads, kDotHeads) * blocks_of(count, kDotKeys) * blocks_of(depth, kStep * kLanes / 4);
+  }
+  static int64_t weigh_steps(int64_t, int64_t columns, int64_t count) {
+    return blocks_of(columns, kPanel) * blocks_of(count, kStep);
+  }
 
   static void pack_query(const Rows& rows, int64_t token, int64_t first, int64_t heads, float* out, float*) {
     const int64_t numbers = rows.numbers();
     for (int64_t h = 0; h < heads; ++h) {
-      float* row = out + h * chunks_of(numbers) * kChunk;
+      float* row = out + h * query_row(numbers);
       read_numbers(rows, token, first + h, 0, numbers, row);
       for (int64_t d = numbers; d % kLanes != 0; ++d) row[d] = 0;
     }
   }
 
+  // Products of kDotKeys keys and kHeads heads along the depth, kLanes numbers at a time.
   template <int kHeads>
-  static void dots(const float* query, int64_t query_row, const float* keys, int64_t depth, int64_t count, float* out,
-                   const Ahead& ahead) {
-    for (int64_t j = 0; j < count; j += kDotKeys) {
-      ahead.fetch(j, j + kDotKeys);
-      Vec sum[kDotKeys][kHeads] = {};
-      for (int64_t d = 0; d < depth; d += kLanes) {
-        const float* at = keys + d / kChunk * kChunk * kGatherKeys + d % kChunk + j * kChunk;
+  static void dots(const float* query, int64_t query_row, const Listed& keys, int64_t first, int64_t depth, float* out,
+                   Ahead& ahead) {
+    Vec sum[kDotKeys][kHeads] = {};
+    for (int part = 0; depth > 0; ++part) {
+      const float* at[kDotKeys];
+#pragma GCC unroll 4
+      for (int n = 0; n < kDotKeys; ++n) at[n] = keys.rows(part)[first + n];
+      const int64_t own = smaller(keys.numbers(part), depth);
+      depth -= own;
+      for (int64_t d = 0; d < own; d += kLanes) {
+        if (d % (kStep * kLanes / 4) == 0) ahead.step();
         Vec q[kHeads];
 #pragma GCC unroll 4
         for (int h = 0; h < kHeads; ++h) q[h] = load(query + h * query_row + d);
 #pragma GCC unroll 4
         for (int n = 0; n < kDotKeys; ++n) {
-          const Vec k = load(at + n * kChunk);
+          const Vec k = load(at[n] + d);
 #pragma GCC unroll 4
           for (int h = 0; h < kHeads; ++h) sum[n][h] += k * q[h];
         }
       }
+      query += own;
+    }
 #pragma GCC unroll 4
-      for (int n = 0; n < kDotKeys; ++n) {
+    for (int n = 0; n < kDotKeys; ++n) {
 #pragma GCC unroll 4
-        for (int h = 0; h < kHeads; ++h) out[h * kGatherKeys + j + n] = sum_lanes(sum[n][h]);
+      for (int h = 0; h < kHeads; ++h) out[h * kGatherKeys + n] = sum_lanes(sum[n][h]);
+    }
+  }
+
+  template <int kHeads = kDotHeads>
+  static void some_dots(int64_t heads, const float* query, int64_t query_row, const Listed& keys, int64_t first,
+                        int64_t depth, float* out, Ahead& ahead) {
+    if constexpr (kHeads > 1) {
+      if (heads < kHeads) return some_dots<kHeads - 1>(heads, query, query_row, keys, first, depth, out, ahead);
+    }
+    dots<kHeads>(query, query_row, keys, first, depth, out, ahead);
+  }
+
+  // Scores of keys past `count` are those of some other key; nobody reads them.
+  static void scores(const float* query, int64_t heads, const Listed& keys, int64_t depth, int64_t count, float* out,
+                     Ahead& ahead) {
+    const int64_t row = query_row(depth);
+    for (int64_t j = 0; j < count; j += kDotKeys) {
+      for (int64_t h = 0; h < heads; h += kDotHeads) {
+        some_dots(smaller(heads - h, kDotHeads), query + h * row, row, keys, j, depth, out + h * kGatherKeys + j, ahead);
       }
     }
   }
 
-  // Keys past `count` get scores of what the buffer happens to hold; nobody reads them.
-  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out,
-                     const Ahead& ahead) {
-    const int64_t row = chunks_of(depth) * kChunk;
-    if (heads == 1) dots<1>(query, row, keys, depth, count, out, ahead);
-    if (heads == 2) dots<2>(query, row, keys, depth, count, out, ahead);
-    if constexpr (kNarrowHeads > 2) {
-      if (heads == 3) dots<3>(query, row, keys, depth, count, out, ahead);
-      if (heads == 4) dots<4>(query, row, keys, depth, count, out, ahead);
-    }
-  }
-
-  // out[head][column] = alpha[head] out + sum over keys of block[head][key] rows[key][column].
-  static void weigh(const float* block, int64_t heads, const float* rows, int64_t columns, int64_t count, float* out,
-                    const float* alpha) {
-    const int64_t out_row = blocks_of(columns, kPanel) * kPanel;
+  // out[head][column] = alpha[head] out + sum over keys of block[head][key] keys[key][column].
+  static void weigh(const float* block, int64_t heads, const Listed& keys, int64_t columns, int64_t count, float* out,
+                    const float* alpha, Ahead& ahead) {
     for (int64_t c = 0; c < columns; c += kPanel) {
-      const float* at = rows + c / kChunk * kChunk * kGatherKeys + c % kChunk;
-      product<2, kGatherKeys, 1, kChunk, Sum::scaled>(heads, block, at, count, out + c, out_row, alpha);
+      const int part = c < keys.numbers(0) ? 0 : 1;
+      weigh_rows<kGatherKeys, 1>(heads, block, keys.rows(part), c - part * keys.numbers(0), count, out + c,
+                                 columns_of(columns), alpha, ahead);
     }
   }
 
-  // tile[key][column] = sum over heads of block[head][first + key] rows[head][column], for one panel of columns.
-  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys, float* tile) {
-    product<2, 1, kGatherKeys, kPanel, Sum::fresh>(keys, block + first, rows, heads, tile, kPanel);
+  // sums[token][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns and at
+  // most kTileRows keys.
+  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
+                     const int64_t* tokens, float* sums) {
+    spread_keys<kGatherKeys, 1>(keys, block + first, rows, heads, tokens, sums);
   }
 
   // Calls f(vector, head) for the scores of `count` keys, `head` telling where its lanes' heads begin (each lane the same
@@ -145,6 +171,11 @@ struct Wide {
   static constexpr int64_t kPanelFloats = int64_t{kGatherKeys} * kWidth;
 
   static int64_t padded(int64_t heads) { return blocks_of(heads, kWidth) * kWidth; }
+  // Heads of a tile of a weighed sum, such that all tiles of a panel are nearly alike.
+  static int64_t tile_of(int64_t heads) {
+    const int64_t panel = smaller(heads, kWidth);
+    return blocks_of(panel, blocks_of(panel, kTileRows));
+  }
   static int64_t query_floats(int64_t heads, int64_t depth) { return padded(heads) * depth; }
 
   // [panel][number][kWidth]; heads past the last are 0. `row` has room for one row.
@@ -161,40 +192,43 @@ struct Wide {
     }
   }
 
-  static void scores(const float* query, int64_t heads, const float* keys, int64_t depth, int64_t count, float* out,
-                     const Ahead& ahead) {
+  static int64_t score_steps(int64_t heads, int64_t depth, int64_t count) {
+    return blocks_of(heads, kWidth) * blocks_of(count, kScoreKeys) * blocks_of(depth, kStep);
+  }
+  static int64_t weigh_steps(int64_t heads, int64_t columns, int64_t count) {
+    return blocks_of(heads, tile_of(heads)) * blocks_of(columns, kPanel) * blocks_of(count, kStep);
+  }
+
+  static void scores(const float* query, int64_t heads, const Listed& keys, int64_t depth, int64_t count, float* out,
+                     Ahead& ahead) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
-      for (int64_t j = 0; j < count; j += kTileRows) {
-        if (p == 0) ahead.fetch(j, j + kTileRows);
-        product<kVectors, kChunk, 1, kWidth, Sum::fresh, true>(smaller(kTileRows, count - j), keys + j * kChunk,
-                                                               query + p * depth * kWidth, depth,
-                                                               out + p * kPanelFloats + j * kWidth, kWidth);
+      for (int64_t j = 0; j < count; j += kScoreKeys) {
+        score_tile<kScoreKeys, kVectors>(keys, j, query + p * depth * kWidth, depth, out + p * kPanelFloats + j * kWidth,
+                                         ahead);
       }
     }
   }
 
-  static void weigh(const float* block, int64_t heads, const float* rows, int64_t columns, int64_t count, float* out,
-                    const float* alpha) {
-    const int64_t out_row = blocks_of(columns, kPanel) * kPanel;
+  static void weigh(const float* block, int64_t heads, const Listed& keys, int64_t columns, int64_t count, float* out,
+                    const float* alpha, Ahead& ahead) {
+    const int64_t out_row = columns_of(columns), tile = tile_of(heads);
     for (int64_t c = 0; c < columns; c += kPanel) {
-      const float* at = rows + c / kChunk * kChunk * kGatherKeys + c % kChunk;
+      const int part = c < keys.numbers(0) ? 0 : 1;
       for (int64_t p = 0; p * kWidth < heads; ++p) {
         const int64_t end = smaller(heads, (p + 1) * kWidth);
-        for (int64_t h = p * kWidth; h < end; h += kTileRows) {
-          product<2, 1, kWidth, kChunk, Sum::scaled>(smaller(kTileRows, end - h),
-                                                     block + p * kPanelFloats + h % kWidth, at, count,
-                                                     out + h * out_row + c, out_row, alpha + h);
+        for (int64_t h = p * kWidth; h < end; h += tile) {
+          weigh_rows<1, kWidth>(smaller(tile, end - h), block + p * kPanelFloats + h % kWidth, keys.rows(part),
+                                c - part * keys.numbers(0), count, out + h * out_row + c, out_row, alpha + h, ahead);
         }
       }
     }
   }
 
-  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys, float* tile) {
-    for (int64_t i = 0; i < keys * kPanel; ++i) tile[i] = 0;
+  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
+                     const int64_t* tokens, float* sums) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
-      product<2, kWidth, 1, kPanel, Sum::added>(keys, block + p * kPanelFloats + first * kWidth,
-                                                rows + p * kWidth * kPanel, smaller(kWidth, heads - p * kWidth), tile,
-                                                kPanel);
+      spread_keys<1, kWidth>(keys, block + p * kPanelFloats + first * kWidth, rows + p * kWidth * kPanel,
+                             smaller(kWidth, heads - p * kWidth), tokens, sums);
     }
   }
 

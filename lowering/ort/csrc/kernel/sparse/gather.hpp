@@ -1,15 +1,16 @@
-// Rows of selected keys brought together, as floats: chunk after chunk, each [kGatherKeys][kChunk]. One copy serves as
-// the left operand of scores (key rows) and as the right operand of weighted sums (columns over keys), and being made
-// once for all heads of a group it also hides the cost of reading rows that lie anywhere.
+// Rows of selected keys, a block of them at a time: where products can read the tensor as it is, they get its addresses;
+// else the rows are copied as floats.
 #pragma once
 
 #include "../../sparse/problem.hpp"
 #include "../convert.hpp"
-#include "product.hpp"
 
 namespace fa::FA_ISA {
 
 using sparse::Rows;
+
+// Keys of a block, whole tiles of them: 576 floats each are 108 KB, and those of the next block as much.
+inline constexpr int kGatherKeys = 48;
 
 // By vectors: a copy that the compiler turns into one string instruction waits for each miss of the cache in turn.
 FA_INLINE void copy_floats(const float* from, int64_t count, float* to) {
@@ -33,55 +34,115 @@ FA_INLINE void read_numbers(const Rows& rows, int64_t token, int64_t head, int64
   }
 }
 
-FA_INLINE int64_t chunks_of(int64_t numbers) { return blocks_of(numbers, kChunk); }
-FA_INLINE int64_t gathered_floats(int64_t numbers) { return chunks_of(numbers) * kChunk * kGatherKeys; }
+FA_INLINE int64_t columns_of(int64_t numbers) { return blocks_of(numbers, kPanel) * kPanel; }
 
-// One row into place `slot` of the buffer. The end of the last vector is filled with 0, for products along the row.
-FA_INLINE void gather_row(const Rows& rows, int64_t token, int64_t head, int64_t slot, float* buffer) {
-  const int64_t numbers = rows.numbers();
-  for (int64_t first = 0; first < numbers; first += kChunk) {
-    const int64_t count = smaller(kChunk, numbers - first);
-    float* out = buffer + first * kGatherKeys + slot * kChunk;
-    read_numbers(rows, token, head, first, count, out);
-    for (int64_t d = count; d % kLanes != 0; ++d) out[d] = 0;
+// The rows of up to kGatherKeys keys, in one or two parts that continue each other. A part is a whole number of panels:
+// copies are filled up with 0.
+class Listed {
+ public:
+  // Floats of take()'s buffer; none where rows are read in place.
+  static int64_t floats(const Rows& rows) { return in_place(rows) ? 0 : columns_of(rows.numbers()) * kGatherKeys; }
+
+  explicit Listed(const Rows& rows) : rows_(rows) {
+    parts_ = in_place(rows) && rows.rope_size > 0 ? 2 : 1;
+    numbers_[0] = in_place(rows) ? rows.size : columns_of(rows.numbers());
+    numbers_[1] = rows.rope_size;
   }
-}
 
-// Up to kGatherKeys tokens of one head.
-static void gather(const Rows& rows, const int64_t* tokens, int64_t count, int64_t head, float* buffer) {
-  for (int64_t j = 0; j < count; ++j) gather_row(rows, tokens[j], head, j, buffer);
-}
+  void take(const int64_t* tokens, int64_t count, int64_t head, float* buffer) {
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t row = tokens[j] * rows_.heads + head;
+      if (in_place(rows_)) {
+        at_[0][j] = static_cast<const float*>(rows_.plain) + row * rows_.size;
+        at_[1][j] = static_cast<const float*>(rows_.rope) + row * rows_.rope_size;
+      } else {
+        float* copy = buffer + j * numbers_[0];
+        read_numbers(rows_, tokens[j], head, 0, rows_.numbers(), copy);
+        for (int64_t d = rows_.numbers(); d < numbers_[0]; ++d) copy[d] = 0;
+        at_[0][j] = copy;
+      }
+    }
+    // A last tile that is not full repeats the last row.
+    for (int64_t j = count; j < kGatherKeys; ++j) {
+      at_[0][j] = at_[0][count - 1];
+      at_[1][j] = at_[1][count - 1];
+    }
+  }
+
+  int parts() const { return parts_; }
+  int64_t numbers(int part) const { return numbers_[part]; }
+  const float* const* rows(int part) const { return at_[part]; }
+
+ private:
+  static bool in_place(const Rows& rows) {
+    return rows.type == Type::float32 && rows.size % kPanel == 0 && rows.rope_size % kPanel == 0;
+  }
+
+  const Rows& rows_;
+  int parts_;
+  int64_t numbers_[2];
+  const float* at_[2][kGatherKeys];
+};
 
 // Fetches the rows of the next block while the products of this one are computed: their addresses are known, but lie
-// anywhere, so that nothing else would. First and second are the same where there is one tensor only.
+// anywhere, so that nothing else would. A few lines at each step of a product: there are not many misses a processor can
+// wait for at a time, and whatever else it reads waits behind them. First and second are the same where there is one
+// tensor only.
 class Ahead {
  public:
-  Ahead(const Rows& first, const Rows& second, const int64_t* tokens, int64_t count, int64_t head)
-      : first_(first), second_(second), tokens_(tokens), count_(count), head_(head) {}
+  // Of `count` tokens, in `steps` steps or a few more.
+  Ahead(const Rows& first, const Rows& second, const int64_t* tokens, int64_t count, int64_t head, int64_t steps)
+      : tokens_(tokens), end_(tokens + count), head_(head) {
+    int64_t lines = 0;
+    const Rows* tensors[] = {&first, &second};
+    for (int t = 0; t < (&first == &second ? 1 : 2); ++t) {
+      const Rows& rows = *tensors[t];
+      const int64_t width = rows.type == Type::float32 ? 4 : 2;
+      const Stretch stretches[] = {{rows.plain, rows.size * width, rows.heads},
+                                   {rows.rope, rows.rope_size * width, rows.heads}};
+      for (const Stretch& stretch : stretches) {
+        if (stretch.bytes == 0) continue;
+        stretches_[count_++] = stretch;
+        lines += blocks_of(stretch.bytes, kLine);
+      }
+    }
+    lines_ = blocks_of(lines * count, larger(steps, 1));
+    if (count > 0) open();
+  }
 
-  // The rows of tokens [begin, end) of the next block.
-  void fetch(int64_t begin, int64_t end) const {
-    for (int64_t j = begin; j < smaller(end, count_); ++j) {
-      fetch_row(first_, tokens_[j]);
-      if (&first_ != &second_) fetch_row(second_, tokens_[j]);
+  [[gnu::always_inline]] void step() {
+    for (int64_t n = lines_; n > 0 && at_ < stop_; --n) {
+      __builtin_prefetch(at_, 0, 2);
+      at_ += kLine;
+      if (at_ >= stop_) next();
     }
   }
 
  private:
-  void fetch_row(const Rows& rows, int64_t token) const {
-    const int64_t width = rows.type == Type::float32 ? 4 : 2, row = token * rows.heads + head_;
-    fetch_bytes(rows.plain, row * rows.size * width, rows.size * width);
-    fetch_bytes(rows.rope, row * rows.rope_size * width, rows.rope_size * width);
+  static constexpr int64_t kLine = 64;
+  struct Stretch {
+    const void* data;
+    int64_t bytes;
+    int64_t heads;
+  };
+  void next() {
+    if (++stretch_ == count_) {
+      stretch_ = 0;
+      if (++tokens_ == end_) return;
+    }
+    open();
   }
-  static void fetch_bytes(const void* data, int64_t first, int64_t count) {
-    const char* at = static_cast<const char*>(data) + first;
-    for (int64_t byte = 0; byte < count; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+  void open() {
+    const Stretch& s = stretches_[stretch_];
+    at_ = static_cast<const char*>(s.data) + (*tokens_ * s.heads + head_) * s.bytes;
+    stop_ = at_ + s.bytes;
   }
 
-  const Rows& first_;
-  const Rows& second_;
-  const int64_t* tokens_;
-  int64_t count_, head_;
+  const int64_t *tokens_, *end_;
+  int64_t head_, lines_ = 0;
+  Stretch stretches_[4];
+  int count_ = 0, stretch_ = 0;
+  const char *at_ = nullptr, *stop_ = nullptr;
 };
 
 }  // namespace fa::FA_ISA

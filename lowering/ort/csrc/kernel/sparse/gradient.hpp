@@ -25,13 +25,14 @@ class RowGradient {
       : g_(g), a_(g.attention), group_(a_.group()), padded_(Form::padded(group_)), shared_(shares_key(a_)),
         columns_(columns_of(a_.query.numbers())),
         floats_(runtime, query_floats(a_.query) + query_floats(g.d_out) + key_floats() + value_floats() +
-                             padded_ * columns_ + 4 * padded_ + 2 * larger(a_.query.numbers(), a_.value.size)) {
+                             padded_ * columns_ + 4 * padded_ + 2 * larger(a_.query.numbers(), a_.value.size)),
+        keys_(a_.key), values_(a_.value) {
     if (!floats_) return;
     query_ = floats_.data();
     d_out_ = query_ + query_floats(a_.query);
-    keys_ = d_out_ + query_floats(g.d_out);
-    values_ = shared_ ? keys_ : keys_ + key_floats();
-    d_query_ = keys_ + key_floats() + value_floats();
+    key_copies_ = d_out_ + query_floats(g.d_out);
+    value_copies_ = key_copies_ + key_floats();
+    d_query_ = value_copies_ + value_floats();
     top_ = d_query_ + padded_ * columns_;
     share_ = top_ + padded_;
     dot_ = share_ + padded_;
@@ -64,8 +65,8 @@ class RowGradient {
 
  private:
   int64_t query_floats(const Rows& rows) const { return Form::query_floats(group_, rows.numbers()); }
-  int64_t key_floats() const { return gathered_floats(larger(a_.key.numbers(), a_.value.size)); }
-  int64_t value_floats() const { return shared_ ? 0 : gathered_floats(a_.value.size); }
+  int64_t key_floats() const { return Listed::floats(a_.key); }
+  int64_t value_floats() const { return shared_ ? 0 : Listed::floats(a_.value); }
 
   void prepare(const sparse::Sequence& sequence, int64_t row, int64_t token, int64_t head) {
     Form::pack_query(a_.query, token, head * group_, group_, query_, row_);
@@ -88,13 +89,15 @@ class RowGradient {
   // The next keys of `left` ones.
   void block(const int64_t* tokens, int64_t left, int64_t head, float* p) {
     const int64_t count = smaller(kGatherKeys, left);
-    const Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head);
-    const Ahead nothing(a_.key, a_.key, nullptr, 0, 0);
+    const int64_t numbers = a_.key.numbers();
+    const int64_t steps = Form::score_steps(group_, numbers, count) + Form::score_steps(group_, a_.value.size, count) +
+                          Form::weigh_steps(group_, numbers, count);
+    Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head, steps);
     float* ds = p + padded_ * kGatherKeys;
-    gather(a_.key, tokens, count, head, keys_);
-    if (!shared_) gather(a_.value, tokens, count, head, values_);
-    Form::scores(query_, group_, keys_, a_.key.numbers(), count, p, ahead);
-    Form::scores(d_out_, group_, values_, a_.value.size, count, ds, nothing);
+    keys_.take(tokens, count, head, key_copies_);
+    if (!shared_) values_.take(tokens, count, head, value_copies_);
+    Form::scores(query_, group_, keys_, numbers, count, p, ahead);
+    Form::scores(d_out_, group_, shared_ ? keys_ : values_, a_.value.size, count, ds, ahead);
     const Vec scale = splat(a_.scale);
     Form::each(p, group_, count, [&](Vec s, int64_t h, int64_t) {
       return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
@@ -102,7 +105,7 @@ class RowGradient {
     Form::each(ds, group_, count, [&](Vec dp, int64_t h, int64_t place) {
       return load(p + place) * (dp - Form::of_heads(dot_, h)) * scale;
     });
-    Form::weigh(ds, group_, keys_, a_.key.numbers(), count, d_query_, ones_);
+    Form::weigh(ds, group_, keys_, numbers, count, d_query_, ones_, ahead);
   }
 
   const sparse::Gradient& g_;
@@ -111,8 +114,9 @@ class RowGradient {
   bool shared_;
   int64_t columns_;
   Scratch<float> floats_;
-  float *query_ = nullptr, *d_out_ = nullptr, *keys_ = nullptr, *values_ = nullptr, *d_query_ = nullptr, *top_ = nullptr,
-        *share_ = nullptr, *dot_ = nullptr, *ones_ = nullptr, *row_ = nullptr;
+  Listed keys_, values_;
+  float *query_ = nullptr, *d_out_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *d_query_ = nullptr,
+        *top_ = nullptr, *share_ = nullptr, *dot_ = nullptr, *ones_ = nullptr, *row_ = nullptr;
 };
 
 template <class Form>
@@ -144,7 +148,7 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
   const auto add = [&](const Left* left, int64_t count) {
     Failure failure;
     auto part = [&](int64_t first, int64_t last) {
-      Scratch<float> scratch(runtime, (Form::padded(group) + kTileRows) * kPanel);
+      Scratch<float> scratch(runtime, Form::padded(group) * kPanel);
       if (!scratch) return failure.set();
       for (int64_t p = first; p < last; ++p) {
         const bool of_key = p < d_key.panels();

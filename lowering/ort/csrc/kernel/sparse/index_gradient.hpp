@@ -26,12 +26,13 @@ class RowTarget {
  public:
   RowTarget(const sparse::Attention& a, const Runtime& runtime)
       : a_(a), heads_(a.query.heads), padded_(Form::padded(heads_)),
-        floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + gathered_floats(a.key.numbers()) +
-                             padded_ * kGatherKeys + 2 * padded_ + a.query.numbers()) {
+        floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + Listed::floats(a.key) + padded_ * kGatherKeys +
+                             2 * padded_ + a.query.numbers()),
+        keys_(a.key) {
     if (!floats_) return;
     query_ = floats_.data();
-    keys_ = query_ + Form::query_floats(heads_, a.query.numbers());
-    scores_ = keys_ + gathered_floats(a.key.numbers());
+    copies_ = query_ + Form::query_floats(heads_, a.query.numbers());
+    scores_ = copies_ + Listed::floats(a.key);
     top_ = scores_ + padded_ * kGatherKeys;
     share_ = top_ + padded_;
     row_ = share_ + padded_;
@@ -50,9 +51,10 @@ class RowTarget {
     const Vec scale = splat(a_.scale);
     for (int64_t first = 0; first < left.count; first += kGatherKeys, out += step) {
       const int64_t count = smaller(kGatherKeys, left.count - first);
-      gather(a_.key, left.tokens + first, count, 0, keys_);
+      keys_.take(left.tokens + first, count, 0, copies_);
       const int64_t next = smaller(kGatherKeys, left.count - first - count);
-      const Ahead ahead(a_.key, a_.key, left.tokens + first + count, next, 0);
+      Ahead ahead(a_.key, a_.key, left.tokens + first + count, next, 0,
+                  Form::score_steps(heads_, a_.key.numbers(), count));
       Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_, ahead);
       Form::over_heads(scores_, heads_, count, out, [&](Vec s, int64_t h) {
         return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
@@ -64,7 +66,8 @@ class RowTarget {
   const sparse::Attention& a_;
   int64_t heads_, padded_;
   Scratch<float> floats_;
-  float *query_ = nullptr, *keys_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *row_ = nullptr;
+  Listed keys_;
+  float *query_ = nullptr, *copies_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *row_ = nullptr;
 };
 
 template <class Form>
@@ -73,12 +76,13 @@ class RowIndexGradient {
   RowIndexGradient(const sparse::IndexGradient& g, const Runtime& runtime)
       : g_(g), heads_(g.index.query.heads), padded_(Form::padded(heads_)), depth_(g.index.query.size),
         columns_(columns_of(depth_)), step_(index_left_floats<Form>(heads_)),
-        floats_(runtime, Form::query_floats(heads_, depth_) + gathered_floats(depth_) + padded_ * columns_ +
-                             3 * padded_ + depth_ + blocks_of(g.lists.count, kGatherKeys) * kGatherKeys) {
+        floats_(runtime, Form::query_floats(heads_, depth_) + Listed::floats(g.index.key) + padded_ * columns_ +
+                             3 * padded_ + depth_ + blocks_of(g.lists.count, kGatherKeys) * kGatherKeys),
+        keys_(g.index.key) {
     if (!floats_) return;
     query_ = floats_.data();
-    keys_ = query_ + Form::query_floats(heads_, depth_);
-    d_query_ = keys_ + gathered_floats(depth_);
+    copies_ = query_ + Form::query_floats(heads_, depth_);
+    d_query_ = copies_ + Listed::floats(g.index.key);
     weights_ = d_query_ + padded_ * columns_;
     d_weights_ = weights_ + padded_;
     ones_ = d_weights_ + padded_;
@@ -102,7 +106,8 @@ class RowIndexGradient {
     float loss = 0;
     if (g_.attention != nullptr) {
       for (int64_t first = 0; first < left.count; first += kGatherKeys) {
-        products(left, first);
+        Ahead ahead = ahead_of(left, first, Form::score_steps(heads_, depth_, count(left, first)));
+        products(left, first, ahead);
         Form::over_heads(block(left, first), heads_, count(left, first), scores_ + first,
                          [&](Vec r, int64_t h) { return r * Form::of_heads(weights_, h); });
       }
@@ -111,19 +116,23 @@ class RowIndexGradient {
     for (int64_t first = 0; first < left.count; first += kGatherKeys) {
       float* r = block(left, first);
       float* back = r + padded_ * kGatherKeys;
-      if (g_.attention == nullptr) {
-        products(left, first);
+      const int64_t weigh_steps = Form::weigh_steps(heads_, depth_, count(left, first));
+      const bool again = g_.attention != nullptr;
+      const int64_t score_steps = again ? 0 : Form::score_steps(heads_, depth_, count(left, first));
+      Ahead ahead = ahead_of(left, first, score_steps + weigh_steps);
+      if (again) {
+        keys_.take(left.tokens + first, count(left, first), 0, copies_);
+      } else {
+        products(left, first, ahead);
         const int64_t at = left.token * g_.lists.count + first;
         const float* from = as_floats(g_.scores, at, count(left, first), index.query.type, back);
         if (from != back) __builtin_memcpy(back, from, static_cast<size_t>(count(left, first)) * sizeof(float));
-      } else {
-        gather(index.key, left.tokens + first, count(left, first), 0, keys_);
       }
       Form::dot_keys(r, back, heads_, count(left, first), d_weights_);
       Form::each(r, heads_, count(left, first), [&](Vec x, int64_t h, int64_t place) {
         return clear_where(~(x > Vec{}), Form::of_keys(back, place) * Form::of_heads(weights_, h));
       });
-      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_);
+      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, ahead);
     }
     for (int64_t h = 0; h < heads_; ++h) {
       write_numbers(g_.query, nullptr, index.query, left.token * heads_ + h, d_query_ + h * columns_);
@@ -136,12 +145,16 @@ class RowIndexGradient {
   float* block(const Left& left, int64_t first) const { return left.weights + first / kGatherKeys * step_; }
   static int64_t count(const Left& left, int64_t first) { return smaller(kGatherKeys, left.count - first); }
 
-  // relu of the products with the keys of a block, which stay gathered.
-  void products(const Left& left, int64_t first) {
-    gather(g_.index.key, left.tokens + first, count(left, first), 0, keys_);
+  Ahead ahead_of(const Left& left, int64_t first, int64_t steps) const {
+    const Rows& keys = g_.index.key;
     const int64_t end = first + count(left, first);
-    const Ahead ahead(g_.index.key, g_.index.key, left.tokens + end, smaller(kGatherKeys, left.count - end), 0);
-    Form::scores(query_, heads_, keys_, depth_, end - first, block(left, first), ahead);
+    return Ahead(keys, keys, left.tokens + end, smaller(kGatherKeys, left.count - end), 0, steps);
+  }
+
+  // relu of the products with the keys of a block, which stay gathered.
+  void products(const Left& left, int64_t first, Ahead& ahead) {
+    keys_.take(left.tokens + first, count(left, first), 0, copies_);
+    Form::scores(query_, heads_, keys_, depth_, count(left, first), block(left, first), ahead);
     Form::each(block(left, first), heads_, count(left, first), [](Vec x, int64_t, int64_t) { return greater(Vec{}, x); });
   }
 
@@ -168,7 +181,8 @@ class RowIndexGradient {
   const sparse::IndexGradient& g_;
   int64_t heads_, padded_, depth_, columns_, step_;
   Scratch<float> floats_;
-  float *query_ = nullptr, *keys_ = nullptr, *d_query_ = nullptr, *weights_ = nullptr, *d_weights_ = nullptr,
+  Listed keys_;
+  float *query_ = nullptr, *copies_ = nullptr, *d_query_ = nullptr, *weights_ = nullptr, *d_weights_ = nullptr,
         *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
 };
 
@@ -230,7 +244,7 @@ static Outcome index_gradient_of(const sparse::IndexGradient& g, const Runtime& 
   const auto add = [&](const Left* left, int64_t count) {
     Failure failure;
     auto part = [&](int64_t first, int64_t last) {
-      Scratch<float> scratch(runtime, (Form::padded(heads) + kTileRows) * kPanel);
+      Scratch<float> scratch(runtime, Form::padded(heads) * kPanel);
       if (!scratch) return failure.set();
       for (int64_t p = first; p < last; ++p) {
         d_key.add<Form>(left, count, g.index.query, heads, 0, step, p, scratch.data());

@@ -39,12 +39,10 @@ class KeySums {
 
   // Adds all that was left, in its order, to one panel. `rows` are the numbers that weights multiply, with `group` heads
   // for each key head; the weights of a block begin `offset` floats behind those that were left, blocks are `step` floats
-  // apart. `scratch` has room for group (padded) + kTileRows rows of a panel.
+  // apart. `packed` has room for group (padded) rows of a panel.
   template <class Form>
   void add(const Left* left, int64_t count, const Rows& rows, int64_t group, int64_t offset, int64_t step,
-           int64_t panel, float* scratch) {
-    float* packed = scratch;
-    float* tile = scratch + Form::padded(group) * kPanel;
+           int64_t panel, float* packed) {
     const int64_t column = panel * kPanel;
     const int64_t columns = smaller(kPanel, numbers_ - column);
     for (int64_t i = 0; i < Form::padded(group) * kPanel; ++i) packed[i] = 0;
@@ -62,12 +60,7 @@ class KeySums {
           __builtin_prefetch(sums + row->tokens[n] * kPanel, 1);
           __builtin_prefetch(sums + row->tokens[n] * kPanel + kLanes, 1);
         }
-        Form::spread(block, group, packed, j % kGatherKeys, keys, tile);
-        for (int64_t n = 0; n < keys; ++n) {
-          float* to = sums + row->tokens[j + n] * kPanel;
-          store(to, load(to) + load(tile + n * kPanel));
-          store(to + kLanes, load(to + kLanes) + load(tile + n * kPanel + kLanes));
-        }
+        Form::spread(block, group, packed, j % kGatherKeys, keys, row->tokens + j, sums);
       }
     }
   }
