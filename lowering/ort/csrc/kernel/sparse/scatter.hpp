@@ -19,6 +19,8 @@ struct Left {
   float* weights;
 };
 
+inline constexpr int64_t kSumsAhead = 8 * kTileRows;  // keys
+
 // Sums for the rows of one tensor: panels of columns, each [key heads][key tokens][kPanel].
 class KeySums {
  public:
@@ -55,10 +57,10 @@ class KeySums {
         // Tiles do not cross the blocks, whose size is a multiple of theirs.
         const float* block = row->weights + offset + j / kGatherKeys * step;
         const int64_t keys = smaller(kTileRows, row->count - j);
-        // The sums of the next tile lie anywhere: fetched while this one is computed.
-        for (int64_t n = j + kTileRows; n < smaller(j + 2 * kTileRows, row->count); ++n) {
-          __builtin_prefetch(sums + row->tokens[n] * kPanel, 1);
-          __builtin_prefetch(sums + row->tokens[n] * kPanel + kLanes, 1);
+        // The sums lie anywhere: they are fetched some tiles ahead, time enough for memory to answer.
+        for (int64_t n = j + kSumsAhead; n < smaller(j + kSumsAhead + kTileRows, row->count); ++n) {
+          __builtin_prefetch(sums + row->tokens[n] * kPanel, 1, 2);
+          __builtin_prefetch(sums + row->tokens[n] * kPanel + kLanes, 1, 2);
         }
         Form::spread(block, group, packed, j % kGatherKeys, keys, row->tokens + j, sums);
       }
