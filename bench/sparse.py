@@ -1,17 +1,20 @@
 """Speed of the sparse family beside torch's dense masked and gathered formulations and beside the machine's limit.
 
     python bench/sparse.py --keys 16384 --heads 16 --rows 64 --selected 2048
-    python bench/sparse.py --keys 16384,65536,131072 --only attention
+    python bench/sparse.py --keys 16384,65536,131072 --only attention --threads 2
 
-One thread; processor time, so that other work on the machine does not count; every method of a case is run in turn, and
-the least of its times is shown, per query row. The limit is that of fused multiply-adds (float32) for the selected
-pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5 products instead of 2 for its gradient, 2 D for the
-indexer's scores. Each result is compared with torch's before it is timed; without torch our own are timed alone.
+Processor time on one thread, so that other work on the machine does not count; the clock on more. Every method of a
+case is run in turn, and the least of its times is shown, per query row. The limit is that of fused multiply-adds
+(float32) for the selected pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5 products instead of 2 for
+its gradient, 2 D for the indexer's scores and 6 D for its gradient. Memory is what a method's first run took at most
+beside its inputs, its results included. Each result is compared with torch's before it is timed; without torch our own
+are timed alone. A gradient's sums are as long as the keys: with few rows it looks slower than it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,8 +37,8 @@ Run = Callable[[], Any]
 Case = tuple[str, float, dict[str, Run]]
 
 
-def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str) -> Run:
-    """An operator in a session with one thread, its inputs already there (the same array is the same memory); gives the
+def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str, threads: int = 1) -> Run:
+    """An operator in a session of its own, its inputs already there (the same array is the same memory); gives the
     first of the outputs."""
     spec = get(op_type)
     placed = place_inputs(spec, dict(inputs))
@@ -52,7 +55,7 @@ def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], 
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, VERSION)]
     model = helper.make_model(helper.make_graph([node], op_type, declared, results), opset_imports=opsets, ir_version=8)
     options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = threads
     fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     tensors = {id(array): ort.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()}
@@ -65,7 +68,9 @@ def lists(rng: np.random.Generator, rows: int, keys: int, selected: int) -> np.n
     return np.stack([rng.permutation(keys)[:selected] for _ in range(rows)]).astype(np.int32)[:, None]
 
 
-def attention(rng: np.random.Generator, keys: int, heads: int, rows: int, selected: int) -> Iterator[Case]:
+def attention(
+    rng: np.random.Generator, keys: int, heads: int, rows: int, selected: int, threads: int
+) -> Iterator[Case]:
     """Attention to the selected latents, and its gradient."""
     query, latent, rope, key_rope = (
         rng.standard_normal(shape).astype(np.float32)
@@ -85,20 +90,20 @@ def attention(rng: np.random.Generator, keys: int, heads: int, rows: int, select
     shared = {"scale_value": scale, "sparse_block_size": 1, "sparse_mode": 0}
     forward = shared | {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
 
-    ours = prepared("SparseFlashAttention", inputs, forward, "attention_out")
+    ours = prepared("SparseFlashAttention", inputs, forward, "attention_out", threads=threads)
     pairs = rows * heads * selected
     yield "attention", pairs * 2 * (2 * LATENT + ROPE), {"ours": ours} | _torch_attention(inputs, scale)
     result = ops.run("SparseFlashAttention", inputs, forward)
     given = inputs | {"d_out": rng.standard_normal(query.shape).astype(np.float32), "out": result["attention_out"]}
     given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
 
-    gradient = prepared("SparseFlashAttentionGrad", given, shared | {"layout": "TND"}, *GRADIENTS)
+    gradient = prepared("SparseFlashAttentionGrad", given, shared | {"layout": "TND"}, *GRADIENTS, threads=threads)
     operations = pairs * 2 * (3 * (LATENT + ROPE) + 2 * LATENT)
     yield "gradient", operations, {"ours": gradient} | _torch_gradient(given, scale)
 
 
-def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int) -> Iterator[Case]:
-    """Scores of all keys and the best of them."""
+def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int, threads: int) -> Iterator[Case]:
+    """Scores of all keys and the best of them; the gradient of the scores of listed keys."""
     inputs = {
         "query": rng.standard_normal((1, rows, INDEX_HEADS, INDEX_WIDTH)).astype(np.float32),
         "key": rng.standard_normal((1, keys, 1, INDEX_WIDTH)).astype(np.float32),
@@ -106,7 +111,7 @@ def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int) -> It
     }
 
     attrs = {"sparse_count": selected, "sparse_mode": 0, "return_values": True}
-    values = prepared("LightningIndexer", inputs, attrs, "sparse_values")
+    values = prepared("LightningIndexer", inputs, attrs, "sparse_values", threads=threads)
 
     def ours() -> Any:
         return values()[0, :, 0]
@@ -121,6 +126,14 @@ def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int) -> It
 
         peers["torch"] = dense
     yield "indexer", rows * keys * INDEX_HEADS * 2.0 * INDEX_WIDTH, {"ours": ours} | peers
+    given = inputs | {
+        "dy": rng.standard_normal((1, rows, selected)).astype(np.float32),
+        "sparse_indices": lists(rng, rows, keys, selected)[None],
+    }
+    attrs = {"headNum": INDEX_HEADS, "layout": "BSND", "sparseMode": 0}
+    gradient = prepared("LightningIndexerGrad", given, attrs, "dq", "dk", "dweights", threads=threads)
+    operations = rows * selected * INDEX_HEADS * 6.0 * INDEX_WIDTH
+    yield "index grad", operations, {"ours": gradient} | _torch_index_gradient(given)
 
 
 def _torch() -> Any:
@@ -128,7 +141,6 @@ def _torch() -> Any:
         import torch
     except ImportError:
         return None
-    torch.set_num_threads(1)
     return torch
 
 
@@ -172,27 +184,69 @@ def _torch_gradient(given: dict[str, Any], scale: float) -> dict[str, Run]:
     return {"torch, gathered (both ways)": gathered}
 
 
-def multiply_adds(machine: Machine) -> float:
-    """Operations in a second of processor time; the machine's own rate is by the clock, which other work uses, too."""
+def _torch_index_gradient(given: dict[str, Any]) -> dict[str, Run]:
+    torch = _torch()
+    if torch is None:
+        return {}
+    query, key, weights = (torch.from_numpy(given[name][0]).requires_grad_() for name in ("query", "key", "weights"))
+    index = torch.from_numpy(given["sparse_indices"][0, :, 0].astype(np.int64))
+    back = torch.from_numpy(given["dy"][0])
+
+    def gathered() -> Any:
+        query.grad = key.grad = weights.grad = None
+        products = (query @ key[:, 0][index].transpose(1, 2)).relu()
+        (products * weights[..., None]).sum(1).backward(back)
+        return query.grad.numpy()[None]
+
+    return {"torch, gathered (both ways)": gathered}
+
+
+def multiply_adds(machine: Machine, threads: int) -> float:
+    """Operations in a second of what `measure` counts; the machine's own rate is by the clock, which other work uses,
+    too."""
     clock, processor = time.perf_counter(), time.process_time()
-    rate = machine.rate("fma_flops", 1)
+    rate = machine.rate("fma_flops", threads)
+    if threads > 1:
+        return rate
     return rate * (time.perf_counter() - clock) / (time.process_time() - processor)
 
 
-def measure(methods: dict[str, Run], rounds: int) -> dict[str, float]:
-    """The least processor time of each method, in seconds, after its result was found equal to the others'."""
-    results = {name: np.asarray(method()) for name, method in methods.items()}
+def resident(field: str) -> float:
+    """Megabytes of this process as Linux counts them."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def measure(methods: dict[str, Run], rounds: int, threads: int) -> dict[str, tuple[float, float]]:
+    """The least time of each method, in seconds, after its result was found equal to the others', and its memory."""
+    results, memory = {}, {}
+    for name, method in methods.items():
+        ctypes.CDLL(None).malloc_trim(0)  # or memory of an earlier method would not count
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest size so far
+        before = resident("VmRSS")
+        results[name] = np.asarray(method())
+        memory[name] = resident("VmHWM") - before
     first = results["ours"]
     for name, result in results.items():
         if not np.allclose(result, first, rtol=1e-3, atol=1e-3 * np.abs(first).max()):
             raise SystemExit(f"{name} gives something else than ours")
     best = dict.fromkeys(methods, float("inf"))
+    clock = time.process_time if threads == 1 else time.perf_counter
     for _ in range(rounds):
         for name, method in methods.items():
-            start = time.process_time()
+            start = clock()
             method()
-            best[name] = min(best[name], time.process_time() - start)
-    return best
+            best[name] = min(best[name], clock() - start)
+    return {name: (best[name], memory[name]) for name in methods}
+
+
+def cases(keys: int, options: argparse.Namespace) -> Iterator[Case]:
+    """The cases of a sequence length that the command line asks for, one after the other."""
+    rng = np.random.default_rng(0)
+    if options.only != "indexer":
+        yield from attention(rng, keys, options.heads, options.rows, options.selected, options.threads)
+    if options.only != "attention":
+        yield from indexer(rng, keys, options.rows, options.selected, options.threads)
 
 
 def main() -> None:
@@ -203,22 +257,27 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="query tokens of a run")
     parser.add_argument("--selected", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=["attention", "indexer"])
     options = parser.parse_args()
+    threads = options.threads
+    if (torch := _torch()) is not None:
+        torch.set_num_threads(threads)
+    print(f"{'keys':>7}  {'':10}  {'method':27}  ms a row  of the limit  times ours  MB")
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine.compile(Path(folder))
-        limit = max(multiply_adds(machine) for _ in range(10))
+        limit = max(multiply_adds(machine, threads) for _ in range(10))
         for keys in map(int, options.keys.split(",")):
-            rng = np.random.default_rng(0)
-            cases: list[Case] = []
-            if options.only != "indexer":
-                cases += attention(rng, keys, options.heads, options.rows, options.selected)
-            if options.only != "attention":
-                cases += indexer(rng, keys, options.rows, options.selected)
-            for name, operations, methods in cases:
-                for method, seconds in measure(methods, options.rounds).items():
-                    share = f"{operations / seconds / limit:6.1%} of the limit" if method == "ours" else ""
-                    print(f"{keys:7} keys  {name:10} {method:28} {1e3 * seconds / options.rows:9.3f} ms a row  {share}")
+            for name, operations, methods in cases(keys, options):
+                measured = measure(methods, options.rounds, threads)
+                ours = measured["ours"][0]
+                for method, (seconds, memory) in measured.items():
+                    share, ratio = operations / seconds / limit, seconds / ours
+                    print(
+                        f"{keys:7}  {name:10}  {method:27}  {1e3 * seconds / options.rows:8.3f}  {share:12.1%}"
+                        f"  {ratio:10.2f}  {memory:4.0f}",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":
