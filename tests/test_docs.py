@@ -1,37 +1,68 @@
-"""docs/ascend.md: its commands are commands, and it tells of every route."""
+"""The documentation: its commands are commands, and it tells of every option, assumption, exit code and route."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fa_compiler.atc.routes import ROUTES
 from fa_compiler.atc.shapes import parse_gears, parse_shapes
-from fa_compiler.cli import parser
+from fa_compiler.cli import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.soc import soc_version
-from fa_compiler.passes.options import EMPTY_BIAS, HALF_ATTENTION
+from fa_compiler.passes.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION
 
-TEXT = (Path(__file__).parent.parent / "docs" / "ascend.md").read_text()
-COMMANDS = re.findall(r"^    fa-compiler (.+)$", TEXT.replace("\\\n", " "), re.MULTILINE)
+ROOT = Path(__file__).parent.parent
+ASCEND = (ROOT / "docs" / "ascend.md").read_text()
+COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
+README = (ROOT / "README.md").read_text()
+COMMANDS = re.findall(
+    r"^    fa-compiler (.+)$", "\n".join((ASCEND, COMMAND_LINE, README)).replace("\\\n", " "), re.MULTILINE
+)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands(line: str) -> None:
-    args = parser().parse_args(shlex.split(line, comments=True))
+    words = shlex.split(line, comments=True)
+    if "..." in words:
+        return
+    args = parser().parse_args(words)
     if args.command == "atc":
         assert soc_version(args.soc_version)
         assert parse_shapes(args.input_shape)
         assert args.dynamic_dims is None or parse_gears(args.dynamic_dims)
 
 
-def test_it_tells_of_everything() -> None:
+def _options(of: argparse.ArgumentParser) -> Iterator[str]:
+    for action in of._actions:
+        yield from (option for option in action.option_strings if option not in ("-h", "--help"))
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _options(command)
+
+
+def test_every_option_is_documented() -> None:
+    for option in sorted(set(_options(parser()))):
+        assert re.search(rf"(?<![\w-]){option}(?![\w-])", COMMAND_LINE + ASCEND), option
+
+
+def test_assumptions_and_exit_codes() -> None:
+    for name, sentence in ASSUMPTIONS.items():
+        assert f"| `{name}` | {sentence} |" in COMMAND_LINE
+    assert re.findall(r"^\| (\d+) \|", COMMAND_LINE, re.MULTILINE) == [
+        str(code) for code in (OK, DIFFERENT, BAD_INPUT, INTERNAL, INTERRUPTED)
+    ]
+
+
+def test_ascend_tells_of_everything() -> None:
     assert {"atc", "registry", "air"} <= {line.split()[0] for line in COMMANDS}
     for route in ROUTES:
-        assert f"`--route {route}`" in TEXT
-        assert f"**{route}.**" in TEXT
+        assert f"`--route {route}`" in ASCEND
+        assert f"**{route}.**" in ASCEND
     for word in (*(product.name for product in PRODUCTS), EMPTY_BIAS, HALF_ATTENTION):
-        assert word in TEXT, word
+        assert word in ASCEND, word
