@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 from collections import Counter, defaultdict
@@ -23,7 +22,7 @@ from typing import Any
 
 import onnx
 from compare_run import load_inputs
-from coverage import group_of, inputs_of, kind_of
+from coverage import add_corpus, chosen, group_of, inputs_of, kind_of
 from line_server import HelperError, LineServer
 from rich.console import Console
 from rich.progress import track
@@ -154,21 +153,12 @@ def print_unmapped(console: Console, trips: list[Trip]) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--corpus", type=Path, required=True, help="folder with manifest.json")
-    parser.add_argument("--filter", default="", metavar="REGEX", help="only models whose id matches")
-    parser.add_argument("--kinds", choices=["all", "issue2"], default="all", help="which architectures")
+    add_corpus(parser)
     parser.add_argument("--fixed", action="store_true", help="with the input sizes of the run fixed")
     parser.add_argument("--timeout", type=float, default=120, help="seconds for one step of one model (120)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
-    manifest = json.loads((arguments.corpus / "manifest.json").read_text())
-    entries = [
-        entry
-        for entry in manifest["models"]
-        if re.search(arguments.filter, entry["id"]) and (arguments.kinds == "all" or kind_of(entry))
-    ]
-    if not entries:
-        parser.error("no model of the corpus matches")
+    entries = chosen(parser, arguments)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         road = Road(stack, arguments.timeout, Path(folder), arguments.fixed)
         progress = Console(stderr=True)

@@ -275,12 +275,30 @@ def examine_all(
         return list(track(results, "models", total=len(entries), console=progress, transient=True))
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def add_corpus(parser: argparse.ArgumentParser) -> None:
+    """The options that choose models of a corpus."""
     parser.add_argument("--corpus", type=Path, required=True, help="folder with manifest.json")
     parser.add_argument("--filter", default="", metavar="REGEX", help="only models whose id matches")
     parser.add_argument("--kinds", choices=["all", "issue2"], default="all", help="which architectures")
+
+
+def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The manifest's entries that the options choose; none is an error of the command line."""
+    manifest = json.loads((arguments.corpus / "manifest.json").read_text())
+    entries = [
+        entry
+        for entry in manifest["models"]
+        if re.search(arguments.filter, entry["id"]) and (arguments.kinds == "all" or kind_of(entry))
+    ]
+    if not entries:
+        parser.error("no model of the corpus matches")
+    return entries
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_corpus(parser)
     parser.add_argument("--jobs", type=int, default=2, help="models at a time (2)")
     parser.add_argument(
         "--timeout",
@@ -300,14 +318,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
 
-    manifest = json.loads((arguments.corpus / "manifest.json").read_text())
-    entries = [
-        entry
-        for entry in manifest["models"]
-        if re.search(arguments.filter, entry["id"]) and (arguments.kinds == "all" or kind_of(entry))
-    ]
-    if not entries:
-        parser.error("no model of the corpus matches")
+    entries = chosen(parser, arguments)
     with tempfile.TemporaryDirectory() as folder:
         keep = arguments.keep or Path(folder)
         keep.mkdir(parents=True, exist_ok=True)
