@@ -13,12 +13,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from fa_compiler.op_registry.constraints.core import Call, Fault, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
-from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
-from fa_compiler.op_registry.node import Dim, TensorInfo
+from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, shape_of
+from fa_compiler.op_registry.node import TensorInfo
 
 RANKS: Mapping[str, int] = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
 UNLIMITED = 2147483647
@@ -28,20 +27,6 @@ TRIANGLE = 2048
 MAX_D, MAX_N, MAX_GROUP, MAX_B, MAX_S = 512, 256, 64, 65536, 20971520
 MAX_B_UNALIGNED = 128
 MAX_B_310P, MAX_S_310P = 128, 65535
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a call as far as they are known; `n2` is what num_key_value_heads says."""
-
-    layout: str
-    b: Dim = None
-    n1: Dim = None
-    n2: Dim = None
-    s1: Dim = None
-    s2: Dim = None
-    d: Dim = None
-    dv: Dim = None
 
 
 def is_310p(call: Call) -> bool:
@@ -60,24 +45,25 @@ def query_layout(call: Call) -> str:
     return str(call.attr("input_layout")).partition("_")[0]
 
 
-def sizes_of(call: Call) -> Sizes:
-    """The sizes of a call; unknown layouts and wrong ranks give unknown sizes, nothing is checked here."""
+def sizes_of(call: Call) -> Geometry:
+    """The sizes of a call, N2 by num_key_value_heads; unknown layouts and wrong ranks give unknown sizes, nothing is
+    checked here."""
     layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     n1 = heads if heads > 0 else None
     n2 = stated if stated > 0 else n1
     rank = RANKS.get(layout, 0)
     q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
     if layout == "BSH":
-        return Sizes(layout, q[0], n1, n2, q[1], k[1], divide(q[2], n1), divide(v[2], n2))
+        return Geometry(layout, q[0], n1, n2, q[1], k[1], divide(q[2], n1), divide(v[2], n2))
     if layout == "BSND":
-        return Sizes(layout, q[0], q[2], n2, q[1], k[1], q[3], v[3])
+        return Geometry(layout, q[0], q[2], n2, q[1], k[1], q[3], v[3])
     if layout == "BNSD":
-        return Sizes(layout, q[0], q[1], n2, q[2], k[2], q[3], v[3])
+        return Geometry(layout, q[0], q[1], n2, q[2], k[2], q[3], v[3])
     if layout == "TND":
-        return Sizes(layout, None, q[1], n2, None, None, q[2], v[2])
+        return Geometry(layout, None, q[1], n2, None, None, q[2], v[2])
     if layout in ("NTD", "NSD"):
-        return Sizes(layout, None, q[0], n2, None, None, q[2], v[2])
-    return Sizes("")
+        return Geometry(layout, None, q[0], n2, None, None, q[2], v[2])
+    return Geometry("")
 
 
 def layout_and_ranks(call: Call, layouts: tuple[str, ...]) -> Iterator[Fault]:
@@ -121,7 +107,7 @@ def heads(call: Call) -> Iterator[Fault]:
         yield from _key_heads(call, sizes, stated or given)
 
 
-def _key_heads(call: Call, sizes: Sizes, wanted: int) -> Iterator[Fault]:
+def _key_heads(call: Call, sizes: Geometry, wanted: int) -> Iterator[Fault]:
     axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0, "NSD": 0}.get(sizes.layout)
     for name in ("key", "value"):
         info = tensor(call, name)
