@@ -176,6 +176,14 @@ def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
             yield Fault(name, message, "document", extension=SIZES)
 
 
+def statistics(call: Call) -> Iterator[Fault]:
+    """softmax_max and softmax_sum have the shape of the forward pass."""
+    sizes = sizes_of(call)
+    if sizes is not None:
+        for name in ("softmax_max", "softmax_sum"):
+            yield from shaped(call, name, sizes.statistics)
+
+
 def same_batch(sizes: SparseSizes, layout: str, key_layout: str) -> Iterator[Fault]:
     """query and key have one batch."""
     if layout == key_layout == "BSND" and differ(sizes.queries[0], sizes.keys[0]):
