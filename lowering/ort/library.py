@@ -71,6 +71,7 @@ def _recorded() -> Path | None:
 
 
 def _built() -> list[Path]:
-    """Libraries in the build folder of the checkout, the newest first."""
+    """Libraries that installations left in the build folder of the checkout, the newest first; not those for
+    sanitizers or another processor beside them."""
     root = Path(__file__).resolve().parents[2]
-    return sorted(root.glob(f"build/*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return sorted(root.glob(f"build/py3-*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)

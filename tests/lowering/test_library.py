@@ -51,6 +51,16 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch)
         library_path.cache_clear()
 
 
+def test_only_installed_builds_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a library for sanitizers, nor one for another processor."""
+    monkeypatch.setattr(library, "__file__", str(tmp_path / "lowering" / "ort" / "library.py"))
+    for name in ("py3-none-linux_x86_64", "sanitize", "neon"):
+        (tmp_path / "build" / name).mkdir(parents=True)
+        (tmp_path / "build" / name / "libfa_compiler_ort.so").touch()
+    assert [path.parent.name for path in library._built()] == ["py3-none-linux_x86_64"]
+
+
+
 def test_registering_twice_is_harmless() -> None:
     options = ort.SessionOptions()
     for _ in range(2):
