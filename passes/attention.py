@@ -61,17 +61,21 @@ MAX_HEAD_SIZE = 768
 
 @dataclass(frozen=True)
 class Matcher:
-    """Matches anchors of one model."""
+    """Matches anchors of one model. With `ropes` a product that is added to the scores is a part of them, no bias."""
 
     info: ShapeInfo
     sets: ValueSets
     bounds: Bounds
     options: Options
     positions: dict[Shape, Positions] = field(default_factory=dict)
+    ropes: bool = False
+    seconds: list[ir.Node] = field(default_factory=list)
+    """Where the last match found such a product."""
 
     def match(self, anchor: SoftmaxAnchor) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
         viewer = Viewer(self.info, AxisSpace())
+        self.seconds.clear()
         after = self._after(anchor, viewer)
         before = find_scores(anchor.scores, viewer)
         if anchor.overflows:
@@ -100,14 +104,17 @@ class Matcher:
         if anchor.rounds and (term := next((term for term in terms if not self._leaves_scores(term)), None)):
             reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
             raise Decline(Code.SCORE_TERM, reason, term.node)
+        self.seconds.extend(() if found.second is None else [found.second.product.product.node])
         key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
+        rope = None if found.second is None else found.second.rope(columns, viewer)
         self._check_growth(found)
         for node, dim in found.shifted:
             if viewer.space.resolve(dim) != viewer.space.resolve(columns):
                 raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
         dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
-        rows = viewer.space.resolve(qk.dims[1 - key_side][qk.free(1 - key_side)[-1]])
+        row = self._row(qk, 1 - key_side, terms, viewer)
+        rows = viewer.space.resolve(qk.dims[1 - key_side][row])
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
@@ -118,7 +125,7 @@ class Matcher:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
-        match = self._record(anchor, before, after, qk, key_side, columns, pv, plan, found.scale, sunk, viewer)
+        match = self._record(anchor, before, after, qk, key_side, row, columns, pv, plan, found.scale, sunk, viewer)
         if found.factors or factors:
             allowed = match.roles.batch, match.roles.heads, match.roles.rows
             check_axes(found.factors, allowed, viewer.space, Code.SCALE)
@@ -126,7 +133,7 @@ class Matcher:
             match = replace(match, dtype=ir.DataType.FLOAT, query_factors=found.factors, output_factors=factors)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
-        return replace(match, shapes=shapes, types=types)
+        return replace(match, shapes=shapes, types=types, rope=rope).with_wider_first()
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before
@@ -206,7 +213,7 @@ class Matcher:
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
     ) -> Simulated:
-        return Simulation(viewer, self.sets, self.bounds, seen).before(before, qk)
+        return Simulation(viewer, self.sets, self.bounds, seen, self.ropes).before(before, qk)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
@@ -222,6 +229,23 @@ class Matcher:
             if len(free) == 1 and viewer.space.resolve(qk.dims[side][free[0]]) == columns:
                 return side, columns
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
+
+    def _row(self, qk: Operands, side: int, terms: tuple[Term, ...], viewer: Viewer) -> str:
+        """Which dimension of its own counts the query's rows: of those that a mask runs along, or else of all, the last
+        one of open size, or else the last. Any choice is right; the others are heads or batches, which masks know less
+        often, and along a batch keys are repeated."""
+        free = qk.free(side)
+        known = {
+            axis
+            for term in terms
+            if isinstance(term, AddTerm | SelectTerm)
+            for dim in term.dims
+            for axis in viewer.space.resolve(dim)
+        }
+        axes = {label: viewer.space.resolve(qk.dims[side][label]) for label in free}
+        likely = [label for label in free if known.intersection(axes[label])] or free
+        open_size = [label for label in likely if viewer.space.size(axes[label]).const is None]
+        return (open_size or likely)[-1]
 
     def _simulate_after(
         self,
@@ -249,6 +273,7 @@ class Matcher:
         after: ProbabilityPath,
         qk: Operands,
         key_side: int,
+        row: str,
         columns: Axes,
         pv: Operands,
         plan: MaskPlan,
@@ -258,12 +283,11 @@ class Matcher:
     ) -> AttentionMatch:
         resolve = viewer.space.resolve
         product, node = before.product, before.product.node
-        query_free = qk.free(1 - key_side)
         value_free = pv.free(1 - after.side)
         if len(value_free) != 1:
             raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
-        rows = resolve(qk.dims[1 - key_side][query_free[-1]])
-        shared = [label for label in product.out if label not in qk.free(key_side) and label != query_free[-1]]
+        rows = resolve(qk.dims[1 - key_side][row])
+        shared = [label for label in product.out if label not in qk.free(key_side) and label != row]
         sunk_heads = () if sunk is None or sunk.sink.view is None else _own_axes(sunk.sink.view, viewer)
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
         if sunk is not None and not set(sunk_heads) <= set(heads):

@@ -75,14 +75,17 @@ class Builder:
         inputs: Sequence[ir.Value | None],
         dtype: ir.DataType | None,
         attrs: Mapping[str, AttrValue] | None = None,
+        outputs: int = 1,
     ) -> ir.Value:
-        """The single output of a standard operator; the same value for the same request."""
+        """The first output of a standard operator that has so many; the same value for the same request."""
         attributes = dict(attrs or {})
         key = (op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
-            node = ir.node(op_type, list(inputs), attributes, name=self.names.new(f"{PREFIX}_{op_type}"))
+            name = self.names.new(f"{PREFIX}_{op_type}")
+            node = ir.node(op_type, list(inputs), attributes, num_outputs=outputs, name=name)
             output = node.outputs[0]
-            output.name = self.names.new(f"{PREFIX}_{op_type}_output")
+            for each in node.outputs:
+                each.name = self.names.new(f"{PREFIX}_{op_type}_output")
             self.graph.append(node)
             if dtype is not None:
                 output.dtype = dtype

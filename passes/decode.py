@@ -143,6 +143,8 @@ class Decoding:
             raise self._other("it has several query rows")
         if match.sink is not None or match.dropout is not None or mask.packed is not None:
             raise self._other("it has a sink, dropout or packed sequences")
+        if match.rope is not None:
+            raise self._other("its scores are a sum of two products")
         if mask.mode is not None and mask.mode.sparse_mode != CORNER_CAUSAL:
             raise self._other("its mask is a band that does not end at the last key")
         if match.space.size(match.roles.depth) != match.space.size(match.roles.value_depth):

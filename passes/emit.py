@@ -19,7 +19,7 @@ from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.decode import Decoding
 from fa_compiler.passes.dropout import drop_bits
-from fa_compiler.passes.factors import multiplied
+from fa_compiler.passes.factors import multiplied, scaled
 from fa_compiler.passes.layout import LAYOUTS, PACKED, arrangement, moves
 from fa_compiler.passes.layout_plan import Landing, LayoutPlan, Place, landing_places, layout_plan
 from fa_compiler.passes.mask import MaskPlan
@@ -132,21 +132,25 @@ class Emitter:
         space, builder = match.space, self.builder
         witnesses = [
             (value, space.resolve_all(dims))
-            for view in (match.query, match.key, match.value, *(companion.views if companion is not None else ()))
+            for view in (*match.views, *(companion.views if companion is not None else ()))
             for value, dims in view.stops
         ]
         mover = Mover(builder, space, witnesses)
-        query, key, value = (
+        query, key, value, *ropes = (
             mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
         )
         query = multiplied(query, plan.query, match.query_factors, builder, mover)
         inputs: dict[str, ir.Value | None] = {"query": query, "key": key, "value": value}
+        if match.rope is not None:
+            inputs["query_rope"], inputs["key_rope"] = scaled(ropes[0], match.rope.ratio, builder), ropes[1]
         notes = [*remarks, *([match.mask.note] if match.mask.note else [])]
         substitutes = self.substitutes(match, mover)
         node, plan, step = self._decoded(match, plan, inputs, mover, notes, pages, companion is None)
         if node is None:
             inputs |= self._terms(match, MaskBuilder(match, builder, mover, self.options, notes), mover)
             if match.mask.packed is not None:
+                if match.rope is not None:
+                    raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
                 self._check_tokens(match, (query, key, value))
             node = self._node(match, plan, inputs, statistics=companion is not None)
             if prompt.is_wanted(self.options, DEFAULT_PRODUCT):

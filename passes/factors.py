@@ -99,3 +99,11 @@ def multiplied(
             other = mover.apply(builder.cast(each.view.base, dtype), own, plan)
         value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
     return value
+
+
+def scaled(value: ir.Value, factor: float, builder: Builder) -> ir.Value:
+    """A value times a number."""
+    dtype = builder.info.dtype(value)
+    if factor == 1.0 or dtype is None:
+        return value
+    return builder.op("Mul", [value, builder.constant(np.array(factor, dtype.numpy()), "ratio")], dtype)

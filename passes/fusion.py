@@ -24,7 +24,7 @@ from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.sparse import emit_listed, to_selected
+from fa_compiler.passes.sparse import emit_listed, emit_selected
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.value_sets import ValueSets
 
@@ -88,12 +88,13 @@ class _Run:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [_declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
+        ranks = any(is_op(node, "TopK") for node in graph)
         blocks: list[Block] = []
         for index, node in enumerate(order):
             self.progress("attention", index + 1, len(order))
             anchor = found.get(id(node))
             if anchor is not None:
-                blocks.extend(self._fuse_anchor(anchor, emitter))
+                blocks.extend(self._fuse_anchor(anchor, emitter, ranks))
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
             else:
@@ -101,39 +102,43 @@ class _Run:
         emitter.finish()
         return blocks
 
-    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter) -> list[Block]:
+    def _fuse_anchor(self, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> list[Block]:
         name = label(anchor.node) or ""
         try:
-            match = self.matcher.match(anchor)
-            listed = emit_listed(match, emitter, self.notes)
-            fused = listed or emitter.emit(match)
+            return [self._emitted(name, anchor, emitter, ranks)]
         except Decline as decline:
             return self._fuse_pair(anchor, emitter, decline) or [_declined(name, decline)]
-        if listed is not None:
-            return [replace(self._fused(name, match, fused), mask="gathered")]
-        return [self._selected(self._fused(name, match, fused), fused, emitter)]
 
-    def _selected(self, block: Block, fused: Fused, emitter: Emitter) -> Block:
-        """The block after its attention to selected keys became SparseFlashAttention, where it is that."""
-        if self.options.target != "ort":
-            return block
-        found = to_selected(fused.node, emitter.builder, self.matcher.sets, self.options.assume)
+    def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> Block:
+        """The block of an attention after it was fused. A second product in its scores is a part of them where the
+        operator takes it: for ONNX Runtime, and on Ascend beside lists of keys, which want a graph that ranks some.
+        Elsewhere it is a bias."""
+        if self.options.target == "ort" or ranks:
+            summed = replace(self.matcher, ropes=True)
+            try:
+                match = summed.match(anchor)
+                block = self._sparse(name, match, emitter)
+                if block is None and self.options.target == "ort":
+                    block = self._fused(name, match, emitter.emit(match))
+                if block is not None:
+                    return block
+            except Decline:
+                if not summed.seconds:
+                    raise
+        match = self.matcher.match(anchor)
+        return self._sparse(name, match, emitter) or self._fused(name, match, emitter.emit(match))
+
+    def _sparse(self, name: str, match: AttentionMatch, emitter: Emitter) -> Block | None:
+        """The block of an attention to listed keys; None where it is none."""
+        sets = self.matcher.sets
+        found = emit_listed(match, emitter, sets, self.notes) or emit_selected(match, emitter, sets)
         if found is None:
+            return None
+        block = self._fused(name, match, found.fused)
+        if found.indexer is None:
             return block
-        emitter.made.extend(found.nodes)
-        assumed = block.assumed
-        if found.indexer is not None:
-            self.notes.append(f"{found.indexer.name}: LightningIndexer ranks the keys that {found.node.name} attends")
-            assumed = (*assumed, CLOSE_RANKS)
-        return replace(
-            block,
-            op=found.node.op_type,
-            node=found.node.name,
-            layout="BSND",
-            mask="selected",
-            assumed=assumed,
-            extensions=extensions_used(node_view(found.node, self.info)),
-        )
+        self.notes.append(f"{found.indexer.name}: LightningIndexer ranks the keys that {found.fused.node.name} attends")
+        return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
     def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, alone: Decline) -> list[Block]:
         """The blocks of an attention and its gradient; none when the gradient is not there.

@@ -98,11 +98,16 @@ def landing_places(match: AttentionMatch, builder: Builder) -> list[Place]:
 def layout_plan(match: AttentionMatch, name: str, landings: list[Place]) -> LayoutPlan | None:
     """A layout with its cheapest sources and landing; None where an operand or the result cannot be arranged so."""
     roles, space = match.roles, match.space
-    targets = (
+    targets: tuple[tuple[View, Arrangement], ...] = (
         (match.query, arrangement(name, roles.batch, roles.heads, roles.rows, roles.depth)),
         (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.depth)),
         (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
     )
+    if (rope := match.rope) is not None:
+        targets += (
+            (rope.query, arrangement(name, roles.batch, roles.heads, roles.rows, rope.depth)),
+            (rope.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, rope.depth)),
+        )
     operands = []
     for view, target in targets:
         source = cheapest_source(view, target, space)

@@ -33,6 +33,17 @@ class Roles:
 
 
 @dataclass(frozen=True)
+class Rope:
+    """A second product that is added to the scores: of `query` and `key` over the axes `depth`, whose scale is `ratio`
+    times that of the first. What exporters make of attention whose query and key have a part with rotary positions."""
+
+    query: View
+    key: View
+    depth: Axes
+    ratio: float
+
+
+@dataclass(frozen=True)
 class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
@@ -59,6 +70,29 @@ class AttentionMatch:
     output_factors: tuple[Factor, ...] = ()
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
+    rope: Rope | None = None
+
+    def with_wider_first(self) -> AttentionMatch:
+        """The same match, of its two products that with the longer sum as the first."""
+        rope, width, other = self.rope, self.space.size(self.roles.depth), None
+        if rope is not None:
+            other = self.space.size(rope.depth)
+        if rope is None or width.const is None or other is None or other.const is None or width.const >= other.const:
+            return self
+        return replace(
+            self,
+            query=rope.query,
+            key=rope.key,
+            roles=replace(self.roles, depth=rope.depth),
+            scale=self.scale * rope.ratio,
+            rope=Rope(self.query, self.key, self.roles.depth, 1 / rope.ratio),
+        )
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Query, key and value, and the parts of the second product."""
+        rope = () if self.rope is None else (self.rope.query, self.rope.key)
+        return (self.query, self.key, self.value, *rope)
 
     def refined(self) -> AttentionMatch:
         """The same match after axes may have been split further, which may tell heads from batch."""
@@ -68,9 +102,11 @@ class AttentionMatch:
             roles = replace(
                 roles, batch=batch, heads=heads, kv_heads=shared_heads(self.key, self.value, heads, self.space)
             )
+        rope = None if self.rope is None else replace(self.rope, depth=self.space.resolve(self.rope.depth))
         return replace(
             self,
             roles=roles,
+            rope=rope,
             output_dims=self.space.resolve_all(self.output_dims),
             shapes=tuple((reader, self.space.resolve_all(dims)) for reader, dims in self.shapes),
         )

@@ -30,6 +30,7 @@ from fa_compiler.passes.scores import (
     Select,
     Shift,
 )
+from fa_compiler.passes.second_product import SecondProduct, second_product
 from fa_compiler.passes.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
@@ -49,16 +50,19 @@ class Simulated:
     factors: tuple[Factor, ...]
     shifted: tuple[tuple[ir.Node, Axes], ...]
     sunk: Sunk | None
+    second: SecondProduct | None = None
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """Walks the paths that were found around a softmax. `seen` gets the arrangement of every value on the way."""
+    """Walks the paths that were found around a softmax. `seen` gets the arrangement of every value on the way. With
+    `ropes` a product that is added to the scores is a part of them, no bias."""
 
     viewer: Viewer
     sets: ValueSets
     bounds: Bounds
     seen: dict[ir.Value, Arrangement]
+    ropes: bool = False
 
     def before(self, path: ScorePath, qk: Operands) -> Simulated:
         """Walk the scores down to the softmax."""
@@ -69,6 +73,8 @@ class Simulation:
         factors: list[Factor] = []
         shifted: list[tuple[ir.Node, Axes]] = []
         found: Sunk | None = None
+        second: SecondProduct | None = None
+        alone = self.ropes and not any(isinstance(step, Multiplier) for step in path.steps)
         for step in path.steps:
             if not isinstance(step, Rearrange) and viewer.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
                 raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
@@ -96,6 +102,14 @@ class Simulation:
                     if negated:
                         scale = -scale
                         terms.extend([ScaleTerm(node, -1.0)] if terms else [])
+                    if (
+                        alone
+                        and second is None
+                        and not terms
+                        and (second := self._second(value, sign / scale, dims, node))
+                    ):
+                        self.seen[node.outputs[0]] = dims
+                        continue
                     terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node)))
                 case Select(node, condition, keep, fill):
                     terms.append(SelectTerm(node, condition, keep, fill, viewer.alignment(condition, dims, node)))
@@ -107,7 +121,11 @@ class Simulation:
             self.seen[step.node.outputs[0]] = dims
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", path.product.node)
-        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found)
+        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found, second)
+
+    def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
+        found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)
+        return found if found is not None and SMALLEST_SCALE <= abs(found.ratio) <= LARGEST_SCALE else None
 
     def after(self, start: ir.Value, path: ProbabilityPath, found: Simulated) -> tuple[Arrangement, tuple[Factor, ...]]:
         """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""

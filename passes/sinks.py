@@ -26,7 +26,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.slices import slice_bounds
+from fa_compiler.passes.slices import slice_start, split_start
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
@@ -141,31 +141,12 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
     if any(own != left for index, (own, left) in enumerate(zip(before, after, strict=True)) if index != axis):
         raise decline
     start = (
-        _split_start(node, output, axis, viewer.info)
+        split_start(node, output, axis, viewer.info)
         if node.op_type == "Split"
-        else _slice_start(node, axis, len(dims), viewer.info)
+        else slice_start(node, axis, len(dims), viewer.info)
     )
     if start is not None and start < 0 and before[axis].const is not None:
         start += before[axis].const or 0
     if start != int(found.step.first):
         raise decline
     return (*dims[:axis], found.columns, *dims[axis + 1 :])
-
-
-def _slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
-    """Where a Slice of step 1 begins along an axis; None where that is not known."""
-    bounds = slice_bounds(node, info, rank)
-    if bounds is None or any(step != 1 for _, _, step in bounds):
-        return None
-    return next((start.const for place, start, _ in bounds if place == axis), None)
-
-
-def _split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> int | None:
-    """0 for the first of two parts, the first one's size for the second."""
-    shape = info.shape(output)
-    if shape is None or len(node.outputs) != 2 or int_attr(node, "axis", 0) % len(shape) != axis:
-        return None
-    if node.outputs[0] is output:
-        return 0
-    first = info.shape(node.outputs[0])
-    return None if first is None else first[axis].const

@@ -1,10 +1,10 @@
-"""The parameters of Slice, which were attributes before opset 10 and are inputs since."""
+"""Where Slice and Split cut. Their parameters were attributes in older opsets and are inputs since."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.nodes import input_of, int_attr, is_op
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.symbolic import Dim
 
@@ -35,3 +35,46 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
             return None
         result.append((axis.const % rank, start, step.const))
     return result
+
+
+def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
+    """Where a Slice of step 1 begins along an axis; None where that is not known."""
+    bounds = slice_bounds(node, info, rank)
+    if bounds is None or any(step != 1 for _, _, step in bounds):
+        return None
+    return next((start.const for place, start, _ in bounds if place == axis), None)
+
+
+def split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> int | None:
+    """0 for the first of two parts, the first one's size for the second."""
+    shape = info.shape(output)
+    if shape is None or len(node.outputs) != 2 or int_attr(node, "axis", 0) % len(shape) != axis:
+        return None
+    if node.outputs[0] is output:
+        return 0
+    first = info.shape(node.outputs[0])
+    return None if first is None else first[axis].const
+
+
+def cut_from(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int, int] | None:
+    """What a value is a part of, along which one dimension, and from where on, of known size; None where it is none."""
+    node = value.producer()
+    source = None if node is None else input_of(node, 0)
+    shape, whole = info.shape(value), None if source is None else info.shape(source)
+    if node is None or source is None or shape is None or whole is None or not is_op(node, "Slice", "Split"):
+        return None
+    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
+    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
+        return None
+    (axis,) = cut
+    if is_op(node, "Slice"):
+        if any(
+            slice_start(node, each, len(shape), info) not in (None, 0) for each in range(len(shape)) if each != axis
+        ):
+            return None
+        start = slice_start(node, axis, len(shape), info)
+    else:
+        start = split_start(node, value, axis, info)
+    if start is not None and start < 0:
+        start += whole[axis].const or 0
+    return None if start is None or start < 0 else (source, axis, start)

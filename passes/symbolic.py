@@ -166,6 +166,17 @@ class Dim:
             total += factor * least
         return total
 
+    @property
+    def upper(self) -> int | None:
+        """An upper bound that holds in every run: of a number, and of the smaller of a number and another size."""
+        if self.const is not None:
+            return self.const
+        for atom in self.atoms:
+            if atom.op == "min0":
+                other = self - Dim._from_atom(atom)
+                return other.const if other.const is not None else (other + atom.args[0]).const
+        return None
+
     def is_at_least(self, bound: int) -> bool:
         """Whether the dim is proven to be `bound` or more in every run."""
         return _at_least(self, bound, _DEPTH)

@@ -17,6 +17,7 @@ value itself is read as it is, so other readers of anything in between do not ma
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -92,6 +93,19 @@ class Viewer:
             if view is not None:
                 return view
         return None
+
+    def walked(self, value: ir.Value, dims: Sequence[Axes | None], factors: bool = False) -> View | None:
+        """The view of a value whose dimensions walk together with these (None: with anything); None where their sizes
+        are not proven to be the same."""
+        view = self.view(value, factors=factors)
+        if view is None or len(view.dims) != len(dims):
+            return None
+        for own, other in zip(view.dims, dims, strict=True):
+            if other is None:
+                continue
+            if self.space.size(own) != self.space.size(other) or not self.space.unify(own, other):
+                return None
+        return view
 
     def alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
         """The axes that each dimension of an operand runs along when it broadcasts to an arrangement, () where it is 1.

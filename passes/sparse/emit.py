@@ -9,27 +9,22 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, infer, place_inputs, verify
+from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.build import PREFIX, Builder
+from fa_compiler.passes.emit import DEFAULT_PRODUCT
 from fa_compiler.passes.node_view import node_view
+from fa_compiler.passes.options import Options
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the FlashAttentionScore that is replaced."""
+    """Of query [B,S1,N1,D] and key [B,S2,N2,D]."""
 
-    layout: str
     batch: Dim
-    heads: int
     rows: Dim
-    kv_heads: int
     keys: Dim
-
-    @property
-    def sequence(self) -> int:
-        """Where query and key have their length."""
-        return 2 if self.layout == "BNSD" else 1
 
     @property
     def whole(self) -> Shape:
@@ -38,11 +33,18 @@ class Sizes:
 
 
 def domain_node(
-    op_type: str, inputs: Mapping[str, ir.Value], attrs: Mapping[str, int | float | str], builder: Builder
+    op_type: str,
+    inputs: Mapping[str, ir.Value],
+    attrs: Mapping[str, int | float | str],
+    builder: Builder,
+    options: Options,
 ) -> ir.Node | None:
-    """A node whose first output alone is read, with return_softmax_lse the statistics, too; None where the registry
+    """A node whose first output alone is read, with return_softmax_lse the statistics, too; None where the target
     forbids it."""
-    spec = get(op_type)
+    try:
+        spec = get(op_type, options.cann)
+    except RegistryError:
+        return None
     node = ir.Node(
         DOMAIN,
         op_type,
@@ -55,7 +57,9 @@ def domain_node(
     for place, (output, declared) in enumerate(zip(node.outputs, spec.outputs, strict=True)):
         output.name = builder.names.new(f"{node.name}_{declared.name}") if place < count else ""
     view = node_view(node, builder.info)
-    if any(violation.extension is None for violation in verify(view)):
+    product = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
+    faults = verify(view, product, options.cann)
+    if any(product != "ort" or fault.extension is None for fault in faults):
         return None
     found = infer(op_type, view.inputs, view.attrs)
     query = builder.info.shape(inputs["query"])
@@ -88,23 +92,33 @@ class Rows:
 
 
 def attention(
-    inputs: Mapping[str, ir.Value], scale: float, mode: int, rows: Rows, builder: Builder
+    inputs: Mapping[str, ir.Value],
+    scale: float,
+    mode: int,
+    rows: Rows,
+    builder: Builder,
+    options: Options,
+    block: int = 1,
 ) -> tuple[ir.Node, ir.Value] | None:
-    """A SparseFlashAttention in BSND and its result; None where the registry forbids it.
+    """A SparseFlashAttention in BSND and its result; None where the target forbids it.
 
-    The operator's softmax_sum is NaN where a score is NaN or +inf, or all are -inf: that is where a guard against NaN
-    probabilities gives 0.
+    A row without a key is 0 on Ascend, and statistics are not to be had in a graph there. The operator's softmax_sum is
+    NaN where a score is NaN or +inf, or all are -inf: that is where a guard against NaN probabilities gives 0.
     """
     attrs: dict[str, int | float | str] = {
         "scale_value": float(np.float32(scale)),
         "sparse_mode": mode,
         "attention_mode": 2,
     }
-    if rows.empty:
+    if block != 1:
+        attrs["sparse_block_size"] = block
+    if options.target == "ascend" and (rows.empty not in ("", "zero") or rows.nan_is_zero):
+        return None
+    if rows.empty and options.target == "ort":
         attrs["cpu_empty_rows"] = rows.empty
     if rows.nan_is_zero:
         attrs["return_softmax_lse"] = 1
-    node = domain_node("SparseFlashAttention", inputs, attrs, builder)
+    node = domain_node("SparseFlashAttention", inputs, attrs, builder, options)
     if node is None or not rows.nan_is_zero:
         return None if node is None else (node, node.outputs[0])
     out, total = node.outputs[0], node.outputs[2]

@@ -10,6 +10,10 @@ Where the ranked scores are those of a lightning indexer, under the same mask, a
 lists are those of LightningIndexer (index_scores.py says why they are the same): then neither the scores nor a mask of
 rows times keys is left. Hidden keys get a head of their own there, that scores them by the mask's number and all others
 by 0, so that they come behind the rest.
+
+Blocks of keys cannot lose a key of theirs so, but to the operator's own sparse_mode: only a causal mask may stand
+beside them. There it reads no more entries than there are blocks to see, so the list is sorted: blocks that a row sees
+come first, and it lists none twice.
 """
 
 from __future__ import annotations
@@ -19,8 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import INT64, Builder
+from fa_compiler.passes.build import INT64, Builder, Mover
+from fa_compiler.passes.layout import moves
 from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores
 from fa_compiler.passes.sparse.selection import Condition, Selection
@@ -37,24 +43,49 @@ BEHIND = float(np.finfo(np.float32).min)
 
 OPSET = 13
 """GatherND of a batch, and Squeeze by inputs."""
+SORTS_INTEGERS = 11
+"""TopK of integers, the smallest first."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """sparse_indices [B,S1,1,K] and the sparse_mode they are for; the indexer they come from, if it is one."""
+    """sparse_indices [B,S1,1,K], the sparse_mode and sparse_block_size they are for; the indexer they come from, if it
+    is one."""
 
     indices: ir.Value
     mode: int
     indexer: ir.Node | None = None
+    block: int = 1
+
+    @staticmethod
+    def ranked(
+        operands: tuple[ir.Value, ir.Value],
+        found: Selection,
+        sizes: Sizes,
+        whole: Visible,
+        builder: Builder,
+        sets: ValueSets,
+        options: Options,
+    ) -> Entries | None:
+        """The entries that are a LightningIndexer's, of which `whole` are visible; None where they are not known to be
+        the same."""
+        return _Maker(operands, found, sizes, builder, options).by_indexer(whole, sets)
 
     @staticmethod
     def of(
-        node: ir.Node, found: Selection, sizes: Sizes, builder: Builder, sets: ValueSets, close_ranks: bool
+        operands: tuple[ir.Value, ir.Value],
+        found: Selection,
+        sizes: Sizes,
+        builder: Builder,
+        sets: ValueSets,
+        options: Options,
     ) -> Entries | None:
-        """The entries for a FlashAttentionScore; None where a condition cannot be looked up."""
-        made = _Maker(node, found, sizes, builder)
+        """The entries for a query and key in BSND; None where a condition cannot be looked up."""
+        made = _Maker(operands, found, sizes, builder, options)
         parts = [made.visible(condition) for condition in found.others]
-        if close_ranks and builder.opset >= OPSET and all(part is not None for part in parts):
+        if found.block != 1:
+            return made.blocks(parts)
+        if CLOSE_RANKS in options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
             whole = Visible()
             for part in parts:
                 assert part is not None
@@ -78,10 +109,11 @@ class Entries:
 
 @dataclass(frozen=True)
 class _Maker:
-    node: ir.Node
+    operands: tuple[ir.Value, ir.Value]
     found: Selection
     sizes: Sizes
     builder: Builder
+    options: Options
 
     def visible(self, condition: Condition) -> Visible | None:
         """What a condition leaves visible, if it is of that kind."""
@@ -89,6 +121,18 @@ class _Maker:
         if rank not in (2, 4 if condition.heads else 3):
             return None
         return visible(condition.value, condition.when, self.sizes.rows, self.sizes.keys, self.builder.info)
+
+    def blocks(self, parts: list[Visible | None]) -> Entries | None:
+        """Entries that are blocks of keys; None where a mask is neither causal nor nothing."""
+        if any(part is None or part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
+            return None
+        indices = self.builder.cast(self.found.indices, INT32)
+        causal = any(part is not None and part.causal for part in parts)
+        if causal:
+            shape = self.builder.op("Shape", [indices], INT64)
+            count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
+            indices = self.builder.op("TopK", [indices, count], INT32, {"axis": 2, "largest": 0}, outputs=2)
+        return Entries(self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block)
 
     def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
         """The entries, those excluded beyond all keys."""
@@ -99,7 +143,7 @@ class _Maker:
         """The entries [B,S,K] without hidden keys, looked up at `places`, in any order of the tensors."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
-            keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, self.sizes.sequence)], builder)
+            keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
             flat = builder.op("Reshape", [places, builder.ints([0, -1, 1])], INT64)
             found = builder.op("GatherND", [keys, flat], BOOL, {"batch_dims": 1})
             found = builder.op("Reshape", [found, builder.op("Shape", [places], INT64)], BOOL)
@@ -108,8 +152,7 @@ class _Maker:
 
     def length(self, operand: int, axis: int) -> ir.Value:
         """A dimension of query (0) or key (1), a vector of one element."""
-        value = self.node.inputs[operand]
-        assert value is not None
+        value = self.operands[operand]
         size = (self.builder.info.shape(value) or ())[axis].const
         if size is not None:
             return self.builder.ints([size])
@@ -122,9 +165,8 @@ class _Maker:
         if rows is not None and keys is not None:
             last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
             return builder.constant(last, "last_seen")
-        axis = self.sizes.sequence
-        end = builder.units("Squeeze", self.length(1, axis), [0])
-        start = builder.op("Sub", [end, builder.units("Squeeze", self.length(0, axis), [0])], INT64)
+        end = builder.units("Squeeze", self.length(1, 1), [0])
+        start = builder.op("Sub", [end, builder.units("Squeeze", self.length(0, 1), [0])], INT64)
         step = builder.constant(np.array(1, np.int64), "one")
         counted = builder.op("Range", [start, end, step], INT64)
         return builder.units("Unsqueeze", builder.cast(counted, INT32), [0, 2])
@@ -148,7 +190,7 @@ class _Maker:
             return None
         value = builder.cast(value, BOOL)
         if shape != whole:
-            places = [(0, 0), (0, self.sizes.sequence), (1, self.sizes.sequence)]
+            places = [(0, 0), (0, 1), (1, 1)]
             target = builder.op("Concat", [self.length(*place) for place in places], INT64, {"axis": 0})
             value = builder.op("Expand", [value, target], BOOL)
         entries = builder.cast(self.found.indices, INT64)
@@ -160,16 +202,17 @@ class _Maker:
         builder, info = self.builder, self.builder.info
         ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
         largest = self.found.top.attributes.get("largest")
-        if ranked is None or listed is None or listed[2].const is None or (largest and largest.as_int() != 1):
+        count = None if listed is None else listed[2].upper
+        if ranked is None or count is None or (largest and largest.as_int() != 1):
             return None
         scores = index_scores(ranked, self.sizes.whole, info, sets)
         if scores is None:
             return None
         ranks = Visible()
         if scores.mask is not None:
-            if len(info.shape(scores.mask) or ()) > 3:
+            if len(info.shape(scores.mask.value) or ()) > 3:
                 return None
-            found = visible(scores.mask, True, self.sizes.rows, self.sizes.keys, info)
+            found = visible(scores.mask.value, scores.mask.when, self.sizes.rows, self.sizes.keys, info)
             if found is None:
                 return None
             ranks = found
@@ -177,8 +220,8 @@ class _Maker:
             return None
         mode = 3 if whole.causal else 0
         inputs = self._indexer_inputs(scores, whole)
-        attrs: dict[str, int | float | str] = {"sparse_count": listed[2].const, "sparse_mode": mode}
-        node = domain_node("LightningIndexer", inputs, attrs, builder)
+        attrs: dict[str, int | float | str] = {"sparse_count": count, "sparse_mode": mode}
+        node = domain_node("LightningIndexer", inputs, attrs, builder, self.options)
         if node is None:
             return None
         indices = node.outputs[0]
@@ -190,12 +233,19 @@ class _Maker:
         return Entries(indices, mode, node)
 
     def _indexer_inputs(self, scores: IndexScores, whole: Visible) -> dict[str, ir.Value]:
-        builder = self.builder
-        weights = builder.units("Squeeze", scores.weights, [scores.unit])
+        builder, space = self.builder, scores.space
+        stops = [(stop, space.resolve_all(dims)) for view in scores.views for stop, dims in view.stops]
+        mover = Mover(builder, space, stops)
+        arranged: list[ir.Value] = []
+        for view, wanted in zip(scores.views, scores.wanted, strict=True):
+            own = space.resolve_all(view.base_dims)
+            plan = moves(own, wanted)
+            assert plan is not None
+            arranged.append(mover.apply(view.base, own, plan))
+        query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")
             weights = builder.op("Mul", [weights, factor], FLOAT)
-        query, key = scores.query, builder.op("Transpose", [scores.key], FLOAT, {"perm": (0, 3, 1, 2)})
         for hidden in sorted(whole.hidden, key=lambda each: str(each.value.name)):
             query, key, weights = self._behind(hidden, query, key, weights)
         return {"query": query, "key": key, "weights": weights}
@@ -205,7 +255,7 @@ class _Maker:
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
         """With a head and a column more: relu(1 * hidden) weighs the mask's number, and adds 0 for all other keys."""
         builder = self.builder
-        keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, self.sizes.sequence)], builder)
+        keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
         column = builder.units("Unsqueeze", builder.cast(keys, FLOAT), [2, 3])
         key = builder.op("Concat", [key, column], FLOAT, {"axis": 3})
         heads, width = (size.const for size in (builder.info.shape(query) or ())[2:])

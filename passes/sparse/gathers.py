@@ -5,6 +5,7 @@
               | GatherND(source, list [..., 1]), batch_dims the dimensions before the tokens
               | GatherND(source, Concat(c, c, ...)), each c but the list proven to be the position along a dimension of
                 the result of the size it indexes: the batch, a head
+              | Slice(gathered) | Split(gathered)                   the head size cut: then the source is cut so
     source   := seen through layout, repetition included (views.py); one dimension is the tokens
               | batches and tokens in one dimension, the list plus (position in the batch) * (tokens of a batch), the
                 list the indices of a TopK: then no entry leaves its batch
@@ -18,15 +19,16 @@ GatherElements takes a part of a longer one, which is something else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.build import Builder
 from fa_compiler.passes.formula import Affine
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer
 from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.slices import cut_from
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
 
@@ -44,8 +46,10 @@ class Gathered:
     top: ir.Node | None
 
 
-def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer) -> Gathered | None:
+def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> Gathered | None:
     """How a value of this arrangement was gathered; None where it was not, or not provably."""
+    if (cut := cut_from(value, viewer.info)) is not None:
+        return _part(*cut, dims, viewer, builder)
     node = producer(value)
     reader = _Reader(viewer, dims)
     if node is None or any(each is None for each in node.inputs):
@@ -57,6 +61,30 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer) -> Gathered | N
     if is_op(node, "GatherND"):
         return reader.by_places(node)
     return None
+
+
+def _part(
+    whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
+) -> Gathered | None:
+    """How a part of what was gathered could have been: from the same part of its source."""
+    space, shape = viewer.space, viewer.info.shape(whole)
+    if shape is None:
+        return None
+    uncut = space.new(shape[axis])
+    view = viewer.walked(whole, (*dims[:axis], uncut, *dims[axis + 1 :]))
+    found = None if view is None else gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
+    size = space.size(dims[axis]).const
+    if found is None or size is None or builder.opset < 10:
+        return None
+    base, own = found.source.base, space.resolve_all(found.source.base_dims)
+    place = next((index for index, dim in enumerate(own) if dim == space.resolve(uncut)), None)
+    listed = {each for dim in found.indices.base_dims for each in space.resolve(dim)}
+    if place is None or listed.intersection(own[place]) or own[place] == space.resolve(found.tokens):
+        return None
+    bounds = [builder.ints([number]) for number in (start, start + size, place)]
+    part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
+    cut = (*own[:place], dims[axis], *own[place + 1 :])
+    return replace(found, source=View(part, cut, cut, stops=((part, cut),)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +100,7 @@ class _Reader:
         axis = int_attr(node, "axis", 0) % len(shape)
         if any(own != size for place, (own, size) in enumerate(zip(shape, listed, strict=True)) if place != axis):
             return None
-        whole = self._source(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
+        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + 1 :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims)
 
     def by_slices(self, node: ir.Node) -> Gathered | None:
@@ -81,7 +109,7 @@ class _Reader:
         if shape is None or listed is None or len(shape) - 1 + len(listed) != len(self.dims):
             return None
         axis = int_attr(node, "axis", 0) % len(shape)
-        whole = self._source(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
+        whole = self.viewer.walked(source, [*self.dims[:axis], None, *self.dims[axis + len(listed) :]])
         return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
 
     def by_places(self, node: ir.Node) -> Gathered | None:
@@ -105,7 +133,7 @@ class _Reader:
                 return None
             axis = batch + place if along is None else axis
             rest.append(None if along is None else self.dims[along])
-        whole = self._source(source, [*rest, *self.dims[front:]])
+        whole = self.viewer.walked(source, [*rest, *self.dims[front:]])
         if whole is None or axis is None:
             return None
         return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
@@ -138,16 +166,6 @@ class _Reader:
                 return axis
         return None
 
-    def _source(self, value: ir.Value, walked: Sequence[Axes | None]) -> View | None:
-        """The view of what is gathered from; its dimensions walk together with these."""
-        view, space = self.viewer.view(value, factors=False), self.viewer.space
-        if view is None or len(view.dims) != len(walked):
-            return None
-        for own, other in zip(view.dims, walked, strict=True):
-            if other is not None and (space.size(own) != space.size(other) or not space.unify(own, other)):
-                return None
-        return view
-
     def _listed(self, source: View, axis: int, indices: ir.Value, dims: Arrangement) -> Gathered | None:
         space = self.viewer.space
         tokens = space.resolve(source.dims[axis])
@@ -165,15 +183,9 @@ class _Reader:
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
         """The view of a list of this arrangement, casts of integers included."""
-        space = self.viewer.space
-        view = self.viewer.view(value, factors=False)
-        if view is None or len(view.dims) != len(dims):
-            return None
-        for own, other in zip(view.dims, dims, strict=True):
-            if space.size(own) != space.size(other) or not space.unify(own, other):
-                return None
-        node = producer(view.base)
-        if not is_op(node, "Cast") or node is None or node.inputs[0] is None:
+        view = self.viewer.walked(value, dims)
+        node = None if view is None else producer(view.base)
+        if view is None or not is_op(node, "Cast") or node is None or node.inputs[0] is None:
             return view
         types = self.viewer.info.dtype(node.inputs[0]), self.viewer.info.dtype(view.base)
         inner = self._index_view(node.inputs[0], view.base_dims) if set(types) <= set(INTEGERS) else None

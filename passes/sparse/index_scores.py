@@ -1,12 +1,13 @@
 """The scores that a TopK ranks as those of a lightning indexer.
 
     ranked   := I | Add(I, mask)            the mask 0 or one number that outweighs every score (at most -1e30, or -inf)
-    I        := Squeeze(MatMul(w [B,S,1,H], R [B,S,H,T]), axis of 1)
-              | ReduceSum(Mul(R, w of [B,S,H,1]), axis of the heads)
+              | Where(c, f, I) | Where(c, I, f)                 f such a number
+    I        := sum over the heads of w * R                     a product (MatMul, Einsum), or ReduceSum(Mul(R, w))
     R        := Relu(P * c) * d | c, d constants, c positive: relu(c x) = c relu(x); both move to the weights
-    P        := MatMul(q [B,S,H,D], k [B,1,D,T])
+    P        := q k^T over the head size                        a product of [B,S,H,D] and [B,T,D] in any layout
 
-in float32. Refused: anything between these, other ranks, heads of keys.
+in float32, with any layout operators between; w is one number for each batch, row and head. Refused: anything else
+between these, heads of keys.
 
 Exact arithmetic gives the same lists: LightningIndexer ranks the same sums, breaks ties by position as ONNX's TopK
 does, and what a mask excludes comes behind everything else in both, where the attention's own mask drops it. Rounded,
@@ -17,53 +18,75 @@ the last one listed, a row attends another key: so it is done only where the use
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.contraction import Contraction, contraction
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.nodes import int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View, Viewer
 
 OUTWEIGHS = -1e30
 """At most this number, a masked score ranks behind every other in float32; as for the scores of attention."""
 
 
 @dataclass(frozen=True)
-class IndexScores:
-    """`query` [B,S,H,D], `key` [B,1,D,T]; `weights` with a dimension of 1 at `unit`, to be multiplied by `factor`;
-    `mask` is what is added, if anything."""
+class Mask:
+    """Keys rank behind all others where `value` as a truth value equals `when`."""
 
-    query: ir.Value
-    key: ir.Value
-    weights: ir.Value
-    unit: int
+    value: ir.Value
+    when: bool
+
+
+@dataclass(frozen=True)
+class IndexScores:
+    """Query, key and weights as views over the axes of batch, rows, heads, keys and head size. The weights are to be
+    multiplied by `factor`; `mask` is what the scores are masked by, if anything."""
+
+    space: AxisSpace
+    views: tuple[View, View, View]
+    axes: tuple[Axes, Axes, Axes, Axes, Axes]
     factor: float
-    mask: ir.Value | None
+    mask: Mask | None
+
+    @property
+    def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
+        """query [B,S,H,D], key [B,T,1,D], weights [B,S,H]."""
+        batch, rows, heads, keys, depth = (self.space.resolve(axes) for axes in self.axes)
+        return (batch, rows, heads, depth), (batch, keys, (), depth), (batch, rows, heads)
 
 
 def index_scores(ranked: ir.Value, whole: Shape, info: ShapeInfo, sets: ValueSets) -> IndexScores | None:
-    """The index scores that a TopK ranks, of the shape `whole`; None where they are none."""
-    if info.dtype(ranked) != ir.DataType.FLOAT:
+    """The index scores [B,S1,S2] that a TopK ranks, of the shape `whole`; None where they are none."""
+    if info.dtype(ranked) != ir.DataType.FLOAT or info.shape(ranked) != whole:
         return None
-    node = producer(ranked)
-    candidates: list[tuple[ir.Value, ir.Value | None]] = [(ranked, None)]
-    if is_op(node, "Add"):
-        assert node is not None
-        first, second = node.inputs
-        if first is None or second is None:
-            return None
-        candidates = [(first, second), (second, first)]
-    for scores, mask in candidates:
-        if mask is not None and not _outweighs(mask, sets):
-            continue
-        found = _weighted_sum(scores, whole, info)
-        if found is not None:
-            weights, unit, rectified = found
-            return _products(rectified, weights, unit, mask, whole, info)
+    for scores, mask in _unmasked(ranked, info, sets):
+        if info.shape(scores) == whole and (found := _Reader(Viewer(info, AxisSpace()), mask).read(scores)) is not None:
+            return found
     return None
+
+
+def _unmasked(ranked: ir.Value, info: ShapeInfo, sets: ValueSets) -> Iterator[tuple[ir.Value, Mask | None]]:
+    """What may be ranked before a mask, and the mask."""
+    yield ranked, None
+    node = producer(ranked)
+    operands = [] if node is None else [value for value in node.inputs if value is not None]
+    if is_op(node, "Add"):
+        for scores, mask in (operands, operands[::-1]):
+            if _outweighs(mask, sets):
+                yield scores, Mask(mask, True)
+    if is_op(node, "Where"):
+        condition, chosen, other = operands
+        for scores, fill, when in ((other, chosen, True), (chosen, other, False)):
+            number = info.scalar(fill)
+            if number is not None and number <= OUTWEIGHS:
+                yield scores, Mask(condition, when)
 
 
 def _outweighs(mask: ir.Value, sets: ValueSets) -> bool:
@@ -71,70 +94,115 @@ def _outweighs(mask: ir.Value, sets: ValueSets) -> bool:
     return numbers is not None and all(number == 0 or number <= OUTWEIGHS for number in numbers)
 
 
-def _weighted_sum(scores: ir.Value, whole: Shape, info: ShapeInfo) -> tuple[ir.Value, int, ir.Value] | None:
-    """Weights with the place of their dimension of 1, and what they weigh."""
-    if info.shape(scores) != whole:
-        return None
-    node = producer(scores)
-    if is_op(node, "Squeeze"):
-        assert node is not None
-        product = producer(node.inputs[0])
-        if not is_op(product, "MatMul") or reduced_axes(node) not in ([2], [-2]):
+@dataclass(frozen=True)
+class _Reader:
+    viewer: Viewer
+    mask: Mask | None
+
+    def read(self, scores: ir.Value) -> IndexScores | None:
+        """The scores from the sum over heads down."""
+        batch, rows, keys = dims = self.viewer.base_dims(scores)
+        view = self.viewer.walked(scores, dims)
+        node = None if view is None else producer(view.base)
+        if view is None or node is None:
             return None
-        assert product is not None
-        weights, rectified = product.inputs
-        if weights is None or rectified is None or not _has_unit(weights, 2, whole, info):
+        for heads, rectified, inner, weights, outer in self._sums(node, view.base_dims):
+            found = self._rectified(rectified, inner)
+            own = self.viewer.walked(weights, outer)
+            if found is None or own is None:
+                continue
+            product, dims, factor = found
+            read = self._products(product, dims, (batch, rows, heads, keys), own, factor)
+            if read is not None:
+                return read
+        return None
+
+    def _sums(
+        self, node: ir.Node, dims: Arrangement
+    ) -> Iterator[tuple[Axes, ir.Value, Arrangement, ir.Value, Arrangement]]:
+        """The ways to read a node as a sum over heads: the heads, and its two operands with their arrangements."""
+        product = contraction(node, self.viewer.info)
+        if product is not None:
+            heads, operands = self._operands(product, dims)
+            for (one, own), (other, theirs) in (operands, operands[::-1]):
+                yield heads, one, own, other, theirs
+            return
+        multiply = producer(node.inputs[0]) if is_op(node, "ReduceSum") else None
+        if not is_op(multiply, "Mul") or multiply is None:
+            return
+        shape, axes = self.viewer.info.shape(multiply.outputs[0]), reduced_axes(node)
+        if shape is None or axes is None or len(axes) != 1:
+            return
+        axis = axes[0] % len(shape)
+        heads = self.viewer.space.new(shape[axis])
+        whole = (*dims[:axis], heads, *dims[axis + 1 if int_attr(node, "keepdims", 1) else axis :])
+        for first, second in (multiply.inputs, multiply.inputs[::-1]):
+            if first is None or second is None or self.viewer.info.shape(first) != shape:
+                continue
+            try:
+                yield heads, first, whole, second, self.viewer.alignment(second, whole, multiply)
+            except Decline:
+                continue
+
+    def _operands(
+        self, product: Contraction, dims: Arrangement
+    ) -> tuple[Axes, tuple[tuple[ir.Value, Arrangement], tuple[ir.Value, Arrangement]]]:
+        """What a product sums over, and its operands with their arrangements, given that of the result."""
+        info = self.viewer.info
+        sizes = {
+            label: size
+            for operand, labels in zip(product.operands, product.labels, strict=True)
+            for label, size in zip(labels, info.shape(operand) or (), strict=True)
+        }
+        (summed,) = product.summed
+        over = self.viewer.space.new(sizes[summed])
+        along = dict(zip(product.out, dims, strict=True)) | {summed: over}
+
+        def arranged(side: int) -> tuple[ir.Value, Arrangement]:
+            shape = info.shape(product.operands[side]) or ()
+            own = tuple(
+                () if size.const == 1 else along[label] for label, size in zip(product.labels[side], shape, strict=True)
+            )
+            return product.operands[side], own
+
+        return over, (arranged(0), arranged(1))
+
+    def _rectified(self, value: ir.Value, dims: Arrangement) -> tuple[Contraction, Arrangement, float] | None:
+        """The product under a Relu, its arrangement, and the factors on both."""
+        outer = self.viewer.walked(value, dims, factors=True)
+        relu = None if outer is None else producer(outer.base)
+        if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
             return None
-        return weights, 2, rectified
-    if is_op(node, "ReduceSum"):
-        assert node is not None
-        product = producer(node.inputs[0])
-        if not is_op(product, "Mul") or reduced_axes(node) not in ([2], [-2]) or int_attr(node, "keepdims", 1):
+        inner = self.viewer.walked(relu.inputs[0], outer.base_dims, factors=True)
+        product = None if inner is None else contraction(producer(inner.base), self.viewer.info)
+        if inner is None or product is None:
             return None
-        assert product is not None
-        for weights, rectified in (product.inputs, product.inputs[::-1]):
-            if weights is not None and rectified is not None and _has_unit(weights, 3, whole, info):
-                return weights, 3, rectified
-    return None
+        scale = inner.scale * product.factor
+        factor = scale * outer.scale
+        return (product, inner.base_dims, factor) if scale > 0 and math.isfinite(factor) else None
 
-
-def _has_unit(weights: ir.Value, unit: int, whole: Shape, info: ShapeInfo) -> bool:
-    """Is it [B,S,H] with a dimension of 1?"""
-    shape = info.shape(weights)
-    return shape is not None and len(shape) == 4 and shape[unit] == Dim(1) and tuple(shape[:2]) == tuple(whole[:2])
-
-
-def _products(
-    rectified: ir.Value, weights: ir.Value, unit: int, mask: ir.Value | None, whole: Shape, info: ShapeInfo
-) -> IndexScores | None:
-    outer, inside = _scaled(rectified)
-    relu = producer(inside)
-    if not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
+    def _products(
+        self,
+        product: Contraction,
+        dims: Arrangement,
+        axes: tuple[Axes, Axes, Axes, Axes],
+        weights: View,
+        factor: float,
+    ) -> IndexScores | None:
+        space = self.viewer.space
+        batch, rows, heads, keys = axes
+        depth, operands = self._operands(product, dims)
+        views = [self.viewer.walked(value, own) for value, own in operands]
+        if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
+            return None
+        for query, key in (views, views[::-1]):
+            assert query is not None and key is not None
+            found = IndexScores(space, (query, key, weights), (batch, rows, heads, keys, depth), factor, self.mask)
+            if all(self._fits(view, wanted) for view, wanted in zip(found.views, found.wanted, strict=True)):
+                return found
         return None
-    inner, product = _scaled(relu.inputs[0])
-    made = producer(product)
-    if not is_op(made, "MatMul") or made is None or not inner > 0 or not math.isfinite(inner * outer):
-        return None
-    query, key = made.inputs
-    if query is None or key is None:
-        return None
-    q, k, w = info.shape(query), info.shape(key), info.shape(weights)
-    if q is None or k is None or w is None or len(q) != 4 or len(k) != 4:
-        return None
-    heads = w[5 - unit]
-    fits = tuple(q[:3]) == (*whole[:2], heads) and tuple(k) == (whole[0], Dim(1), q[3], whole[2])
-    if not fits or heads.const is None or q[3].const is None:
-        return None
-    return IndexScores(query, key, weights, unit, inner * outer, mask)
 
-
-def _scaled(value: ir.Value) -> tuple[float, ir.Value]:
-    """A product with one number, taken apart."""
-    node = producer(value)
-    if is_op(node, "Mul"):
-        assert node is not None
-        for one, other in (node.inputs, node.inputs[::-1]):
-            array = constant(other, limit=1)
-            if array is not None and array.size == 1 and one is not None and array.ndim == 0:
-                return float(array), one
-    return 1.0, value
+    def _fits(self, view: View, wanted: Arrangement) -> bool:
+        """Has the view all of these axes and no others?"""
+        own = {axis for dim in self.viewer.space.resolve_all(view.base_dims) for axis in dim}
+        return own == {axis for dim in wanted for axis in dim}

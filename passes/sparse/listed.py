@@ -1,12 +1,17 @@
 """Attention to gathered keys: SparseFlashAttention on what they were gathered from, with the list.
 
     accepted    an attention whose keys and values are both gathered (gathers.py) from as many tokens by one list
-                [.., K]; masks of its slots that every head shares, as a boolean; factors on query and result
-    emitted     SparseFlashAttention in BSND; a slot that is masked gets a place beyond all tokens
+                [.., K]; masks of its slots that every head shares, as a boolean; factors on query and result; scores
+                that are the sum of two products, if the keys of both are gathered so
+    emitted     SparseFlashAttention in BSND; a slot that is masked gets a place beyond all tokens; of two products the
+                second becomes query_rope and key_rope
+                with `--assume close-ranks` the list of a LightningIndexer, where the mask of the slots says no more
+                than the mask of the ranks (slots.py, index_scores.py)
     left        (the attention is then fused on the gathered keys)
                 a bias on the slots, a sink, dropout, masked slots with a score of their own; a mask whose empty rows
                 give the mean of what was gathered, which has no name in the operator: `--assume no-empty-rows`; a list
-                that may have more entries than there are tokens, of which the operator would leave some out; Ascend
+                that may have more entries than there are tokens, of which the operator would leave some out; what the
+                target forbids
 
 What the axes of the query are follows from who has them:
 
@@ -29,19 +34,22 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
-from fa_compiler.passes.build import Mover
+from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emit import Emitter, Fused
-from fa_compiler.passes.factors import multiplied
-from fa_compiler.passes.layout_plan import Place, best_landing, cheapest_source, landing_places
-from fa_compiler.passes.mask_builder import MaskBuilder
+from fa_compiler.passes.emit import Emitter
+from fa_compiler.passes.layout_plan import Place, landing_places
 from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import NO_EMPTY_ROWS
-from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse.emit import Rows, attention
-from fa_compiler.passes.sparse.entries import BEYOND
+from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
+from fa_compiler.passes.sparse.call import Call, is_plain
+from fa_compiler.passes.sparse.emit import Sizes
+from fa_compiler.passes.sparse.entries import BEYOND, Entries
+from fa_compiler.passes.sparse.fuse import Selected
 from fa_compiler.passes.sparse.gathers import Gathered, gathered
+from fa_compiler.passes.sparse.selection import Selection
+from fa_compiler.passes.sparse.slots import visible_slots
+from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
 INT32 = ir.DataType.INT32
@@ -50,15 +58,26 @@ EMPTY_ROWS = ("", "zero", "nan")
 
 @dataclass(frozen=True)
 class Listed:
-    """A match with the roles of the sparse operator: its columns are the slots, `tokens` what they are gathered from;
-    with `wraps` entries may be negative."""
+    """A match with the roles of the sparse operator: its columns are the slots, `tokens` what they are gathered from:
+    key, value and key of the second product, if there is one, in `sources`. `top` is the TopK that the list is from, if
+    it is from one."""
 
     match: AttentionMatch
-    key: View
-    value: View
+    sources: tuple[View, ...]
     tokens: Axes
     indices: View
-    wraps: bool
+    top: ir.Node | None
+
+    @property
+    def wraps(self) -> bool:
+        """May entries be negative?"""
+        return self.top is None
+
+    def resolved(self) -> Listed:
+        """The same with axes as they are known by now."""
+        space = self.match.space
+        match = replace(self.match, roles=self.match.roles.refined(space))
+        return replace(self, match=match, tokens=space.resolve(self.tokens))
 
     @property
     def lists(self) -> Arrangement:
@@ -69,55 +88,63 @@ class Listed:
         return roles.batch, roles.rows, heads, roles.columns
 
 
-def emit_listed(match: AttentionMatch, emitter: Emitter, notes: list[str]) -> Fused | None:
+def emit_listed(match: AttentionMatch, emitter: Emitter, sets: ValueSets, notes: list[str]) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to gathered keys; None where it is none. `notes` is told
     what the user could vouch for."""
-    if emitter.options.target != "ort" or not _is_plain(match):
+    if not is_plain(match):
         return None
     places = landing_places(match, emitter.builder)
-    listed = _listed(match.refined(), Viewer(emitter.builder.info, match.space))
+    listed = _listed(match.refined(), emitter.builder)
     if listed is None:
         return None
     if match.mask.empty_rows not in EMPTY_ROWS:
-        reason = "stays on gathered keys, for a row whose slots are all masked gives the mean of what they hold"
+        reason = "stays on gathered keys, for what a row gives whose slots are all masked has no name in the operator"
         notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
         return None
     try:
-        return _emit(listed, places, emitter)
+        return _emit(listed, places, emitter, sets)
     except Decline:
         return None
 
 
-def _is_plain(match: AttentionMatch) -> bool:
-    """Does the attention use nothing that the sparse operator does not have?"""
-    mask = match.mask
-    if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
-        return False
-    return not mask.shifts and mask.value is None and mask.nan_rows in ("", "zero")
-
-
-def _listed(match: AttentionMatch, viewer: Viewer) -> Listed | None:
-    space = match.space
-    key, value = (gathered(view.base, space.resolve_all(view.base_dims), viewer) for view in (match.key, match.value))
-    if key is None or value is None or space.size(key.tokens) != space.size(value.tokens):
-        return None
-    same = key.indices.base is value.indices.base and (key.top is None) == (value.top is None)
-    if not same or not space.unify(key.tokens, value.tokens):
-        return None
+def _listed(match: AttentionMatch, builder: Builder) -> Listed | None:
+    viewer = Viewer(builder.info, match.space)
+    space, rope = match.space, match.rope
+    views = (match.key, match.value, *(() if rope is None else (rope.key,)))
+    depths = (match.roles.depth, match.roles.value_depth, *(() if rope is None else (rope.depth,)))
+    found: list[Gathered] = []
+    for view in views:
+        read = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
+        if read is None:
+            return None
+        found.append(read)
+    key = found[0]
+    for other in found[1:]:
+        same = key.indices.base is other.indices.base and key.top is other.top
+        if not same or space.size(key.tokens) != space.size(other.tokens):
+            return None
+        if not space.unify(key.tokens, other.tokens):
+            return None
     match = match.refined()
     columns, tokens = match.roles.columns, space.resolve(key.tokens)
-    own = [
-        tuple(axis for dim in space.resolve_all(view.base_dims) for axis in dim)
-        for view in (key.source, value.source, key.indices, value.indices)
-    ]
-    if own[2] != own[3] or not _fits(key, columns, match):
+    indices = [_axes(each.indices, match) for each in found]
+    if any(each != indices[0] for each in indices) or not _fits(key, columns, match):
         return None
-    of_key, of_value = (tuple(axis for axis in axes if axis not in tokens) for axes in own[:2])
-    roles = _roles(match, of_key, of_value, tuple(axis for axis in own[2] if axis not in columns))
+    shared = [
+        tuple(axis for axis in _axes(each.source, match) if axis not in tokens and axis not in space.resolve(depth))
+        for each, depth in zip(found, depths, strict=True)
+    ]
+    if any(set(each) != set(shared[0]) for each in shared):
+        return None
+    roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
     if roles is None:
         return None
-    found = replace(match, roles=roles)
-    return Listed(found, key.source, value.source, tokens, key.indices, wraps=key.top is None)
+    sources = tuple(each.source for each in found)
+    return Listed(replace(match, roles=roles), sources, tokens, key.indices, key.top)
+
+
+def _axes(view: View, match: AttentionMatch) -> Axes:
+    return tuple(axis for dim in match.space.resolve_all(view.base_dims) for axis in dim)
 
 
 def _fits(key: Gathered, columns: Axes, match: AttentionMatch) -> bool:
@@ -130,14 +157,12 @@ def _fits(key: Gathered, columns: Axes, match: AttentionMatch) -> bool:
     return count is not None and tokens is not None and count <= tokens
 
 
-def _roles(match: AttentionMatch, key: Axes, value: Axes, listed: Axes) -> Roles | None:
-    """The roles of the query's axes, by the table above. `key` and `value` are the axes of the sources but the tokens,
+def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
+    """The roles of the query's axes, by the table above. `shared` are the axes of the sources but tokens and depth,
     `listed` those of the list but its slots."""
     roles, space = match.roles, match.space
     outer = (*roles.batch, *roles.heads, *roles.rows)
-    shared = tuple(axis for axis in key if axis not in roles.depth)
-    whole = {*shared, *roles.depth}, {*shared, *roles.value_depth}
-    if (set(key), set(value)) != whole or not {*shared, *listed} <= set(outer):
+    if not {*shared, *listed} <= set(outer):
         return None
     kv_heads = tuple(axis for axis in shared if axis not in listed or axis in roles.heads)
     heads = kv_heads + tuple(axis for axis in outer if axis not in shared and axis not in listed)
@@ -152,47 +177,45 @@ def _roles(match: AttentionMatch, key: Axes, value: Axes, listed: Axes) -> Roles
     )
 
 
-def _emit(listed: Listed, places: list[Place], emitter: Emitter) -> Fused | None:
-    match, builder = listed.match, emitter.builder
-    roles, space = match.roles, match.space
-    views = (match.query, listed.key, listed.value, listed.indices)
-    mover = Mover(builder, space, [(stop, space.resolve_all(dims)) for view in views for stop, dims in view.stops])
-    wanted = (
-        (roles.batch, roles.rows, roles.heads, roles.depth),
-        (roles.batch, listed.tokens, roles.kv_heads, roles.depth),
-        (roles.batch, listed.tokens, roles.kv_heads, roles.value_depth),
-    )
-    query, key, value = (_moved(view, dims, match.dtype, mover) for view, dims in zip(views[:3], wanted, strict=True))
-    query = multiplied(query, wanted[0], match.query_factors, builder, mover)
-    inputs = {"query": query, "key": key, "value": value, "sparse_indices": _entries(listed, key, emitter, mover)}
-    rows = Rows(match.mask.empty_rows, match.mask.nan_rows == "zero")
-    output = (roles.batch, roles.rows, roles.heads, roles.value_depth)
-    landing = best_landing(output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places])
-    made = attention(inputs, match.scale, 0, rows, builder)
-    if landing is None or made is None:
+def _emit(listed: Listed, places: list[Place], emitter: Emitter, sets: ValueSets) -> Selected | None:
+    whole = None
+    if CLOSE_RANKS in emitter.options.assume and listed.top is not None:
+        size = listed.match.space.size(listed.tokens)
+        whole = visible_slots(listed.match, listed.indices, size, emitter.builder.info)
+        listed = listed.resolved()  # reading the slots may have found axes to be the same
+    call = Call.of(listed.match, listed.sources, listed.tokens, emitter, (listed.indices,))
+    inputs = call.inputs()
+    ranked = None if whole is None else _ranked(listed, whole, call, inputs, sets)
+    if ranked is not None:
+        inputs["sparse_indices"] = ranked.indices
+        fused = call.emit(inputs, places, "gathered", ranked.mode)
+        if fused is not None and ranked.indexer is not None:
+            emitter.made.append(ranked.indexer)
+        return None if fused is None else Selected(fused, ranked.indexer)
+    inputs["sparse_indices"] = _entries(listed, call, inputs["key"])
+    fused = call.emit(inputs, places, "gathered")
+    return None if fused is None else Selected(fused, None)
+
+
+def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Value], sets: ValueSets) -> Entries | None:
+    """The list as that of a LightningIndexer, where the user assumes so: its slots hold the keys the ranks see."""
+    match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
+    roles, options = match.roles, call.emitter.options
+    wanted = (roles.batch, roles.rows, roles.columns)
+    if listed.top is None or resolve(listed.indices.base_dims) != wanted:
         return None
-    node, result = made
-    result = emitter.result(match, result, output, landing, mover)
-    emitter.substitute(emitter.substitutes(match, mover))
-    emitter.land(landing, result)
-    emitter.made.append(node)
-    heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
-    return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), match.mask.word)
+    query, key = builder.info.shape(inputs["query"]), builder.info.shape(inputs["key"])
+    if query is None or key is None:
+        return None
+    selection = Selection(listed.top, listed.indices.base, listed.indices.base, ())
+    sizes = Sizes(query[0], query[1], key[1])
+    return Entries.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, sets, options)
 
 
-def _moved(view: View, dims: Arrangement, dtype: ir.DataType | None, mover: Mover) -> ir.Value:
-    """What is viewed in another arrangement, and type if one is given."""
-    source = cheapest_source(view, dims, mover.space)
-    if source is None:
-        raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
-    value = source.value if dtype is None else mover.builder.cast(source.value, dtype)
-    return mover.apply(value, source.dims, source.plan)
-
-
-def _entries(listed: Listed, key: ir.Value, emitter: Emitter, mover: Mover) -> ir.Value:
+def _entries(listed: Listed, call: Call, key: ir.Value) -> ir.Value:
     """sparse_indices: the list, masked slots beyond all tokens."""
-    match, builder, lists = listed.match, emitter.builder, listed.lists
-    indices = _moved(listed.indices, lists, None, mover)
+    match, builder, lists = listed.match, call.builder, listed.lists
+    indices = call.moved(listed.indices, lists)
     if listed.wraps:
         dtype = builder.info.dtype(indices)
         assert dtype is not None
@@ -203,8 +226,7 @@ def _entries(listed: Listed, key: ir.Value, emitter: Emitter, mover: Mover) -> i
         indices = builder.op("Where", [negative, builder.op("Add", [indices, length], dtype), indices], dtype)
     indices = builder.cast(indices, INT32)
     # Of the heads a mask may know those that have lists of their own.
-    grid = replace(match, roles=replace(match.roles, heads=lists[2]))
-    masked = MaskBuilder(grid, builder, mover, emitter.options, []).atten_mask()
+    masked = call.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
     if masked is None:
         return indices
     masked = builder.op("Transpose", [masked], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})

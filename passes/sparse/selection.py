@@ -11,6 +11,8 @@
         anything else                                           a condition of its own
     selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, the indices
                         those of a TopK, in any integer type: what is not listed is excluded
+                      | the same of blocks of keys, each then repeated for the keys of its block, side by side
+                        (Unsqueeze, Expand and Reshape, as repeat_interleave is exported)
 
 Exactly one selection has to be there. Nothing is assumed of what the TopK ranks: however it breaks ties, and where it
 lists keys that the other conditions exclude, the list is the model's own, and the conditions are looked up at its
@@ -20,13 +22,15 @@ entries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.axes import AxisSpace
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import Viewer
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 MAX_PARTS = 64
@@ -45,13 +49,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Selection:
-    """`top` is the TopK whose `indices` [B,S1,K] are the selected keys; `scattered` the mask made of them; `others`
-    exclude some of them."""
+    """`top` is the TopK whose `indices` [B,S1,K] are the selected keys; `scattered` [B,S1,S2] made of them; `others`
+    exclude some of them. With a `block` of more than 1 the indices are those of blocks of so many keys."""
 
     top: ir.Node
     indices: ir.Value
     scattered: ir.Value
     others: tuple[Condition, ...]
+    block: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,20 +136,22 @@ class _Reader:
             return None
         return node.inputs[0]
 
-    def selected(self, condition: Condition) -> tuple[ir.Node, ir.Value] | None:
-        """The TopK and its indices as the ScatterElements has them, where the condition is a selection."""
-        node = producer(condition.value)
-        if not is_op(node, "ScatterElements") or condition.heads:
+    def selected(self, condition: Condition) -> Selection | None:
+        """The selection that the condition is, without others, if it is one."""
+        seen = self._seen(condition)
+        node = None if seen is None else producer(seen[0])
+        if seen is None or not is_op(node, "ScatterElements"):
             return None
         assert node is not None
+        value, when, block = seen
         data, indices, updates = node.inputs[:3]
-        shape = self.info.shape(condition.value)
+        shape = self.info.shape(value)
         if data is None or indices is None or updates is None or shape is None or len(shape) != 3:
             return None
         reduction = node.attributes.get("reduction")
         if int_attr(node, "axis", 0) not in (-1, 2) or (reduction is not None and reduction.as_string() != "none"):
             return None
-        if self._truth(data) is not condition.when or self._truth(updates) is not (not condition.when):
+        if self._truth(data) is not when or self._truth(updates) is not (not when):
             return None
         source = indices
         while is_op(maker := producer(source), "Cast", "Identity"):
@@ -154,7 +161,36 @@ class _Reader:
             source = maker.inputs[0]
         if not is_op(maker, "TopK") or maker is None or source is not maker.outputs[1]:
             return None
-        return maker, indices
+        scores, listed = input_of(maker, 0), self.info.shape(indices)
+        if scores is None or int_attr(maker, "axis", -1) not in (-1, 2):
+            return None
+        # Every row of the mask has a list: ScatterElements would leave rows beyond those of its indices as they were.
+        if listed is None or len(listed) != 3 or listed[:2] != shape[:2] or self.info.shape(scores) != shape:
+            return None
+        return Selection(maker, indices, value, (), block)
+
+    def _seen(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
+        """The [B,S1,S2] that a condition is by its layout, which of its truth values excludes, and 1; or [B,S1,blocks],
+        repeated for the keys of each block, and their number."""
+        space, when = AxisSpace(), condition.when
+        view = Viewer(self.info, space).view(condition.value, factors=False)
+        if view is None:
+            return None
+        own, dims = space.resolve_all(view.base_dims), space.resolve_all(view.dims)
+        if condition.heads and len(dims) == 4 and not dims[1]:
+            dims = (dims[0], *dims[2:])
+        if len(own) != 3 or len(dims) != 3 or own[:2] != dims[:2]:
+            return None
+        rest = dims[2][len(own[2]) :]
+        block = space.size(rest).const
+        if dims[2][: len(own[2])] != own[2] or not own[2] or block is None or len(rest) > 1:
+            return None
+        base = view.base
+        while (node := producer(base)) is not None and (is_op(node, "Not") or self._between_bools(node)):
+            first = node.inputs[0]
+            assert first is not None
+            base, when = first, when is not is_op(node, "Not")
+        return base, when, block
 
 
 def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | None:
@@ -167,14 +203,5 @@ def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | N
     found = [(condition, of) for condition in conditions if (of := reader.selected(condition)) is not None]
     if len(found) != 1:
         return None
-    condition, (top, indices) = found[0]
-    others = tuple(other for other in conditions if other is not condition)
-    scores = input_of(top, 0)
-    scattered = info.shape(condition.value)
-    if scores is None or scattered is None or int_attr(top, "axis", -1) not in (-1, 2):
-        return None
-    # Every row of the mask has a list: ScatterElements would leave rows beyond those of its indices as they were.
-    listed = info.shape(indices)
-    if listed is None or len(listed) != 3 or listed[:2] != scattered[:2] or info.shape(scores) != scattered:
-        return None
-    return Selection(top, indices, condition.value, others)
+    condition, of = found[0]
+    return replace(of, others=tuple(other for other in conditions if other is not condition))

@@ -35,6 +35,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "Split, Slice or Gather": {"packed": ("none", "split", "slice", "gather", "gather_first")},
         "Concat of cached": {"cache": (True, False)},
     },
+    "two products": {"a second product added to the scores": "test_second_product.py"},
     "scale": {
         "query, key, both, or the scores": {
             "scale": ("none", "query", "key", "both", "transposed_key"),
@@ -107,6 +108,8 @@ ACCEPTED: Mapping[str, Tested] = {
     },
     "selected keys": {
         "ScatterElements": "test_selected.py",
+        "gathered by a list": "test_gathered.py",
+        "lists of blocks of keys": "test_selected_blocks.py",
         "lightning indexer": "test_indexer.py",
     },
     "ready-made": {

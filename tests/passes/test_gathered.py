@@ -159,6 +159,43 @@ def test_nothing_gathered_is_left() -> None:
 
 GIVEN = Spelling().body.replace(TOP, "idx = Identity(given) ")
 
+AT = (
+    BATCHES
+    + "shape = Shape(idx) be = Expand(b3, shape) bu = Unsqueeze(be, last) iu = Unsqueeze(idx, last) "
+    + ("at = Concat<axis=-1>(bu, iu) ")
+)
+MASKED = "x0 = Mul(s, half) " + ROWS + "f = Greater(idx, r1) u = Unsqueeze(f, a2) x = Where(u, low, x0) "
+ATTEND = 'p = Softmax<axis=-1>(x) y = Einsum<equation="bshk,bske->bshe">(p, vg) '
+LATENTS = {
+    "two_products": "kg = GatherND(k, at) eg = GatherND(e, at) vg = Identity(kg) "
+    's1 = Einsum<equation="bshd,bskd->bshk">(q, kg) s2 = Einsum<equation="bshd,bskd->bshk">(qe, eg) s = Add(s1, s2) ',
+    "one_of_both": "both = Concat<axis=-1>(k, e) bg = GatherND(both, at) vg = Slice(bg, a0, width, last) "
+    'qb = Concat<axis=-1>(q, qe) s = Einsum<equation="bshd,bskd->bshk">(qb, bg) ',
+    "both_split": "both = Concat<axis=-1>(k, e) bg = GatherND(both, at) vg, eg = Split<axis=-1>(bg, parts) "
+    's1 = Einsum<equation="bshd,bskd->bshk">(q, vg) s2 = Einsum<equation="bshd,bskd->bshk">(qe, eg) s = Add(s2, s1) ',
+}
+
+
+@pytest.mark.parametrize("name", LATENTS)
+def test_keys_and_values_of_one_latent(name: str) -> None:
+    numbers = "half = Constant<value=float {0.5}>() parts = Constant<value=int64[2] {8, 4}>() "
+    body = START + numbers + TOP + AT + LATENTS[name] + MASKED + ATTEND
+    proto = parse(
+        body,
+        "float[B,S,4,4] qe, float[B,T,4] e",
+        inputs=INPUTS.replace("float[B,T,6] v, ", ""),
+        outputs="float[B,S,4,8] y",
+        opset=18,
+    )
+    result, report = fused(proto)
+    rng = np.random.default_rng(5)
+    values = {name: array for name, array in feeds(5).items() if name in "qki"}
+    values |= {"qe": rng.standard_normal((B, S, H, 4)).astype(np.float32)}
+    values |= {"e": rng.standard_normal((B, T, 4)).astype(np.float32)}
+    assert_same(run(result, values)[0], run(proto, values)[0], 1e-5)
+    assert [block.op for block in report.blocks] == ["SparseFlashAttention"]
+    assert "GatherND" not in {node.op_type for node in result.graph.node}
+
 
 def test_entries_that_are_merely_given() -> None:
     """Negative ones count from the end, and more of them than there are keys would be cut: the sizes have to tell."""
@@ -190,3 +227,73 @@ def test_a_mean_of_slots_may_be_assumed_away() -> None:
     (note,) = fused(model(body))[1].notes
     assert "--assume no-empty-rows" in note
     assert check(body, assume=["no-empty-rows"]) == "SparseFlashAttention"
+
+
+SHIFT = "past = Sub(nt, ns) late = Add(r1, past) "
+INDEX = (
+    'dots = Einsum<equation="bshd,btd->bsht">(iq, ik) r0 = Relu(dots) w4 = Unsqueeze(w, last) parts = Mul(r0, w4) '
+    "i = ReduceSum<keepdims=0>(parts, a2) "
+)
+FUTURE = "ks = Range(first, nt, one) k0 = Unsqueeze(ks, a0) future = Greater(k0, late) ranked = Where(future, low, i) "
+SLOTS = {
+    "greater": "f = Greater(idx, late) ",
+    "less": "f = Less(late, idx) ",
+    "not_seen": "seen = LessOrEqual(idx, late) f = Not(seen) ",
+    "at_least": "more = Add(late, one) f = GreaterOrEqual(idx, more) ",
+    "cast": "n = Cast<to=6>(idx) l = Cast<to=6>(late) f = Greater(n, l) ",
+}
+NO_SLOTS = {
+    "one_more": "f = GreaterOrEqual(idx, late) ",
+    "one_less": "less = Add(late, one) f = Greater(idx, less) ",
+    "the_other_half": "f = LessOrEqual(idx, late) ",
+    "another_row": "f = Greater(idx, past) ",
+    "given": "f = Identity(m) ",
+}
+
+
+def indexed(slots: str, ranked: bool = True, gather: str = "places") -> tuple[list[str], list[str]]:
+    """The operators it became with the assumption, after comparing the results."""
+    sizes = START.replace("(i)", "(m3)")
+    top = TOP.replace("(i,", "(ranked,")
+    masks = FUTURE if ranked else "ranked = Identity(i) "
+    body = sizes + ROWS + SHIFT + INDEX + masks + top + GATHERS[gather].replace("{idx}", "idx").replace("{{", "{")
+    scores = SCORES["sums"].replace("{guard}", GUARDS["none"])
+    body = (
+        body.replace("}}", "}")
+        + "scale = Constant<value=float {0.25}>() "
+        + scores.replace(
+            "{mask}", slots + ("u = Unsqueeze(f, a2) x = Where(u, low, s) " if slots else "x = Identity(s) ")
+        )
+    )
+    more = "float[B,S,3,4] iq, float[B,T,4] ik, float[B,S,3] w, bool[B,S,3] m, float[B,S,T] m3"
+    proto = parse(body, more, inputs=INPUTS.replace(", float[B,S,T] i", ""), outputs="float[B,S,4,6] y", opset=18)
+    rng = np.random.default_rng(1)
+    values = {name: array for name, array in feeds(1).items() if name in "qkvm"}
+    values["q"] = np.nan_to_num(values["q"], posinf=0.0)
+    shapes = {"iq": (B, S, 3, 4), "ik": (B, T, 4), "w": (B, S, 3), "m3": (B, S, T)}
+    values |= {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    given = {each.name for each in proto.graph.input}
+    result, report = fused(proto, assume=["close-ranks"])
+    values = {name: array for name, array in values.items() if name in given}
+    assert_same(run(result, values)[0], run(proto, values)[0], 1e-5)
+    return [node.op_type for node in result.graph.node if node.domain == "ascend"], list(report.blocks[0].assumed)
+
+
+@pytest.mark.parametrize("gather", GATHERS)
+@pytest.mark.parametrize("slots", SLOTS)
+def test_ranks_become_an_indexer(slots: str, gather: str) -> None:
+    assert indexed(SLOTS[slots], gather=gather) == (["LightningIndexer", "SparseFlashAttention"], ["close-ranks"])
+
+
+def test_ranks_without_masks_become_an_indexer() -> None:
+    assert indexed("", ranked=False) == (["LightningIndexer", "SparseFlashAttention"], ["close-ranks"])
+
+
+@pytest.mark.parametrize("slots", NO_SLOTS)
+def test_slots_that_say_something_else_keep_their_list(slots: str) -> None:
+    assert indexed(NO_SLOTS[slots]) == (["SparseFlashAttention"], [])
+
+
+def test_ranks_and_slots_have_to_agree() -> None:
+    assert indexed("") == (["SparseFlashAttention"], [])
+    assert indexed(SLOTS["greater"], ranked=False) == (["SparseFlashAttention"], [])

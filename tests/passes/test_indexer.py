@@ -56,6 +56,43 @@ INDEXED = {
     "causal_and_padded": SCORES + BOTH + LIST.format("ranked") + "f = Where(u, least, b) x = Add(s, f) ",
 }
 
+EINSUM = 'dots = Einsum<equation="{}">(iq, ik) '
+LISTED = LIST.format("i") + "x = Where(u, low, s) "
+INDEXED |= {
+    "sums": EINSUM.format("bshd,btd->bsht") + RECTIFIED + REDUCED + LISTED,
+    "heads_before_rows": EINSUM.format("bshd,btd->bhst")
+    + RECTIFIED
+    + "wt = Transpose<perm=[0,2,1]>(w) w4 = Unsqueeze(wt, third) parts = Mul(w4, r) "
+    + "i = ReduceSum<keepdims=0>(parts, heads) "
+    + LISTED,
+    "weighed_by_a_sum": EINSUM.format("bshd,btd->bsht")
+    + RECTIFIED
+    + 'i = Einsum<equation="bsh,bsht->bst">(w, r) '
+    + LISTED,
+    "heads_kept": EINSUM.format("bshd,btd->bhst")
+    + RECTIFIED
+    + "wt = Transpose<perm=[0,2,1]>(w) w4 = Unsqueeze(wt, third) parts = Mul(r, w4) "
+    + "i4 = ReduceSum<keepdims=1>(parts, heads) i = Squeeze(i4, heads) "
+    + LISTED,
+    "selected_mask": SCORES
+    + CAUSAL
+    + "ranked = Where(above, low, i) "
+    + LIST.format("ranked")
+    + "a = Where(above, low, s) x = Where(u, low, a) ",
+    "kept_mask": SCORES
+    + CAUSAL
+    + "ranked = Where(seen, i, least) "
+    + LIST.format("ranked")
+    + "a = Where(seen, s, low) x = Where(u, low, a) ",
+}
+
+INDEXED["all_of_few_keys"] = (
+    SCORES
+    + "all_keys = Shape<start=2, end=3>(i) few = Min(all_keys, two) "
+    + LIST.format("i").replace("(i, two)", "(i, few)")
+    + "x = Where(u, low, s) "
+)
+
 RANKED = {
     "another_mask": SCORES + CAUSAL + LIST.format("i") + "a = Where(above, low, s) x = Where(u, low, a) ",
     "mask_on_the_index_alone": SCORES + BOTH + LIST.format("ranked") + "x = Where(u, low, s) ",
@@ -69,6 +106,21 @@ RANKED = {
     + WEIGHED
     + LIST.format("i")
     + "x = Where(u, low, s) ",
+    "a_moderate_selection": SCORES
+    + CAUSAL
+    + "ranked = Where(above, moderate, i) "
+    + LIST.format("ranked")
+    + "a = Where(above, low, s) x = Where(u, low, a) ",
+    "the_other_half": SCORES
+    + CAUSAL
+    + "ranked = Where(seen, low, i) "
+    + LIST.format("ranked")
+    + "a = Where(above, low, s) x = Where(u, low, a) ",
+    "summed_twice": EINSUM.format("bshd,btd->bsht")
+    + RECTIFIED
+    + REDUCED.replace("i = ", "i0 = ")
+    + "i = Add(i0, i0) "
+    + LISTED,
     "no_relu": PRODUCT + "r = Mul(dots, half) " + WEIGHED + LIST.format("i") + "x = Where(u, low, s) ",
 }
 

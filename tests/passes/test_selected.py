@@ -113,3 +113,28 @@ def test_a_guard_against_nan_stays() -> None:
     found = run(result, feeds)[0]
     assert_same(found, run(proto, feeds)[0], 1e-5)
     assert not np.isnan(found).any()
+
+
+def test_masks_that_a_row_of_its_own_ignores() -> None:
+    """An added number that a row masked everywhere ignores stays a mask."""
+    body = HIDDEN + "b = Where(u, moderate, zero) x = Add(s, b) "
+    numbers = NUMBERS + "moderate = Constant<value=float {-10000.0}>() "
+    proto = parse(PRODUCT_QK + numbers + LISTED + body + SOFTMAX.format("x") + PRODUCT_PV, MORE)
+    feeds = random_feeds(proto, 0)
+    result, report = fused(proto, assume=["masks-dominate"])
+    assert report.blocks[0].op == "FlashAttentionScore"
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_lists_no_longer_than_there_are_keys() -> None:
+    """topk(min(k, keys)): the length of the lists is open, but not without end."""
+    least = "all_keys = Shape<start=2, end=3>(i) few = Min(two, all_keys) "
+    listed = least + LISTED.replace("(i, two)", "(i, few)")
+    proto = parse(PRODUCT_QK + NUMBERS + listed + SELECTED["filled"] + SOFTMAX.format("x") + PRODUCT_PV, MORE)
+    result, report = fused(proto)
+    assert report.blocks[0].op == "SparseFlashAttention"
+    for keys in (1, 2, 6):
+        feeds = random_feeds(proto, keys)
+        feeds |= {name: feeds[name][:, :, :keys] for name in "kvi"} | {"m": feeds["m"][..., :keys]}
+        feeds["h"] = feeds["h"][..., :keys]
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)

@@ -196,3 +196,15 @@ def test_printing(dim: Dim, text: str) -> None:
 def test_copies_are_the_same_symbols() -> None:
     dim = Dim.fresh() * S
     assert copy.deepcopy(dim) is dim and copy.copy(dim) is dim
+
+
+def test_upper_bounds() -> None:
+    t, s = Dim.symbol("T"), Dim.symbol("S")
+    assert [Dim(4).upper, Dim.min(t, 5).upper, Dim.min(5, t).upper, (Dim.min(t, 5) + 2).upper] == [4, 5, 5, 7]
+    assert {
+        t.upper,
+        Dim.min(s, t).upper,
+        (Dim.min(t, 5) * 2).upper,
+        (Dim.min(t, 5) + t).upper,
+        Dim.max(t, 5).upper,
+    } == {None}

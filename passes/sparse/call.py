@@ -1,0 +1,114 @@
+"""A SparseFlashAttention in the making: operands in BSND, its node, and its result in the place of the attention's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emit import Emitter, Fused
+from fa_compiler.passes.factors import multiplied, scaled
+from fa_compiler.passes.layout_plan import Place, best_landing, cheapest_source
+from fa_compiler.passes.mask_builder import MaskBuilder
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.sparse.emit import Rows, attention
+from fa_compiler.passes.views import View
+
+
+def is_plain(match: AttentionMatch) -> bool:
+    """Does the attention use nothing that the sparse operator does not have?"""
+    mask = match.mask
+    if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
+        return False
+    return not mask.shifts and mask.value is None and mask.nan_rows in ("", "zero")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call. The match has the roles of the operator; `sources` are key, value and the key of a second product, if
+    there is one, over `tokens`."""
+
+    match: AttentionMatch
+    sources: tuple[View, ...]
+    tokens: Axes
+    emitter: Emitter
+    mover: Mover
+
+    @staticmethod
+    def of(
+        match: AttentionMatch, sources: tuple[View, ...], tokens: Axes, emitter: Emitter, others: tuple[View, ...] = ()
+    ) -> Call:
+        """A call whose sizes are told by its operands and the `others`."""
+        views, resolve = (*match.views, *sources, *others), match.space.resolve_all
+        witnesses = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
+        return Call(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
+
+    @property
+    def builder(self) -> Builder:
+        """Where nodes are made."""
+        return self.emitter.builder
+
+    def inputs(self) -> dict[str, ir.Value]:
+        """All inputs but the list. Raises Decline."""
+        match, roles, rope = self.match, self.match.roles, self.match.rope
+        query = self._of_rows(match.query, roles.depth)
+        whole = (roles.batch, roles.rows, roles.heads, roles.depth)
+        inputs = {
+            "query": multiplied(query, whole, match.query_factors, self.builder, self.mover),
+            "key": self._of_tokens(0, roles.depth),
+            "value": self._of_tokens(1, roles.value_depth),
+        }
+        if rope is not None:
+            inputs["query_rope"] = scaled(self._of_rows(rope.query, rope.depth), rope.ratio, self.builder)
+            inputs["key_rope"] = self._of_tokens(2, rope.depth)
+        return inputs
+
+    def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
+        """What is viewed in another arrangement, and type if one is given. Raises Decline."""
+        source = cheapest_source(view, dims, self.mover.space)
+        if source is None:
+            raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
+        value = source.value if dtype is None else self.builder.cast(source.value, dtype)
+        return self.mover.apply(value, source.dims, source.plan)
+
+    def mask(self, match: AttentionMatch) -> ir.Value | None:
+        """True where a key or slot is excluded, in the roles of this match; dimensions may be 1. Raises Decline."""
+        return MaskBuilder(match, self.builder, self.mover, Options(), []).atten_mask()
+
+    def emit(
+        self, inputs: dict[str, ir.Value], places: list[Place], word: str, mode: int = 0, block: int = 1
+    ) -> Fused | None:
+        """Build the node and let its result take the place of the attention's; None where the target forbids it, or a
+        batch or row might be broadcast in some run. `word` is the report's for what excludes keys."""
+        match, roles, space = self.match, self.match.roles, self.match.space
+        shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
+        batches = {None if shape is None else shape[0] for shape in shapes.values()}
+        of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
+        output = (roles.batch, roles.rows, roles.heads, roles.value_depth)
+        landing = best_landing(output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places])
+        if landing is None or len(batches) > 1 or len(of_rows) > 1:
+            return None
+        rows = Rows(match.mask.empty_rows, match.mask.nan_rows == "zero")
+        made = attention(inputs, match.scale, mode, rows, self.builder, self.emitter.options, block)
+        if made is None:
+            return None
+        node, result = made
+        result = self.emitter.result(match, result, output, landing, self.mover)
+        self.emitter.substitute(self.emitter.substitutes(match, self.mover))
+        self.emitter.land(landing, result)
+        self.emitter.made.append(node)
+        heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
+        return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), word)
+
+    def _of_rows(self, view: View, depth: Axes) -> ir.Value:
+        roles = self.match.roles
+        return self.moved(view, (roles.batch, roles.rows, roles.heads, depth), self.match.dtype)
+
+    def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
+        roles = self.match.roles
+        return self.moved(self.sources[place], (roles.batch, self.tokens, roles.kv_heads, depth), self.match.dtype)

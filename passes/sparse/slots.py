@@ -1,0 +1,83 @@
+"""A mask of gathered slots, read as a mask of the keys they hold.
+
+    slots    := none | entry > row + keys - rows            keys behind the row are excluded: causal
+    entry    := the list itself, casts of integers and layout between; compared by Greater, GreaterOrEqual, Less or
+                LessOrEqual, on either side and negated or not; of >= the bound is one more
+
+Anything else, such as validity of slots that is computed otherwise, says nothing about keys.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.formula import Affine
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.nodes import is_op, producer
+from fa_compiler.passes.positions import Positions
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.passes.views import View, Viewer
+
+FLIPPED = {"Greater": "Less", "Less": "Greater", "GreaterOrEqual": "LessOrEqual", "LessOrEqual": "GreaterOrEqual"}
+NEGATED = {"Greater": "LessOrEqual", "Less": "GreaterOrEqual", "GreaterOrEqual": "Less", "LessOrEqual": "Greater"}
+INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
+
+
+def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, info: ShapeInfo) -> Visible | None:
+    """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys. `indices` are
+    the list, `tokens` the number of keys."""
+    found = Visible()
+    for part in match.mask.masked:
+        node, when = producer(part.view.base), part.when
+        while is_op(node, "Not", "Identity"):
+            assert node is not None and node.inputs[0] is not None
+            when = when is not is_op(node, "Not")
+            node = producer(node.inputs[0])
+        if node is None or not is_op(node, *FLIPPED):
+            return None
+        if not _is_causal(node, when, part.view, match, indices, tokens, info):
+            return None
+        found = found & Visible(causal=True)
+    return found
+
+
+def _is_causal(
+    node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, info: ShapeInfo
+) -> bool:
+    """Does a comparison exclude, where it is `when`, the entries behind their row, and no others?"""
+    result, space = node.outputs[0], match.space
+    shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
+    rows = [place for place, dim in enumerate(dims) if dim == match.roles.rows]
+    if shape is None or len(shape) != len(dims) or len(rows) != 1:
+        return False
+    positions = Positions(info, shape)
+    operands = positions.operands(node, positions.every)
+    for place in (0, 1):
+        word = node.op_type if place == 0 else FLIPPED[node.op_type]
+        word = word if when else NEGATED[word]
+        entry, bound = operands[place][0], positions.number(*operands[1 - place])
+        if entry is None or word not in ("Greater", "GreaterOrEqual") or info.shape(entry) != shape:
+            continue
+        first = tokens - space.size(match.roles.rows) + (1 if word == "GreaterOrEqual" else 0)
+        if bound == Affine.index(rows[0], len(shape)) + Affine.number(first, len(shape)) and _is_list(
+            entry, mask, match, indices, info
+        ):
+            return True
+    return False
+
+
+def _is_list(entry: ir.Value, mask: View, match: AttentionMatch, indices: View, info: ShapeInfo) -> bool:
+    """Is a value the list, slot by slot?"""
+    viewer = Viewer(info, match.space)
+    view = viewer.walked(entry, mask.base_dims)
+    while view is not None and view.base is not indices.base and is_op(maker := producer(view.base), "Cast"):
+        assert maker is not None
+        source = maker.inputs[0]
+        exact = source is not None and {info.dtype(source), info.dtype(view.base)} <= set(INTEGERS)
+        view = viewer.walked(source, view.base_dims) if exact and source is not None else None
+    if view is None or view.base is not indices.base:
+        return False
+    resolve = match.space.resolve_all
+    return resolve(view.base_dims) == resolve(indices.base_dims)
