@@ -31,7 +31,7 @@ from fa_compiler.passes.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.mask_values import TermValues
 from fa_compiler.passes.match import AttentionMatch, Roles, batch_and_heads, shared_heads
-from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.nodes import is_op, is_weight
 from fa_compiler.passes.operands import Operands
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.positions import Positions
@@ -86,10 +86,22 @@ class Matcher:
         try:
             return self._matched(anchor, before, after, viewer)
         except Decline as decline:
-            if decline.code == Code.AXIS and any(constant(value) is not None for value in before.product.operands):
+            if decline.code == Code.AXIS and any(_is_weight(value, viewer) for value in before.product.operands):
+                self._check_mixed(before, viewer)
                 reason = "the softmax of a linear layer's output, over another axis than keys would have"
                 raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
             raise
+
+    def _check_mixed(self, before: ScorePath, viewer: Viewer) -> None:
+        """Decline with a code of attention where a linear layer takes scores: talking heads."""
+        for operand in before.product.operands:
+            try:
+                inner = None if _is_weight(operand, viewer) else find_scores(operand, viewer, inner=True).product
+            except Decline:
+                continue
+            if inner is not None and not any(_is_weight(value, viewer) for value in inner.operands):
+                reason = "a linear layer mixes the scores of several heads"
+                raise Decline(Code.SCORE_TERM, reason, before.product.node)
 
     def _matched(
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, viewer: Viewer
@@ -114,7 +126,7 @@ class Matcher:
         dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
         guard = self._guard(after, terms, columns, viewer, seen)
         row = self._row(qk, 1 - key_side, terms, viewer)
-        rows = viewer.space.resolve(qk.dims[1 - key_side][row])
+        rows = _along(qk, 1 - key_side, row, viewer)
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
@@ -137,12 +149,13 @@ class Matcher:
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before
-        made it smaller by as much."""
+        made it smaller by as much. A negative factor makes it the maximum, beside which scores are rounded away."""
         growth = 1.0
         for term in found.terms if found.shifted else ():
-            growth *= abs(term.factor) if isinstance(term, ScaleTerm) else 1.0
-            if growth > 1.0:
-                raise Decline(Code.SCORE_TERM, "a mask less its maximum is multiplied by more than 1", term.node)
+            growth *= term.factor if isinstance(term, ScaleTerm) else 1.0
+            if not 0.0 < growth <= 1.0:
+                reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
+                raise Decline(Code.SCORE_TERM, reason, term.node)
 
     def _leaves_scores(self, term: Term) -> bool:
         """Does a term leave scores as they are, or make them -inf?"""
@@ -225,15 +238,17 @@ class Matcher:
         if sunk is not None and columns == sunk.whole:
             columns = viewer.space.resolve(sunk.columns)
         for side in (1, 0):
-            free = qk.free(side)
-            if len(free) == 1 and viewer.space.resolve(qk.dims[side][free[0]]) == columns:
+            # A key may have batch dimensions that the query lacks; but what a matrix of weights gives is a layer's output.
+            layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
+            layer = layer and _is_weight(qk.product.operands[1 - side], viewer)
+            if not layer and qk.own_label(side, columns, viewer.space) is not None:
                 return side, columns
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
 
-    def _row(self, qk: Operands, side: int, terms: tuple[Term, ...], viewer: Viewer) -> str:
+    def _row(self, qk: Operands, side: int, terms: tuple[Term, ...], viewer: Viewer) -> str | None:
         """Which dimension of its own counts the query's rows: of those that a mask runs along, or else of all, the last
         one of open size, or else the last. Any choice is right; the others are heads or batches, which masks know less
-        often, and along a batch keys are repeated."""
+        often, and along a batch keys are repeated. None where it has none, as a vector."""
         free = qk.free(side)
         known = {
             axis
@@ -245,7 +260,7 @@ class Matcher:
         axes = {label: viewer.space.resolve(qk.dims[side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free
         open_size = [label for label in likely if viewer.space.size(axes[label]).const is None]
-        return (open_size or likely)[-1]
+        return next(reversed(open_size or likely), None)
 
     def _simulate_after(
         self,
@@ -273,7 +288,7 @@ class Matcher:
         after: ProbabilityPath,
         qk: Operands,
         key_side: int,
-        row: str,
+        row: str | None,
         columns: Axes,
         pv: Operands,
         plan: MaskPlan,
@@ -283,17 +298,17 @@ class Matcher:
     ) -> AttentionMatch:
         resolve = viewer.space.resolve
         product, node = before.product, before.product.node
-        value_free = pv.free(1 - after.side)
-        if len(value_free) != 1:
+        own = {row, qk.own_label(key_side, columns, viewer.space)}
+        if len(pv.free(1 - after.side)) > 1:
             raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
-        rows = resolve(qk.dims[1 - key_side][row])
-        shared = [label for label in product.out if label not in qk.free(key_side) and label != row]
+        rows = _along(qk, 1 - key_side, row, viewer)
+        shared = [label for label in product.out if label not in own]
         sunk_heads = () if sunk is None or sunk.sink.view is None else _own_axes(sunk.sink.view, viewer)
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
         if sunk is not None and not set(sunk_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
         depth = resolve(qk.dims[0][product.summed[0]])
-        value_depth = resolve(pv.dims[1 - after.side][value_free[0]])
+        value_depth = resolve(pv.own_dim(1 - after.side))
         expected = {*batch, *heads, *rows, *value_depth}
         output_dims = viewer.space.resolve_all(pv.out)
         if {axis for dim in output_dims for axis in dim} != expected:
@@ -342,6 +357,16 @@ class Matcher:
             raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
         assert wanted is not None
         return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
+
+
+def _is_weight(value: ir.Value, viewer: Viewer) -> bool:
+    """Does a value hold weights, rearranged or not?"""
+    view = viewer.view(value)
+    return is_weight(value if view is None else view.base)
+
+
+def _along(operands: Operands, side: int, label: str | None, viewer: Viewer) -> Axes:
+    return () if label is None else viewer.space.resolve(operands.dims[side][label])
 
 
 def _own_axes(view: View, viewer: Viewer) -> Axes:

@@ -1,6 +1,7 @@
 """Matrix products in any spelling as one thing: two operands, labelled dimensions, a factor.
 
-    product := MatMul(x, y)                       any rank >= 2, batch dimensions broadcast from the right
+    product := MatMul(x, y)                       any rank, batch dimensions broadcast from the right; a vector has no
+                                                  dimension of its own
              | Gemm(x, y [, c])                   rank 2; alpha as factor; no c, or beta = 0
              | FusedMatMul(x, y)                  com.microsoft; transA, transB, transBatchA, transBatchB, alpha
              | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
@@ -106,14 +107,19 @@ def _matmul(
     factor: float,
 ) -> Contraction | None:
     shapes = info.shape(left), info.shape(right)
-    if shapes[0] is None or shapes[1] is None or min(len(shapes[0]), len(shapes[1])) < 2:
+    if shapes[0] is None or shapes[1] is None:
         return None
     ranks = len(shapes[0]), len(shapes[1])
-    batch = tuple(f"b{index}" for index in range(max(ranks) - 2))
+    if min(ranks) < (1 if is_op(node, "MatMul") else 2):
+        return None
+    batch = tuple(f"b{index}" for index in range(max(*ranks, 2) - 2))
     a = ("k", "m") if trans_a else ("m", "k")
     b = ("n", "k") if trans_b else ("k", "n")
-    labels = batch[len(batch) - (ranks[0] - 2) :] + a, batch[len(batch) - (ranks[1] - 2) :] + b
-    return Contraction(node, (left, right), labels, (*batch, "m", "n"), factor)
+    labels = tuple(
+        ("k",) if rank == 1 else batch[len(batch) - (rank - 2) :] + own for rank, own in zip(ranks, (a, b), strict=True)
+    )
+    out = (*batch, *(name for rank, name in zip(ranks, ("m", "n"), strict=True) if rank > 1))
+    return Contraction(node, (left, right), (labels[0], labels[1]), out, factor)
 
 
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:

@@ -49,6 +49,11 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     return tensor.numpy()
 
 
+def is_weight(value: ir.Value) -> bool:
+    """Is the value an initializer, overridable or not, or a constant, of whatever size?"""
+    return value.const_value is not None or is_op(value.producer(), "Constant")
+
+
 IR_WITH_CONSTANTS = 4
 """From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
 LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.contraction import Contraction
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.report import Code
@@ -76,6 +76,16 @@ class Operands:
     def free(self, side: int) -> list[str]:
         """The labels only this operand has, in the order of the output."""
         return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
+
+    def own_dim(self, side: int) -> Axes:
+        """The axes of the last dimension that only this operand has; none where it has none, as a vector."""
+        free = self.free(side)
+        return self.dims[side][free[-1]] if free else ()
+
+    def own_label(self, side: int, axes: Axes, space: AxisSpace) -> str | None:
+        """The dimension that only this operand has and that runs along these axes."""
+        wanted = space.resolve(axes)
+        return next((label for label in self.free(side) if space.resolve(self.dims[side][label]) == wanted), None)
 
     def out_dim(self, label: str) -> Axes:
         """The axes of an output dimension: those of the operand that is not broadcast along it."""

@@ -43,6 +43,7 @@ from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
+RENORMALISED = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
 QUANTISING = ("QuantizeLinear", "DequantizeLinear")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -239,12 +240,25 @@ def _is_zero(value: ir.Value | None, beside: ir.Value, viewer: Viewer) -> bool:
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
     if not consumers:
         return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
+    if any(is_op(node, "ReduceSum") for node in consumers) and any(is_op(node, "Div") for node in consumers):
+        hint = RENORMALISED if is_op(value.producer(), "Mul") else None
+        return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
     others = ", ".join(str(label(node)) for node in consumers[:4])
     return Decline(
         Code.PROBABILITIES_ARE_OUTPUT,
         f"the probabilities are read by {len(consumers)} nodes ({others})",
         consumers[-1],
     )
+
+
+def _takes_heads(node: ir.Node, value: ir.Value) -> bool:
+    """Is this a mean or sum over heads, or some of them, whose last axis is the probabilities' own?"""
+    if node.inputs[0] is not value:
+        return False
+    if is_op(node, "Gather"):
+        return int_attr(node, "axis", 0) > 0
+    axes = reduced_axes(node) if is_op(node, "ReduceMean", "ReduceSum") else None
+    return axes == [1]
 
 
 def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -> bool:
@@ -263,6 +277,6 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
                 return True
             alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
             same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv")
-            if same or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING):
+            if same or _takes_heads(node, value) or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING):
                 pending.extend(node.outputs)
     return False

@@ -121,6 +121,13 @@ ROWS = [
         outputs="float[B,4,S,8] y, float[B,4,S,T] p",
     ),
     Row(
+        "normalised_again_behind_a_mask",
+        "probability_term",
+        "a",
+        behind("a = Mul(p, b) ax = Constant<value=int64[1] {-1}>() t = ReduceSum<keepdims=1>(a, ax) x = Div(a, t)"),
+        more="float[B,1,S,T] b",
+    ),
+    Row(
         "probabilities_read_elsewhere",
         "probabilities_are_output",
         "z",
@@ -300,7 +307,7 @@ ROWS = [
     ),
     # What is done to the probabilities.
     Row("head_mask", "probability_term", "x", behind("x = Mul(p, h)"), "float[4,1,1] h"),
-    Row("probabilities_renormalised", "probabilities_are_output", "x", behind("t = ReduceSum(p) x = Div(p, t)")),
+    Row("probabilities_renormalised", "probability_term", "p", behind("t = ReduceSum(p) x = Div(p, t)")),
     Row(
         "dropout_in_training",
         "probability_term",

@@ -144,6 +144,13 @@ def test_a_mask_less_its_maximum_grows() -> None:
     assert block.code == "score_term"
 
 
+def test_a_mask_less_its_maximum_turned_round() -> None:
+    """Divided by -32 the mask is the maximum, 1e37, beside which every score is rounded away."""
+    factors = FACTORS.replace("0.03125", "-0.03125").replace("32.0", "-32.0")
+    block = same(model(factors + "r = Mul(x, f) " + RELAXED + "p = Softmax<axis=-1>(w) ", TERMS["finite"]), m=PADDING)
+    assert block.code == "score_term"
+
+
 def test_the_maximum_subtracted_before_a_mask() -> None:
     """A number that is put in afterwards is not moved with the row."""
     body = FACTORS + "r = Identity(x) " + RELAXED + "low = Constant<value=float {-1e38}>() z = Where(m, w, low) "
