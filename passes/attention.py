@@ -49,6 +49,7 @@ from fa_compiler.passes.scores import ScorePath, find_scores
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.simulation import Simulated, Simulation
+from fa_compiler.passes.sink_gates import SinkGate, gated, sink_gate
 from fa_compiler.passes.sinks import Sunk
 from fa_compiler.passes.softmax import SoftmaxAnchor
 from fa_compiler.passes.structure import Grid
@@ -77,6 +78,8 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         self.seconds.clear()
         after = self._after(anchor, viewer)
+        gate = sink_gate(anchor.scores, after.product, self.info)
+        after = after if gate is None else replace(after, behind=gate.nodes)
         before = find_scores(anchor.scores, viewer)
         if anchor.overflows:
             reason = (
@@ -84,7 +87,7 @@ class Matcher:
             )
             raise Decline(Code.OVERFLOW, reason, anchor.node)
         try:
-            return self._matched(anchor, before, after, viewer)
+            return self._matched(anchor, before, after, gate, viewer)
         except Decline as decline:
             if decline.code == Code.AXIS and any(_is_weight(value, viewer) for value in before.product.operands):
                 self._check_mixed(before, viewer)
@@ -94,17 +97,22 @@ class Matcher:
 
     def _check_mixed(self, before: ScorePath, viewer: Viewer) -> None:
         """Decline with a code of attention where a linear layer takes scores: talking heads."""
-        for operand in before.product.operands:
+        for value in before.product.operands:
             try:
-                inner = None if _is_weight(operand, viewer) else find_scores(operand, viewer, inner=True).product
+                inner = None if _is_weight(value, viewer) else find_scores(value, viewer, inner=True).product
             except Decline:
                 continue
-            if inner is not None and not any(_is_weight(value, viewer) for value in inner.operands):
+            if inner is not None and not any(_is_weight(each, viewer) for each in inner.operands):
                 reason = "a linear layer mixes the scores of several heads"
                 raise Decline(Code.SCORE_TERM, reason, before.product.node)
 
     def _matched(
-        self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath, viewer: Viewer
+        self,
+        anchor: SoftmaxAnchor,
+        before: ScorePath,
+        after: ProbabilityPath,
+        gate: SinkGate | None,
+        viewer: Viewer,
     ) -> AttentionMatch:
         harmless = self._interior(anchor, before, after)
         narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
@@ -124,6 +132,9 @@ class Matcher:
             if viewer.space.resolve(dim) != viewer.space.resolve(columns):
                 raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
         dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
+        if gate is not None:
+            pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
+            sunk = self._gated(gate, found, pv, columns, viewer)
         guard = self._guard(after, terms, columns, viewer, seen)
         row = self._row(qk, 1 - key_side, terms, viewer)
         rows = _along(qk, 1 - key_side, row, viewer)
@@ -132,12 +143,15 @@ class Matcher:
         sink_above = None if sunk is None else self._sink_above(sunk)
         values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
         planner = MaskPlanner(values, self.options, Grid.of(rows, columns, viewer.space), self.positions)
+        if gate is not None and guard is RowGuard.NONE:
+            _check_finite(values, terms)
         plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
         match = self._record(anchor, before, after, qk, key_side, row, columns, pv, plan, found.scale, sunk, viewer)
+        match = match if gate is None else replace(match, output=gate.output)
         if found.factors or factors:
             allowed = match.roles.batch, match.roles.heads, match.roles.rows
             check_axes(found.factors, allowed, viewer.space, Code.SCALE)
@@ -146,6 +160,15 @@ class Matcher:
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types, rope=rope).with_wider_first()
+
+    def _gated(self, gate: SinkGate, found: Simulated, pv: Operands, columns: Axes, viewer: Viewer) -> Sunk:
+        if found.sunk is not None:
+            raise Decline(
+                Code.PROBABILITY_TERM, "a sink beside the scores, and another behind the product", gate.nodes[-1]
+            )
+        numbers = self.sets.of(gate.sink)
+        number = next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+        return gated(gate, found.dims, pv.out, columns, number, viewer)
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before
@@ -238,7 +261,7 @@ class Matcher:
         if sunk is not None and columns == sunk.whole:
             columns = viewer.space.resolve(sunk.columns)
         for side in (1, 0):
-            # A key may have batch dimensions that the query lacks; but what a matrix of weights gives is a layer's output.
+            # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
             layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
             layer = layer and _is_weight(qk.product.operands[1 - side], viewer)
             if not layer and qk.own_label(side, columns, viewer.space) is not None:
@@ -357,6 +380,15 @@ class Matcher:
             raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
         assert wanted is not None
         return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
+
+
+def _check_finite(values: TermValues, terms: tuple[Term, ...]) -> None:
+    """Decline terms that may make a whole row -inf."""
+    masks = [index for index, term in enumerate(terms) if not values.is_harmless(terms, index)]
+    for index in masks:
+        if len(masks) > 1 or values.may_be_infinite(terms, index):
+            reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"
+            raise Decline(Code.EMPTY_ROWS, reason, terms[index].node)
 
 
 def _is_weight(value: ir.Value, viewer: Viewer) -> bool:

@@ -29,7 +29,7 @@ def readers_of_shapes(
     somebody else answers for."""
     softmax = {id(node) for node in anchor.nodes}
     scoring = (*before.nodes, *anchor.nodes)
-    nodes = (*scoring, *after.nodes, after.product.node)
+    nodes = (*scoring, *after.nodes, after.product.node, *after.behind)
     matched = {id(node) for node in (*nodes, *after.tests, *(after.guard.tests if after.guard is not None else ()))}
     harmless: list[tuple[ir.Node, ir.Value]] = []
     for node in nodes:

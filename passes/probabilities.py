@@ -67,13 +67,14 @@ class Guard:
 @dataclass(frozen=True)
 class ProbabilityPath:
     """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
-    ask for what no probability is."""
+    ask for what no probability is, `behind` what takes the product, if that belongs to the attention."""
 
     product: Contraction
     side: int
     nodes: tuple[ir.Node, ...]
     guard: Guard | None
     tests: tuple[ir.Node, ...] = ()
+    behind: tuple[ir.Node, ...] = ()
 
     @property
     def value(self) -> ir.Value:
@@ -277,6 +278,10 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
                 return True
             alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
             same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv")
-            if same or _takes_heads(node, value) or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING):
+            if (
+                same
+                or _takes_heads(node, value)
+                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING)
+            ):
                 pending.extend(node.outputs)
     return False

@@ -1,4 +1,4 @@
-"""Queries of one row that is no dimension, values that are one number for each key, keys whose batch the query lacks."""
+"""Queries whose one row is no dimension, values of one number for each key, keys whose batch the query lacks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ def einsum(scores: str, result: str, between: str = "x = Identity(s)") -> str:
         ("s = MatMul(k, w) p = Softmax<axis=-1>(s) y = MatMul(p, k)", "float[T,8] k, float[8] w", "8"),
         (einsum("bd,bsd->bs", "bs,bsd->bd"), "float[B,8] q, float[B,T,8] k, float[B,T,8] v", "B,8"),
         (einsum("bhd,bshd->bhs", "bhs,bshd->bhd"), "float[B,4,8] q, float[B,T,4,8] k, float[B,T,4,8] v", "B,4,8"),
-        (einsum("bhgd,bshd->bhgs", "bhgs,bshd->bhgd"), "float[B,2,3,8] q, float[B,T,2,8] k, float[B,T,2,8] v", "B,2,3,8"),
+        (
+            einsum("bhgd,bshd->bhgs", "bhgs,bshd->bhgd"),
+            "float[B,2,3,8] q, float[B,T,2,8] k, float[B,T,2,1] v",
+            "B,2,3,1",
+        ),
         (einsum("hd,bshd->bhs", "bhs,bshd->bhd"), "float[4,8] q, float[B,T,4,8] k, float[B,T,4,8] v", "B,4,8"),
         (einsum("nd,bsd->bns", "bns,bsd->bnd"), "float[N,8] q, float[B,T,8] k, float[B,T,8] v", "B,N,8"),
         (einsum("bnd,bhsd->bhns", "bhns,bsd->bhnd"), "float[B,N,8] q, float[B,4,T,8] k, float[B,T,8] v", "B,4,N,8"),

@@ -1,0 +1,94 @@
+"""A sink written as a gate on the result: sigmoid(logsumexp(scores) - sink)."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Block
+from tests.passes.running import PRODUCT_QK, Array, assert_same, fused, parse, random_feeds, run
+
+NUMBERS = "last = Constant<value=int64[1] {-1}>() heads = Constant<value=float[1,4,1] {-0.5,1.5,0.0,3.0}>() "
+KEPT = "heads4 = Constant<value=float[4,1,1] {-0.5,1.5,0.0,3.0}>() one = Constant<value=float {0.7}>() "
+SOFTMAX = "p = Softmax<axis=-1>(X) o = MatMul(p, v) "
+DROPPED = "l = ReduceLogSumExp<axes=[-1], keepdims=0>(X) d = Sub(l, heads) g0 = Sigmoid(d) g = Unsqueeze(g0, last) "
+PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
+
+
+def model(gate: str = DROPPED, terms: str = "", product: str = "y = Mul(o, g)", more: str = "") -> onnx.ModelProto:
+    scores = "x" if terms else "s"
+    body = NUMBERS + KEPT + PRODUCT_QK + terms + gate.replace("X", scores) + SOFTMAX.replace("X", scores) + product
+    return parse(body, more)
+
+
+def same(proto: onnx.ModelProto, **given: Array) -> Block:
+    result, report = fused(proto)
+    feeds = random_feeds(proto, **given)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    (block,) = report.blocks
+    return block
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        DROPPED,
+        "l = ReduceLogSumExp<axes=[-1], keepdims=1>(X) d = Sub(l, heads4) g = Sigmoid(d) ",
+        "l = ReduceLogSumExp<axes=[3], keepdims=1>(X) d = Sub(l, one) g = Sigmoid(d) ",
+        DROPPED.replace("heads", "one"),
+    ],
+    ids=["dropped", "kept", "one number", "one number, dropped"],
+)
+@pytest.mark.parametrize("product", ["y = Mul(o, g)", "y = Mul(g, o)"])
+def test_a_gate_is_a_sink(gate: str, product: str) -> None:
+    assert same(model(gate, product=product)).status == "fused"
+
+
+def masked(number: str) -> str:
+    return (
+        f"f = Constant<value=float {{{number}}}>() z = Constant<value=float {{0}}>() b = Where(m, z, f) x = Add(s, b) "
+    )
+
+
+def test_rows_of_a_finite_mask_are_zero() -> None:
+    block = same(model(terms=masked("-3.4028235e38"), more="bool[B,1,1,T] m"), m=PADDING)
+    assert block.status == "fused"
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        masked("-inf"),
+        "f = Constant<value=float {-inf}>() x = Where(m, s, f) ",
+        masked("-3.4028235e38").replace("x = ", "x1 = ") + "x = Add(x1, b) ",
+    ],
+    ids=["added", "selected", "twice a finite one"],
+)
+def test_rows_that_are_all_infinite_are_nan_here(terms: str) -> None:
+    assert same(model(terms=terms, more="bool[B,1,1,T] m"), m=PADDING).code == "empty_rows"
+
+
+def test_a_bias_may_be_infinite() -> None:
+    assert same(model(terms="x = Add(s, b) ", more="float[B,1,S,T] b")).code == "empty_rows"
+
+
+@pytest.mark.parametrize(
+    ("gate", "product"),
+    [
+        (DROPPED.replace("axes=[-1]", "axes=[-2]"), "y = Mul(o, g)"),
+        (DROPPED.replace("Sub(l, heads)", "Sub(heads, l)"), "y = Mul(o, g)"),
+        (DROPPED.replace("Sigmoid", "Tanh"), "y = Mul(o, g)"),
+        (DROPPED, "y = Div(o, g)"),
+        (DROPPED, "w = Mul(o, g) y = Add(w, o)"),
+        (DROPPED, "e = Exp(g) w = Mul(o, g) y = Mul(w, e)"),
+        (DROPPED.replace("Sub(l, heads)", "Sub(l, wide)"), "y = Mul(o, g)"),
+    ],
+    ids=["rows", "turned round", "tanh", "divided", "result read", "gate read", "one number for each row"],
+)
+def test_what_is_no_sink(gate: str, product: str) -> None:
+    wide = "wide = Constant<value=float[5] {1,2,3,4,5}>() "
+    inputs = "float[B,4,5,8] q, float[B,4,5,8] k, float[B,4,5,8] v"
+    body = wide + NUMBERS + KEPT + PRODUCT_QK + gate.replace("X", "s") + SOFTMAX.replace("X", "s") + product
+    assert same(parse(body, inputs=inputs, outputs="float[B,4,5,8] y")).status == "declined"
