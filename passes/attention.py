@@ -168,6 +168,10 @@ class Matcher:
             )
         numbers = self.sets.of(gate.sink)
         number = next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+        interval = self.bounds.of(gate.sink)
+        if interval is None or interval[1] == math.inf:
+            reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
+            raise Decline(Code.SCORE_TERM, reason, gate.difference)
         return gated(gate, found.dims, pv.out, columns, number, viewer)
 
     def _check_growth(self, found: Simulated) -> None:

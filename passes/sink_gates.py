@@ -9,7 +9,8 @@ Grammar, behind the product with the values, which nothing else reads:
 Sound because sigmoid(log(sum) - t) = sum / (sum + exp(t)), so that the product of softmax and gate is exp(x) over
 sum + exp(t): the softmax beside one more score t (sinks.py). It differs in rows whose scores are all -inf: here they
 are NaN, beside a sink they are 0. So no term may make such a row, unless a guard makes it 0 here, too. A row of a
-mask's finite number is 0 in both, for its logarithm is that number.
+mask's finite number is 0 in both, for its logarithm is that number. A sink of +inf gives 0 here and NaN there, so it
+has to be proven less.
 """
 
 from __future__ import annotations

@@ -70,6 +70,12 @@ def test_rows_that_are_all_infinite_are_nan_here(terms: str) -> None:
     assert same(model(terms=terms, more="bool[B,1,1,T] m"), m=PADDING).code == "empty_rows"
 
 
+def test_a_sink_may_be_infinite() -> None:
+    gate = DROPPED.replace("heads", "t")
+    block = same(model(gate, more="float[1,4,1] t"), t=np.array([[[0.0], [np.inf], [-np.inf], [1.0]]], np.float32))
+    assert block.code == "score_term"
+
+
 def test_a_bias_may_be_infinite() -> None:
     assert same(model(terms="x = Add(s, b) ", more="float[B,1,S,T] b")).code == "empty_rows"
 
