@@ -3,7 +3,8 @@
 Grammar, behind the product with the values, which nothing else reads:
 
     output := Mul(product, gate)
-    gate   := layout(Sigmoid(Sub(lse, t)))      layout only puts the keys' axis back; t one number for each head, or all
+    gate   := layout(Sigmoid(layout(Sub(lse, t))))     layout only puts the keys' axis back, casts change nothing;
+                                                       t one number for each head, or for all
     lse    := ReduceLogSumExp(x, keys)          x the softmax's input
 
 Sound because sigmoid(log(sum) - t) = sum / (sum + exp(t)), so that the product of softmax and gate is exp(x) over
@@ -56,13 +57,9 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
     if len(readers) != 1 or not is_op(readers[0], "Mul") or info.dtype(product.output) != ir.DataType.FLOAT:
         return None
     (last,) = readers
-    gate = next((value for value in last.inputs if value is not product.output), None)
-    layout: list[ir.Node] = []
-    while gate is not None and is_op(node := gate.producer(), *LAYOUT) and node is not None:
-        layout.insert(0, node)
-        gate = node.inputs[0]
+    gate, outer = _plain(next((value for value in last.inputs if value is not product.output), None), info)
     sigmoid = None if gate is None else gate.producer()
-    difference = sigmoid.inputs[0] if sigmoid is not None and is_op(sigmoid, "Sigmoid") else None
+    difference, inner = _plain(sigmoid.inputs[0] if sigmoid is not None and is_op(sigmoid, "Sigmoid") else None, info)
     sub = None if difference is None else difference.producer()
     total, sink = sub.inputs if sub is not None and is_op(sub, "Sub") else (None, None)
     reduction = None if total is None else total.producer()
@@ -74,7 +71,21 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         return None
     assert sigmoid is not None and sub is not None and sink is not None
     kept = bool(int_attr(reduction, "keepdims", 1))
-    return SinkGate(sink, sub, tuple(layout), (reduction, sub, sigmoid, *layout, last), kept)
+    return SinkGate(sink, sub, (*inner, *outer), (reduction, sub, *inner, sigmoid, *outer, last), kept)
+
+
+def _plain(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
+    """A value without layout and casts from float32 to float32, and the nodes of these in order."""
+    nodes: list[ir.Node] = []
+    while value is not None and (node := value.producer()) is not None:
+        source = node.inputs[0] if node.inputs else None
+        cast = is_op(node, "Cast") and source is not None
+        same = cast and info.dtype(source) == info.dtype(value) == ir.DataType.FLOAT
+        if not same and not is_op(node, *LAYOUT):
+            break
+        nodes.insert(0, node)
+        value = source
+    return value, tuple(nodes)
 
 
 def gated(

@@ -38,8 +38,10 @@ def same(proto: onnx.ModelProto, **given: Array) -> Block:
         "l = ReduceLogSumExp<axes=[-1], keepdims=1>(X) d = Sub(l, heads4) g = Sigmoid(d) ",
         "l = ReduceLogSumExp<axes=[3], keepdims=1>(X) d = Sub(l, one) g = Sigmoid(d) ",
         DROPPED.replace("heads", "one"),
+        "l = ReduceLogSumExp<axes=[-1], keepdims=0>(X) d = Sub(l, heads) c = Cast<to=1>(d) g0 = Sigmoid(c) "
+        "u = Unsqueeze(g0, last) g = Cast<to=1>(u) ",
     ],
-    ids=["dropped", "kept", "one number", "one number, dropped"],
+    ids=["dropped", "kept", "one number", "one number, dropped", "with casts"],
 )
 @pytest.mark.parametrize("product", ["y = Mul(o, g)", "y = Mul(g, o)"])
 def test_a_gate_is_a_sink(gate: str, product: str) -> None:
