@@ -79,9 +79,9 @@ def _plain(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, tu
     nodes: list[ir.Node] = []
     while value is not None and (node := value.producer()) is not None:
         source = node.inputs[0] if node.inputs else None
-        cast = is_op(node, "Cast") and source is not None
-        same = cast and info.dtype(source) == info.dtype(value) == ir.DataType.FLOAT
-        if not same and not is_op(node, *LAYOUT):
+        if source is None or not is_op(node, *LAYOUT, "Cast"):
+            break
+        if is_op(node, "Cast") and not info.dtype(source) == info.dtype(value) == ir.DataType.FLOAT:
             break
         nodes.insert(0, node)
         value = source
