@@ -10,7 +10,7 @@ import numpy as np
 
 from fa_compiler import ops, reference
 
-from .problems import Inputs, _finite, agree, bounds
+from .problems import DTYPES, Inputs, _finite, agree, bounds
 
 OP = "FlashAttentionScoreGrad"
 GRADIENTS = ("dq", "dk", "dv", "dpse", "dq_rope", "dk_rope", "dsink")
@@ -53,8 +53,12 @@ def gradient_bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict
         dK       |scale| |Q| w (r + sqrt(n) u) c           n query rows of the group, c the largest sum of a column of P
         dV       |dO| / keep_prob (p + sqrt(n) u) c
         dsink    w (r + sqrt(S2) u) n                      for p_sink is at most 1
+
+    Beside bfloat16 inputs P and dS may be rounded to bfloat16 before they are multiplied: t = 2^-9 of each of them
+    more, in dQ, dK and dV.
     """
     unit = 2.0**-24
+    t = 2.0**-9 if inputs["query"].dtype == DTYPES["bfloat16"] else 0.0
     as_forward = {name: value for name, value in inputs.items() if name != "pse_shift"}
     if "pse_shift" in inputs:
         as_forward["real_shift"] = inputs["pse_shift"]
@@ -74,14 +78,14 @@ def gradient_bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict
     largest = norm["dy"] * (norm["value"] / keep + norm["attention_in"])
     r = p + (math.sqrt(value_size) + 6) * unit
     column = float(np.nan_to_num(columns).max(initial=0.0))
-    dq = scale * norm["key"] * largest * (r + math.sqrt(keys) * unit)
-    dk = scale * norm["query"] * largest * (r + math.sqrt(rows) * unit) * column
+    dq = scale * norm["key"] * largest * (r + t + math.sqrt(keys) * unit)
+    dk = scale * norm["query"] * largest * (r + t + math.sqrt(rows) * unit) * column
     return {
         "dq": dq,
         "dq_rope": dq,
         "dk": dk,
         "dk_rope": dk,
-        "dv": norm["dy"] / keep * (p + math.sqrt(rows) * unit) * column,
+        "dv": norm["dy"] / keep * (p + t + math.sqrt(rows) * unit) * column,
         "dsink": largest * (r + math.sqrt(keys) * unit) * max(inputs["query"].shape[:3]) * inputs["query"].shape[0],
         "dpse": 0.0,
     }

@@ -36,22 +36,33 @@ def test_layouts_with_grouped_heads_and_a_value_size_of_its_own(
     checked(Form(layout, dtype, heads=6, kv_heads=2, size=12, value_size=20, **lengths), rng)
 
 
-# Tails of every kind: fewer rows and keys than a vector, a tile (12 or 6 rows), a panel (32, 16 or 8 keys), a block (96
-# rows, 192 keys), a wave (960 rows), and one more than each.
-@pytest.mark.parametrize("queries", [1, 2, 7, 12, 13, 96, 97, 961])
-@pytest.mark.parametrize("keys", [1, 5, 32, 33, 192, 200])
-def test_lengths(queries: int, keys: int, rng: np.random.Generator) -> None:
-    checked(Form(batch=1, queries=queries, keys=keys), rng)
+# Tails of every kind: fewer rows and keys than a vector, a tile (12 or 6 rows), a panel (32, 16 or 8 keys), a block
+# (192 rows, 128 keys), a wave (1152 rows), and one more than each.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("queries", [1, 2, 7, 12, 13, 192, 193, 1153])
+@pytest.mark.parametrize("keys", [1, 5, 32, 33, 128, 129])
+def test_lengths(queries: int, keys: int, dtype: str, rng: np.random.Generator) -> None:
+    checked(Form(dtype=dtype, batch=1, queries=queries, keys=keys), rng)
 
 
+# The diagonal goes through blocks, tiles and vectors at every place; columns that no row of a block sees are left out.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("queries", "keys"), [(300, 300), (201, 350), (1000, 1000)])
+def test_triangles(queries: int, keys: int, dtype: str, rng: np.random.Generator) -> None:
+    form = Form(dtype=dtype, batch=1, heads=1, kv_heads=1, queries=queries, keys=keys, attrs={"sparse_mode": 3})
+    checked(form, rng, atten_mask=TRIANGLE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 3, 16, 31, 64, 80, 128, 256, 513, 768])
-def test_head_sizes(size: int, rng: np.random.Generator) -> None:
-    checked(Form(batch=1, heads=1, kv_heads=1, queries=13, keys=40, size=size), rng)
+def test_head_sizes(size: int, dtype: str, rng: np.random.Generator) -> None:
+    checked(Form(dtype=dtype, batch=1, heads=1, kv_heads=1, queries=13, keys=40, size=size), rng)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("value_size", [1, 17, 64, 200])
-def test_value_sizes(value_size: int, rng: np.random.Generator) -> None:
-    checked(Form(batch=1, size=24, value_size=value_size), rng)
+def test_value_sizes(value_size: int, dtype: str, rng: np.random.Generator) -> None:
+    checked(Form(dtype=dtype, batch=1, size=24, value_size=value_size), rng)
 
 
 # With many rows of a group a wave holds some heads only, or a part of one.
@@ -149,16 +160,18 @@ def test_rope(layout: str, dtype: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("layout", ["BSND", "TND"])
-def test_dropout(layout: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_dropout(layout: str, dtype: str, rng: np.random.Generator) -> None:
     lengths: Any = {"queries": (70, 20), "keys": (50, 230)} if layout == "TND" else {"queries": 70, "keys": 230}
-    form = Form(layout, attrs={"keep_prob": 0.7}, **lengths)
+    form = Form(layout, dtype, attrs={"keep_prob": 0.7}, **lengths)
     drop = np.packbits(rng.random(2 * 2 * 70 * 230) < 0.7, bitorder="little")
     checked(form, rng, drop_mask=drop)
 
 
 @pytest.mark.parametrize("rule", ["", "zero", "mean", "nan"])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_rows_without_a_key(rule: str, dropped: bool, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_without_a_key(rule: str, dropped: bool, dtype: str, rng: np.random.Generator) -> None:
     array = mask(rng, (2, 1, 50, 290))
     array[:, :, 7] = True
     more: Inputs = {"atten_mask": array}
@@ -166,16 +179,17 @@ def test_rows_without_a_key(rule: str, dropped: bool, rng: np.random.Generator) 
     if dropped:
         more["drop_mask"] = np.packbits(rng.random(4 * 50 * 290) < 0.7, bitorder="little")
         attrs["keep_prob"] = 0.7
-    got = checked(Form(queries=50, keys=290, attrs=attrs), rng, **more)
+    got = checked(Form(dtype=dtype, queries=50, keys=290, attrs=attrs), rng, **more)
     np.testing.assert_array_equal(got["dq"][:, :, 7], 0.0)
 
 
 @pytest.mark.parametrize("mode", [1, 4])
 @pytest.mark.parametrize("dropped", [False, True])
-def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, dtype: str, rng: np.random.Generator) -> None:
     """They count in dV, also those beyond a band; what is not finite in their keys is not read."""
     attrs = {"sparse_mode": mode, "cpu_mask_value": -3.0, "pre_tockens": 30, "next_tockens": 5}
-    form = Form(queries=110, keys=290, attrs=attrs)
+    form = Form(dtype=dtype, queries=110, keys=290, attrs=attrs)
     inputs: Inputs = form.inputs(rng) | {"atten_mask": mask(rng, (2, 1, 110 if mode == 1 else 1, 290))}
     inputs["atten_mask"][..., 250] = True
     inputs["key"][:, :, 250] = np.inf
@@ -187,17 +201,19 @@ def test_masked_keys_that_keep_a_score(mode: int, dropped: bool, rng: np.random.
 
 
 @pytest.mark.parametrize("rule", ["", "zero", "infinite"])
-def test_rows_whose_softmax_is_undefined(rule: str, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_whose_softmax_is_undefined(rule: str, dtype: str, rng: np.random.Generator) -> None:
     bias = rng.standard_normal((1, 2, 50, 290)).astype(np.float32)
     bias[0, 0, 3] = -np.inf
     bias[0, 1, 5, 7] = np.nan
     bias[0, 1, 6, 8] = np.inf
-    form = Form(queries=50, keys=290, attrs={"pse_type": 0, "cpu_nan_rows": rule})
+    form = Form(dtype=dtype, queries=50, keys=290, attrs={"pse_type": 0, "cpu_nan_rows": rule})
     checked(form, rng, real_shift=bias)
 
 
-def test_keys_and_queries_that_are_not_attended_need_not_be_finite(rng: np.random.Generator) -> None:
-    form = Form(queries=110, keys=290, attrs={"cpu_empty_rows": "zero"})
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_keys_and_queries_that_are_not_attended_need_not_be_finite(dtype: str, rng: np.random.Generator) -> None:
+    form = Form(dtype=dtype, queries=110, keys=290, attrs={"cpu_empty_rows": "zero"})
     inputs = form.inputs(rng)
     array = mask(rng, (1, 1, 110, 290))
     array[..., 250] = True

@@ -1,6 +1,6 @@
 """FlashAttentionScoreGrad on random compositions of everything the operator takes, against the float64 reference: the
 gradients of the forward problems of test_random.py, whose lengths lie around the edges of vectors, tiles and panels.
-Blocks of the gradient are 96 rows and 192 keys. The bound of the errors is derived in gradients.py.
+Blocks of the gradient are up to 192 rows and 128 keys. The bound of the errors is derived in gradients.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-// The matrix product both halves of attention are made of: a tile of kTileRows x kVectors vectors of sums held in
-// registers while k runs, C = A B or C = C diag(alpha) + A B.
+// The matrix product that attention and its gradient are made of: a tile of kTileRows x kVectors vectors of sums held in
+// registers while k runs, C = A B, C += A B or C = C diag(alpha) + A B.
 //
-// B and C are panels: vectors of query rows side by side, kPanel floats from one line to the next. A is K or V as it lies
-// in memory, read one number at a time and broadcast, so that neither is packed. Of K a tile takes rows; of V, columns.
-// B is 8 KB for a head size of 64 and stays in the first-level cache while K goes by; the probabilities (32 KB) come from
-// there or from the second level, two lines for 2 kTileRows products.
+// B and C are lines of vectors; A is read one number at a time and broadcast, and a tile takes rows or columns of it.
+//
+// Forward, B and C are panels: vectors of query rows side by side, kPanel floats from one line to the next. A is K or V
+// as it lies in memory, so that neither is packed: of K a tile takes rows; of V, columns. B is 8 KB for a head size of 64
+// and stays in the first-level cache while K goes by; the probabilities (32 KB) come from there or from the second level,
+// two lines for 2 kTileRows products.
 //
 // With kPairs the 32 bits of a number of A or B are two bfloat16 that lie one after the other along the depth, which is
 // then half as long; their products are added as floats.
@@ -60,15 +62,34 @@ struct Reader<ColumnsOf, kRows> {
 // Numbers along the depth between two looks ahead.
 inline constexpr int64_t kStepDepth = 16;
 
-template <int kRows, int kVectors, bool kPairs, class A>
-FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const float* alpha, float* top,
-                             Upcoming& upcoming) {
+// Lines of B, `row` floats from one to the next.
+struct Lines {
+  const float* data;
+  int64_t row = kPanel;
+};
+
+// What becomes of C; with `scaled`, C diag(alpha) + A B.
+enum class Sums { fresh, added, scaled };
+
+// C. With `top`, the largest numbers of each of its columns so far are kept there.
+struct Target {
+  float* data;
+  int64_t row = kPanel;
+  const float* alpha = nullptr;
+  float* top = nullptr;
+};
+
+template <int kRows, int kVectors, Sums kSums, bool kPairs, class A>
+FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
   Vec sum[kRows][kVectors];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = alpha == nullptr ? Vec{} : load(c + r * kPanel + v * kLanes) * load(alpha + v * kLanes);
+      const float* at = c.data + r * c.row + v * kLanes;
+      if constexpr (kSums == Sums::fresh) sum[r][v] = Vec{};
+      if constexpr (kSums == Sums::added) sum[r][v] = load(at);
+      if constexpr (kSums == Sums::scaled) sum[r][v] = load(at) * load(c.alpha + v * kLanes);
     }
   }
   Reader<A, kRows> numbers(a);
@@ -78,7 +99,7 @@ FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const
     for (int64_t k = smaller(kStepDepth, depth - done); k > 0; --k) {
       Vec line[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) line[v] = load(b + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) line[v] = load(b.data + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const float x = numbers.at(r);
@@ -86,37 +107,36 @@ FA_INLINE void multiply_rows(A a, const float* b, int64_t depth, float* c, const
         for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
       }
       numbers.next();
-      b += kPanel;
+      b.data += b.row;
     }
   }
   upcoming.ahead = ahead;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) store(c + r * kPanel + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kVectors; ++v) store(c.data + r * c.row + v * kLanes, sum[r][v]);
   }
-  if (top == nullptr) return;
+  if (c.top == nullptr) return;
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; ++v) {
-    Vec largest = load(top + v * kLanes);
+    Vec largest = load(c.top + v * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) largest = greater(sum[r][v], largest);
-    store(top + v * kLanes, largest);
+    store(c.top + v * kLanes, largest);
   }
 }
 
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
-// rows. Without alpha, C = A B. With top, the largest numbers of each column of C so far are kept there.
-template <int kVectors, bool kPairs, class A, int kRows = kTileRows>
-static void multiply(int64_t rows, A a, const float* b, int64_t depth, float* c, const float* alpha, float* top,
-                     Upcoming& upcoming) {
+// rows.
+template <int kVectors, Sums kSums, bool kPairs, class A, int kRows = kTileRows>
+static void multiply(int64_t rows, A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kVectors, kPairs, A, kRows - 1>(rows, a, b, depth, c, alpha, top, upcoming);
+      multiply<kVectors, kSums, kPairs, A, kRows - 1>(rows, a, b, depth, c, upcoming);
       return;
     }
   }
-  multiply_rows<kRows, kVectors, kPairs>(a, b, depth, c, alpha, top, upcoming);
+  multiply_rows<kRows, kVectors, kSums, kPairs>(a, b, depth, c, upcoming);
 }
 
 }  // namespace fa::FA_ISA

@@ -42,15 +42,20 @@ FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
   high = (Vec)shuffle(even_bits, odd_bits, [](int i) { return i / 2 + kLanes + i % 2 * 2 * kLanes; });
 }
 
+// Both rounded to bfloat16, the second behind the first.
+FA_INLINE Vec narrow_both(Vec first, Vec second) {
+#if defined(__AVX512BF16__)
+  return (Vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+  (void)second;
+  return first;
+#endif
+}
+
 // Both rounded to bfloat16, `even` in the lower halves.
 FA_INLINE Vec pair_of(Vec even, Vec odd) {
-#if defined(__AVX512BF16__)
-  const auto both = (ShortVec)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  const auto both = (ShortVec)narrow_both(even, odd);
   return (Vec)shuffle(both, both, [](int i) { return i / 2 + i % 2 * kLanes; });
-#else
-  (void)odd;
-  return even;
-#endif
 }
 
 // Rounds `count` floats to bfloat16, pairs of them in the 32 bits of each float of the first half of the same memory. An

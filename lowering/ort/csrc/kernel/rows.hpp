@@ -29,17 +29,27 @@ FA_INLINE const float* key_row(const Problem& problem, const Sequence& s, int64_
                     s.key_rope + key_head * problem.key_rope.head + j * problem.key_rope.row, buffer);
 }
 
-// A row of bfloat16 numbers as they are, two to a float and filled up with 0, its rope part behind it.
+// `count` bfloat16 numbers as they are, two to a float; an odd count is filled up with 0.
+FA_INLINE const float* pairs_at(const void* data, int64_t at, int64_t count, float* buffer) {
+  const auto* numbers = static_cast<const uint16_t*>(data) + at;
+  if (count % 2 == 0) return reinterpret_cast<const float*>(numbers);
+  auto* out = reinterpret_cast<char*>(buffer);
+  const size_t size = static_cast<size_t>(count) * sizeof *numbers;
+  __builtin_memcpy(out, numbers, size);
+  __builtin_memset(out + size, 0, sizeof *numbers);
+  return buffer;
+}
+
+// The same of a row with its rope part behind it.
 FA_INLINE const float* joined_pairs(const Problem& problem, const Strided& whole, int64_t at, const Strided& rope,
                                     int64_t rope_at, float* buffer) {
-  const auto* row = static_cast<const uint16_t*>(whole.data) + at;
-  if (problem.rope_size == 0 && problem.head_size % 2 == 0) return reinterpret_cast<const float*>(row);
+  if (problem.rope_size == 0) return pairs_at(whole.data, at, problem.head_size, buffer);
   auto* out = reinterpret_cast<char*>(buffer);
-  const size_t size = static_cast<size_t>(problem.head_size) * sizeof *row;
-  const size_t rope_size = static_cast<size_t>(problem.rope_size) * sizeof *row;
-  __builtin_memcpy(out, row, size);
-  if (rope_size > 0) __builtin_memcpy(out + size, static_cast<const uint16_t*>(rope.data) + rope_at, rope_size);
-  __builtin_memset(out + size + rope_size, 0, sizeof *row);
+  const size_t size = static_cast<size_t>(problem.head_size) * sizeof(uint16_t);
+  const size_t rope_size = static_cast<size_t>(problem.rope_size) * sizeof(uint16_t);
+  __builtin_memcpy(out, static_cast<const uint16_t*>(whole.data) + at, size);
+  __builtin_memcpy(out + size, static_cast<const uint16_t*>(rope.data) + rope_at, rope_size);
+  __builtin_memset(out + size + rope_size, 0, sizeof(uint16_t));
   return buffer;
 }
 

@@ -51,7 +51,21 @@ FA_INLINE void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v;
 FA_INLINE Vec splat(float x) { return x - Vec{}; }
 
 // The second operand wins when either is NaN: greater(x, m) ignores a NaN in x, greater(low, x) keeps it.
-FA_INLINE Vec greater(Vec a, Vec b) { return a > b ? a : b; }
+// AVX-512 has instructions that do just that; GCC makes a comparison and a selection of the expressions.
+FA_INLINE Vec greater(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+FA_INLINE Vec lesser(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
 
 FA_INLINE Vec clear_where(IntVec condition, Vec v) { return (Vec)(~condition & (IntVec)v); }
 

@@ -174,8 +174,9 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
     if (fresh) ask_for_keys(span, data, first + c, smaller(kTileRows, window.end - c));
     span.upcoming.refill();
     const RowsOf keys{data.keys + (c - data_begin) * data.key_row, data.key_row};
-    multiply<kVectors, kPairs>(smaller(kTileRows, window.end - c), keys, queries, depth, s.scores + c * kPanel,
-                               nullptr, open ? s.top : nullptr, span.upcoming);
+    multiply<kVectors, Sums::fresh, kPairs>(smaller(kTileRows, window.end - c), keys, Lines{queries}, depth,
+                                            Target{s.scores + c * kPanel, kPanel, nullptr, open ? s.top : nullptr},
+                                            span.upcoming);
   }
   float* across = s.across + panel * kPanel * span.columns();
   const float* shrink = s.shrink + view.first_row;
@@ -193,9 +194,10 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   const float* values = data.values + (window.begin - data_begin) / kUnit * data.value_row;
   for (int64_t d = 0; d < value_size; d += kTileRows) {
     span.upcoming.refill();
-    multiply<kVectors, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
-                                   s.scores + window.begin / kUnit * kPanel, blocks_of(window.end - window.begin, kUnit),
-                                   across + d * kPanel, shrink, nullptr, span.upcoming);
+    multiply<kVectors, Sums::scaled, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
+                                             Lines{s.scores + window.begin / kUnit * kPanel},
+                                             blocks_of(window.end - window.begin, kUnit),
+                                             Target{across + d * kPanel, kPanel, shrink}, span.upcoming);
   }
 }
 

@@ -20,8 +20,7 @@ class Driver {
  public:
   Driver(const Gradients& gradients, const Runtime& runtime)
       : gradients_(gradients), problem_(gradients.problem), runtime_(runtime),
-        shape_{problem_.head_size + problem_.rope_size, problem_.value_size},
-        group_(problem_.heads / problem_.key_heads), pairs_(problem_.sequence_count * problem_.key_heads) {
+        shape_(problem_), group_(problem_.heads / problem_.key_heads), pairs_(problem_.sequence_count * problem_.key_heads) {
     for (int64_t n = 0; n < problem_.sequence_count; ++n) total_ += area(problem_.sequences[n]) * problem_.key_heads;
   }
 
@@ -29,7 +28,7 @@ class Driver {
 
   Outcome run() {
     if (!prepare()) return Outcome::out_of_memory;
-    alone_ = total_ * group_ * (shape_.depth + shape_.value_size) < kInlineProducts;
+    alone_ = total_ * group_ * (shape_.numbers + shape_.value_size) < kInlineProducts;
     spread(pairs_, &Driver::whole_pair);
     int64_t waves = 0;
     for (int64_t n = 0; n < shared_count_; ++n) waves = larger(waves, shared_[n].waves);
@@ -142,6 +141,14 @@ class Driver {
     driver.runtime_.release(driver.runtime_.self, memory);
   }
 
+  void run(const Pair& own, int64_t part, const Wave& wave, const Scratch& scratch, const RowSums& sums) {
+    if (!shape_.pairs) {
+      run_part<false>(gradients_, shape_, own, part, wave, scratch, sums);
+    } else if constexpr (kHasPairs) {
+      run_part<true>(gradients_, shape_, own, part, wave, scratch, sums);
+    }
+  }
+
   void whole_pair(int64_t task, const Scratch& scratch) {
     Pair own = pair(task);
     if (own.parts > 1) return;
@@ -151,7 +158,7 @@ class Driver {
     clear_keys(shape_, own, 0);
     for (int64_t n = 0; n < own.waves; ++n) {
       const Wave wave = own.wave(n);
-      run_part(gradients_, shape_, own, 0, wave, scratch, sums);
+      run(own, 0, wave, scratch, sums);
       for (int64_t r = 0; r < wave.rows(); ++r) put_row_sums(own, wave, r, sums, scratch.rows);
       count_sink(own, wave, sums);
     }
@@ -169,7 +176,7 @@ class Driver {
     const int64_t part = task - part_ends_[n];
     if (wave_ >= own.waves) return;
     if (wave_ == 0) clear_keys(shape_, own, part);
-    run_part(gradients_, shape_, own, part, own.wave(wave_), scratch, sums_of(own, part));
+    run(own, part, own.wave(wave_), scratch, sums_of(own, part));
     if (wave_ == own.waves - 1) put_keys(gradients_, shape_, own, part, scratch.rows);
   }
 
@@ -193,7 +200,7 @@ class Driver {
 
   void put_row_sums(const Pair& own, const Wave& wave, int64_t r, const RowSums& sums, float* buffer) {
     if (!gradients_.wants_query()) return;
-    put_query(gradients_, *own.sequence, shape_, wave.head_of(r), wave.index_of(r), sums.query + r * shape_.columns(),
+    put_query(gradients_, *own.sequence, wave.head_of(r), wave.index_of(r), sums.query + r * shape_.columns(),
               buffer);
   }
 
