@@ -102,14 +102,25 @@ class AxisSpace:
         """Declare two dimensions to be walked together; False, and nothing learnt, when their sizes cannot be matched.
 
         Two single axes are taken for equal although their sizes are different symbols: the operator that walks
-        them together fails at run time unless they are equal or one of them is 1, and the fused operator
-        checks the same.
+        them together fails at run time unless they are equal. For one that also takes a size of 1 there is `join`.
         """
         known = dict(self._parts)
         if self._walk_together(one, other):
             return True
         self._parts = known
         return False
+
+    def join(self, one: Axes, other: Axes) -> bool:
+        """`unify` for dimensions that broadcast: of two single axes of open sizes either may be 1 in a run, and the
+        size of the axis that stands for both is the broadcast of theirs, not one of them."""
+        left, right = self.resolve(one), self.resolve(other)
+        if len(left) == len(right) == 1 and left[0].size != right[0].size:
+            sizes = left[0].size, right[0].size
+            if not any(size.is_const for size in sizes):
+                both = self.new(Dim.broadcast(*sizes))
+                self._parts |= {left[0]: both, right[0]: both}
+                return True
+        return self.unify(one, other)
 
     def drop(self, axes: Axes) -> None:
         """Declare a dimension to be of size 1, because the operator that reads it fails in every other run."""

@@ -67,8 +67,10 @@ class Operands:
         for name in product.labels[0]:
             if name in dims[1]:
                 one, other = viewer.space.resolve(dims[0][name]), viewer.space.resolve(dims[1][name])
-                free_to_broadcast = name in product.out and not (one and other)
-                if not free_to_broadcast and not viewer.space.unify(one, other):
+                batch = name in product.out
+                if batch and not (one and other):
+                    continue  # one of them is broadcast
+                if not (viewer.space.join if batch else viewer.space.unify)(one, other):
                     raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
         scale = math.prod(view.scale for view in views if view is not None)
         return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)

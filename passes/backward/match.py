@@ -126,10 +126,13 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
             continue
         finder = _Finder(match, findings, matcher)
         try:
-            return finder.pair()
+            pair = finder.pair()
         except PairDecline as decline:
             decline.gradient = finder.gradients[0].node
             raise
+        # A row sum of the gradient reads like a product with values of one number for each key.
+        if pair is not None:
+            return pair
     if failure is not None:
         raise failure
     return None
