@@ -2,12 +2,12 @@
 // copying it would cost more than it saves. Used by decoding, where one new token meets a long cache.
 //
 // Several rows meet several keys (or columns) at a time, so that a load serves more than one product, but keys are read
-// nearly in the order of memory.
+// nearly in the order of memory. One or two rows of heads that lie apart go the way of in_order.hpp.
 #pragma once
 
 #include "ahead.hpp"
+#include "in_order.hpp"
 #include "rows.hpp"
-#include "stored.hpp"
 
 namespace fa::FA_ISA {
 
@@ -18,46 +18,12 @@ inline constexpr int64_t kDirectRows = 8;
 // Keys of one block: 256 are a tenth slower.
 inline constexpr int64_t kFewBlockKeys = 512;
 
-// Keys whose values are added before the next columns are taken. 32 and 64 are 5 to 10 % slower: with more of them the
-// columns are visited less in the order of memory.
-inline constexpr int64_t kValueKeys = 16;
-
 // The largest power of two of vectors that fit beside each other for so many rows.
 constexpr int vectors_beside(int rows, int most) {
   int count = most;
   while (count > 1 && count * rows > kRegisters * 3 / 4) count /= 2;
   return count;
 }
-
-// Adds lanes that differ in the bit kStep; lane l of the result holds a's sum, or b's where l has the bit.
-template <int kStep>
-FA_INLINE Vec add_halves(Vec a, Vec b) {
-  return shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane : kLanes + lane; }) +
-         shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane + kStep : kLanes + lane - kStep; });
-}
-
-// Lane l of the result is the sum of the lanes of vector l.
-template <int kCount = kLanes>
-FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) {
-  constexpr int kStep = kCount / 2;
-#pragma GCC unroll 8
-  for (int i = 0; i < kStep; ++i) vectors[i] = add_halves<kStep>(vectors[i], vectors[i + kStep]);
-  if constexpr (kStep > 1) return sum_each<kStep>(vectors);
-  return vectors[0];
-}
-
-// Rows of K or V, `row` numbers apart.
-template <class Stored>
-struct StoredRows {
-  const typename Stored::Number* data;
-  int64_t row;
-};
-
-// The rows of a query, as `Stored` loads them: whole vectors, filled up with 0.
-struct QueryRows {
-  const float* data;
-  int64_t row;
-};
 
 // Scores of `count` keys, `size` numbers each.
 template <class Stored, int kRows>
@@ -189,6 +155,12 @@ static void direct_values_of(const float* scores, int64_t score_row, StoredRows<
 template <class Stored, int kRows = kDirectRows>
 static void direct_scores(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
                           float* scores, int64_t score_row) {
+  if constexpr (kRows == kDirectRows) {
+    if (in_order<Stored>(rows, size, keys.row)) {
+      scores_in_order(rows, queries, keys, count, size, scores, score_row);
+      return;
+    }
+  }
   if constexpr (kRows > 1) {
     if (rows < kRows) {
       direct_scores<Stored, kRows - 1>(rows, queries, keys, count, size, scores, score_row);
@@ -201,6 +173,12 @@ static void direct_scores(int64_t rows, QueryRows queries, StoredRows<Stored> ke
 template <class Stored, int kRows = kDirectRows>
 static void direct_values(int64_t rows, const float* scores, int64_t score_row, StoredRows<Stored> values,
                           int64_t count, int64_t size, float* sums, int64_t columns) {
+  if constexpr (kRows == kDirectRows) {
+    if (in_order<Stored>(rows, size, values.row)) {
+      values_in_order(rows, scores, score_row, values, count, size, sums, columns);
+      return;
+    }
+  }
   if constexpr (kRows > 1) {
     if (rows < kRows) {
       direct_values<Stored, kRows - 1>(rows, scores, score_row, values, count, size, sums, columns);

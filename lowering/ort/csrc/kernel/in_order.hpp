@@ -1,0 +1,236 @@
+// The two products for one or two query rows, few enough that a whole key, or the sums of all columns, fit the registers
+// beside each other.
+//
+// Memory is the limit then, so what comes first is that it is asked for in its own order, one key after the other, each
+// from its beginning to its end, and each load instruction steps from key to key by the same distance: so the processor
+// fetches ahead by itself as fast as it can (Zen 4: 30 GB/s). Two keys side by side are read at a third of that, at 60 to
+// 75 % where their lines are asked for, too. It looks ahead as far as its load queue reaches, so there are no loads but
+// those of keys and values.
+#pragma once
+
+#include "stored.hpp"
+
+namespace fa::FA_ISA {
+
+// Keys whose values are added before the next columns or rows are taken. 32 and 64 are 5 to 10 % slower: with more of
+// them the columns are visited less in the order of memory.
+inline constexpr int64_t kValueKeys = 16;
+
+// Adds lanes that differ in the bit kStep; lane l of the result holds a's sum, or b's where l has the bit.
+template <int kStep>
+FA_INLINE Vec add_halves(Vec a, Vec b) {
+  return shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane : kLanes + lane; }) +
+         shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane + kStep : kLanes + lane - kStep; });
+}
+
+// Lane l of the result is the sum of the lanes of vector l.
+template <int kCount = kLanes>
+FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) {
+  constexpr int kStep = kCount / 2;
+#pragma GCC unroll 8
+  for (int i = 0; i < kStep; ++i) vectors[i] = add_halves<kStep>(vectors[i], vectors[i + kStep]);
+  if constexpr (kStep > 1) return sum_each<kStep>(vectors);
+  return vectors[0];
+}
+
+// Rows of K or V, `row` numbers apart.
+template <class Stored>
+struct StoredRows {
+  const typename Stored::Number* data;
+  int64_t row;
+};
+
+// The rows of a query, as `Stored` loads them: whole vectors, filled up with 0.
+struct QueryRows {
+  const float* data;
+  int64_t row;
+};
+
+// Products of kLanes keys and kRows queries over kVectors loads of columns, `last` of them numbers of the last load or 0 if
+// that is whole, added to parts[r][key] or, with kFirst, put there. The queries stay in registers, for every other load
+// would shorten the look ahead of the processor's load queue. Keys from `count` on are read as the last one.
+template <class Stored, int kRows, int kVectors, bool kFirst>
+FA_INLINE void score_columns(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t last,
+                             Vec (&parts)[kRows][kLanes]) {
+  Vec q[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) q[r][v] = load(queries.data + r * queries.row + v * kLanes);
+  }
+#pragma GCC unroll 1
+  for (int64_t j = 0; j < kLanes; ++j) {
+    const typename Stored::Number* key = keys.data + smaller(j, count - 1) * keys.row;
+    Vec sum[kRows];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum[r] = kFirst ? Vec{} : parts[r][j];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) {
+      const typename Stored::Number* from = key + v * Stored::kStep;
+      const Vec k = last > 0 && v == kVectors - 1 ? Stored::load_some(from, last) : Stored::load(from);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum[r] = add_products<Stored::kPairs>(sum[r], q[r][v], k);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) parts[r][j] = sum[r];
+  }
+}
+
+// All columns, kVectors loads at a time and then fewer.
+template <class Stored, int kRows, int kVectors, bool kFirst>
+FA_INLINE void score_rows(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+                          Vec (&parts)[kRows][kLanes]) {
+  constexpr int64_t kWide = kVectors * Stored::kStep;
+  if (size >= kWide) {
+    score_columns<Stored, kRows, kVectors, kFirst>(queries, keys, count, 0, parts);
+    for (size -= kWide;; size -= kWide) {
+      keys.data += kWide;
+      queries.data += kVectors * kLanes;
+      if (size < kWide) break;
+      score_columns<Stored, kRows, kVectors, false>(queries, keys, count, 0, parts);
+    }
+    if (size == 0) return;
+    if constexpr (kVectors > 1) {
+      score_rows<Stored, kRows, kVectors / 2, false>(queries, keys, count, size, parts);
+    } else {
+      score_columns<Stored, kRows, 1, false>(queries, keys, count, size, parts);
+    }
+  } else if constexpr (kVectors > 1) {
+    score_rows<Stored, kRows, kVectors / 2, kFirst>(queries, keys, count, size, parts);
+  } else {
+    score_columns<Stored, kRows, 1, kFirst>(queries, keys, count, size, parts);
+  }
+}
+
+template <class Stored, int kRows>
+static void score_pass(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size, float* scores,
+                       int64_t score_row) {
+  Vec parts[kRows][kLanes];
+  score_rows<Stored, kRows, kRegisters / 2 / kRows, true>(queries, keys, count, size, parts);
+  for (int r = 0; r < kRows; ++r) store(scores + r * score_row, sum_each(parts[r]));
+}
+
+// kVectors loads of columns of V, `last` of them numbers of the last load or 0 if that is whole; sums stay in registers
+// while `count` keys go by. With pairs, the weights of two keys lie in a float.
+template <class Stored, int kRows, int kVectors>
+FA_INLINE void value_columns(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count,
+                             int64_t last, float* sums, int64_t columns) {
+  constexpr int kUnit = Stored::kStep / kLanes;
+  Vec sum[kRows][kVectors][kUnit];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors * kUnit; ++v) sum[r][v / kUnit][v % kUnit] = load(sums + r * columns + v * kLanes);
+  }
+  const auto column = [&](const typename Stored::Number* row, int v) {
+    return last > 0 && v == kVectors - 1 ? Stored::load_some(row + v * Stored::kStep, last)
+                                         : Stored::load(row + v * Stored::kStep);
+  };
+  for (int64_t j = 0; j < count; j += kUnit) {
+    const typename Stored::Number* row = values.data + j * values.row;
+    Vec x[kVectors][kUnit];
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) x[v][0] = column(row, v);
+    if constexpr (Stored::kPairs) {
+      asm volatile("" ::: "memory");  // the second key's numbers are read after the first one's
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        const Vec odd = j + 1 < count ? column(row + values.row, v) : Vec{};
+        interleave(x[v][0], odd, x[v][0], x[v][1]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const float weight = weights[r * weight_row + j / kUnit];
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors * kUnit; ++v) {
+        Vec& own = sum[r][v / kUnit][v % kUnit];
+        own = add_products<Stored::kPairs>(own, weight, x[v / kUnit][v % kUnit]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors * kUnit; ++v) store(sums + r * columns + v * kLanes, sum[r][v / kUnit][v % kUnit]);
+  }
+}
+
+// All columns, kVectors loads at a time and then fewer.
+template <class Stored, int kRows, int kVectors>
+FA_INLINE void value_rows(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count,
+                          int64_t size, float* sums, int64_t columns) {
+  constexpr int64_t kWide = kVectors * Stored::kStep;
+  for (; size >= kWide; size -= kWide) {
+    value_columns<Stored, kRows, kVectors>(weights, weight_row, values, count, 0, sums, columns);
+    values.data += kWide;
+    sums += kWide;
+  }
+  if constexpr (kVectors > 1) {
+    value_rows<Stored, kRows, kVectors / 2>(weights, weight_row, values, count, size, sums, columns);
+  } else if (size > 0) {
+    value_columns<Stored, kRows, 1>(weights, weight_row, values, count, size, sums, columns);
+  }
+}
+
+// `count` <= kValueKeys. With pairs, the weights are rounded on the way.
+template <class Stored, int kRows>
+static void value_pass(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count, int64_t size,
+                       float* sums, int64_t columns) {
+  constexpr int kVectors = kRegisters / 2 / (kRows * (Stored::kStep / kLanes));
+  if constexpr (Stored::kPairs) {
+    constexpr int64_t kRounded = kValueKeys + kLanes;
+    float rounded[kRows][kRounded];
+    for (int r = 0; r < kRows; ++r) {
+      __builtin_memcpy(rounded[r], weights + r * weight_row, static_cast<size_t>(count) * sizeof(float));
+      narrow_to_pairs(rounded[r], count);
+    }
+    value_rows<Stored, kRows, kVectors>(rounded[0], kRounded, values, count, size, sums, columns);
+  } else {
+    value_rows<Stored, kRows, kVectors>(weights, weight_row, values, count, size, sums, columns);
+  }
+}
+
+// Whether rows of so many numbers, `row` of them apart, are read this way.
+template <class Stored>
+FA_INLINE bool in_order(int64_t rows, int64_t size, int64_t row) {
+  return row == size && rows * blocks_of(size, Stored::kStep) <= kRegisters / 2;
+}
+
+// Calls pass(r) as pass.operator()<kRows>(r) for all rows.
+template <class Pass>
+FA_INLINE void in_passes(int64_t rows, int64_t most, Pass pass) {
+  int64_t r = 0;
+  for (; most >= 4 && r + 4 <= rows; r += 4) pass.template operator()<4>(r);
+  for (; r + 2 <= rows; r += 2) pass.template operator()<2>(r);
+  if (r < rows) pass.template operator()<1>(r);
+}
+
+// Scores of `count` keys, `size` numbers each; whole vectors of scores are written.
+template <class Stored>
+static void scores_in_order(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
+                            float* scores, int64_t score_row) {
+  for (int64_t c = 0; c < count; c += kLanes) {
+    const StoredRows<Stored> own{keys.data + c * keys.row, keys.row};
+    in_passes(rows, rows, [&]<int kRows>(int64_t r) {
+      score_pass<Stored, kRows>({queries.data + r * queries.row, queries.row}, own, count - c, size,
+                                scores + r * score_row + c, score_row);
+    });
+  }
+}
+
+// sums += P V for `count` values of `size` numbers.
+template <class Stored>
+static void values_in_order(int64_t rows, const float* weights, int64_t weight_row, StoredRows<Stored> values,
+                            int64_t count, int64_t size, float* sums, int64_t columns) {
+  constexpr int64_t kMost = Stored::kPairs ? 2 : 4;  // sums of pairs take twice the registers
+  for (int64_t c = 0; c < count; c += kValueKeys) {
+    const StoredRows<Stored> own{values.data + c * values.row, values.row};
+    const int64_t keys = smaller(kValueKeys, count - c);
+    in_passes(rows, kMost, [&]<int kRows>(int64_t r) {
+      value_pass<Stored, kRows>(weights + r * weight_row + c, weight_row, own, keys, size, sums + r * columns, columns);
+    });
+  }
+}
+
+}  // namespace fa::FA_ISA
