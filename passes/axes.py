@@ -102,7 +102,8 @@ class AxisSpace:
         """Declare two dimensions to be walked together; False, and nothing learnt, when their sizes cannot be matched.
 
         Two single axes are taken for equal although their sizes are different symbols: the operator that walks
-        them together fails at run time unless they are equal. For one that also takes a size of 1 there is `join`.
+        them together fails at run time unless they are equal, or one of them is 1 and does not enlarge what the other
+        belongs to, and the fused operator checks the same. Where either may enlarge the other there is `join`.
         """
         known = dict(self._parts)
         if self._walk_together(one, other):

@@ -32,13 +32,13 @@ import onnx_ir as ir
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import INT64, Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout import Move, moves
+from fa_compiler.passes.layout import moves
 from fa_compiler.passes.lengths import Length, Lengths, excluding, read_lengths
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
-from fa_compiler.passes.paging import Pages
+from fa_compiler.passes.paging import Cache, Pages
 from fa_compiler.passes.quantised import Quantised, quantised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.step import Step
@@ -52,16 +52,6 @@ CORNER_CAUSAL = 3
 MASKED_SCORE = -1e12
 """The operator's score of a masked key."""
 LARGEST_HALF = 65504.0
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Where keys or values lie, and the moves to what the operator takes."""
-
-    value: ir.Value
-    dims: Arrangement
-    plan: tuple[Move, ...]
-    quantised: Quantised | None
 
 
 @dataclass(frozen=True)
@@ -250,11 +240,11 @@ class Decoding:
     def _caches(self) -> list[Cache]:
         """Key and value: pages, int8 caches where both are, or what FlashAttentionScore would read."""
         if self.pages is not None:
-            pools = (self.pages.key, self.pages.value)
+            pools = [self.pages.key, self.pages.value]
             for pool in pools:
                 if pool.quantised is None and self.builder.info.dtype(pool.value) != self.match.dtype:
                     raise self._other("the pool of blocks has another type than the query")
-            return [Cache(pool.value, pool.dims, pool.plan, pool.quantised) for pool in pools]
+            return pools
         roles = self.match.roles
         views = zip((self.match.key, self.match.value), self.targets, (roles.depth, roles.value_depth), strict=True)
         found = [self._quantised(view, target, depth) for view, target, depth in views]

@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.build import INT64, Mover
-from fa_compiler.passes.cases import Case, Number, unequal, where
+from fa_compiler.passes.cases import Case, Number
 from fa_compiler.passes.formula import Affine, All, Always, AtLeastZero, Below, Formula, Given, negation
 from fa_compiler.passes.layout import moves
 from fa_compiler.passes.match import AttentionMatch
@@ -104,15 +104,10 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo) -> list[Length |
     if shape is None:
         return None
     positions = Positions(info, shape)
-    excluded: Formula | None
-    if info.dtype(base) == ir.DataType.BOOL:
-        excluded = positions.truth(base, positions.every)
-    else:
-        number = positions.number(base, positions.every)
-        excluded = None if number is None else where(number, lambda x: unequal(x, 0))
-    if excluded is None:
+    truth = positions.nonzero(base)
+    if truth is None:
         return None
-    kept = negation(excluded if mask.when else negation(excluded))
+    kept = negation(truth) if mask.when else truth
     dims = match.space.resolve_all(mask.view.base_dims)
     result: list[Length | Masked] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):

@@ -50,8 +50,9 @@ A table without columns is none to the operator: beside a query in BSH it would 
 
 
 @dataclass(frozen=True)
-class Pool:
-    """One cache's blocks, and the moves to the form the operator takes, whose first dimension counts them."""
+class Cache:
+    """Where keys or values lie, one after the other or in blocks, which the first dimension then counts, and the moves
+    to the form the operator takes."""
 
     value: ir.Value
     dims: Arrangement
@@ -63,8 +64,8 @@ class Pool:
 class Pages:
     """Both pools, their one table, and the layouts of the query that go with them."""
 
-    key: Pool
-    value: Pool
+    key: Cache
+    value: Cache
     table: View
     pages: Axes
     block_size: int
@@ -240,7 +241,7 @@ def _pool(
     folded: bool,
     match: AttentionMatch,
     viewer: Viewer,
-) -> Pool | None:
+) -> Cache | None:
     """The blocks of a cache in one of the two forms, as long as that takes no copy."""
     data, space = found.node.inputs[0], viewer.space
     assert data is not None
@@ -257,7 +258,7 @@ def _pool(
             value, quant = inner.value, inner
             continue
         if plan is not None and cost(plan) < COPY_COST:
-            return Pool(value, own, tuple(plan), quant)
+            return Cache(value, own, tuple(plan), quant)
         moved = _through(value, dims, viewer)
         if moved is None:
             return None

@@ -132,6 +132,13 @@ class Positions:
             self._depth -= 1
         return self._numbers[key]
 
+    def nonzero(self, value: ir.Value) -> Formula | None:
+        """When an element of a tensor of any type is not 0, or is true; None when that cannot be said."""
+        if self.info.dtype(value) == ir.DataType.BOOL:
+            return self.truth(value, self.every)
+        found = self.number(value, self.every)
+        return None if found is None else where(found, lambda x: unequal(x, 0))
+
     # -- truth values ---------------------------------------------------------------------------
 
     def _truth(self, value: ir.Value, index: Index) -> Formula | None:

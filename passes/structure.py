@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.band import Band, SparseMode, sparse_mode
-from fa_compiler.passes.cases import unequal, where
 from fa_compiler.passes.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
 from fa_compiler.passes.narrow import is_constant_along
 from fa_compiler.passes.packing import Packing, Runs
@@ -141,8 +140,8 @@ class _Reader:
     def _kept(self, term: AddTerm | SelectTerm, positions: Positions) -> Formula | None:
         """Where the term leaves the scores as they are."""
         if isinstance(term, AddTerm):
-            number = positions.number(term.value, positions.every)
-            return None if number is None else negation(where(number, lambda x: unequal(x, 0)))
+            added = positions.nonzero(term.value)
+            return None if added is None else negation(added)
         condition = positions.truth(term.condition, positions.every)
         if condition is None or term.keep:
             return condition

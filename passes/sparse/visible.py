@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
-from fa_compiler.passes.cases import unequal, where
 from fa_compiler.passes.formula import TRUE, All, AtLeastZero, Formula, Given, negation
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.shapes import ShapeInfo
@@ -52,13 +51,7 @@ def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) 
         return None
     if len(shape) == 4 and shape[1].const != 1:
         return None
-    positions = Positions(info, shape)
-    formula: Formula | None
-    if info.dtype(value) == ir.DataType.BOOL:
-        formula = positions.truth(value, positions.every)
-    else:
-        number = positions.number(value, positions.every)
-        formula = None if number is None else where(number, lambda x: unequal(x, 0))
+    formula = Positions(info, shape).nonzero(value)
     if formula is None:
         return None
     kept = negation(formula) if when else formula
