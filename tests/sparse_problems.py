@@ -100,8 +100,9 @@ def paged(rng: Rng, inputs: Inputs, names: tuple[str, ...], sizes: Sizes, length
     return found | {"block_table": table, lengths: sizes.k_lens.astype(np.int32)}
 
 
-def attention(seed: int, dtype: Any = np.float32, plain: bool = False) -> Problem:
-    """A SparseFlashAttention. `plain` leaves out what its gradient does not have: lengths in BSND, pages, sinks."""
+def attention(seed: int, dtype: Any = np.float32, plain: bool = False, sinks: bool = False) -> Problem:
+    """A SparseFlashAttention. `plain` leaves out what its gradient does not have: lengths in BSND, pages, and
+    sinks unless they are asked for."""
     rng = np.random.default_rng(seed)
     layout = str(rng.choice(["BSND", "TND"]))
     sizes = Sizes(rng, layout, full=plain)
@@ -140,10 +141,10 @@ def attention(seed: int, dtype: Any = np.float32, plain: bool = False) -> Proble
             np.full_like(sizes.q_lens, sizes.queries[1]),
             np.full_like(sizes.k_lens, sizes.keys[1]),
         )
+    if sinks or (not plain and rng.integers(0, 3) == 0):
+        inputs["sinks"] = normal(rng, (heads,), np.float32)
     if plain:
         return inputs, attrs
-    if rng.integers(0, 3) == 0:
-        inputs["sinks"] = normal(rng, (heads,), np.float32)
     if rng.integers(0, 3) == 0:
         keys = tuple(name for name in ("key", "value", "key_rope") if name in inputs)
         inputs = paged(rng, inputs, keys, sizes, names[1], int(rng.choice([3, 16])))
@@ -153,11 +154,20 @@ def attention(seed: int, dtype: Any = np.float32, plain: bool = False) -> Proble
     return inputs, attrs
 
 
-def attention_grad(seed: int, dtype: Any = np.float32) -> Problem:
-    """A SparseFlashAttentionGrad, with what its forward pass gives."""
-    inputs, attrs = attention(seed, dtype, plain=True)
-    result = reference.run("SparseFlashAttention", inputs, attrs)
+REORDERED = "opdef_2026_reordered"
+
+
+def attention_grad(seed: int, dtype: Any = np.float32, reordered: bool = False) -> Problem:
+    """A SparseFlashAttentionGrad, with what its forward pass gives. `reordered` for what the variant of 2026 has
+    besides: sinks, and key in place of value."""
     rng = np.random.default_rng(seed + 1)
+    inputs, attrs = attention(seed, dtype, plain=True, sinks=reordered and bool(rng.integers(0, 3)))
+    merged = reordered and bool(rng.integers(0, 3))
+    if merged:
+        inputs["value"] = inputs["key"]
+    result = reference.run("SparseFlashAttention", inputs, attrs)
+    if merged:
+        del inputs["value"]
     inputs |= {
         "d_out": normal(rng, result["attention_out"].shape, dtype),
         "out": result["attention_out"],
@@ -247,6 +257,8 @@ def indexer_loss(seed: int, dtype: Any = np.float32) -> Problem:
     if rng.integers(0, 2):
         inputs["query_rope"] = normal(rng, (*sizes.queries, heads, rope), dtype)
         inputs["key_rope"] = normal(rng, (*sizes.keys, 1, rope), dtype)
+    if rng.integers(0, 2):
+        inputs["sinks"] = normal(rng, (heads,), np.float32)
     scale = float(rng.uniform(0.1, 0.4))
     ends = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
     forward = inputs | {"value": inputs["key"]} | (sizes.lengths(ends) if layout == "TND" else {})

@@ -10,7 +10,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from fa_compiler.op_registry import DOMAIN, bind_inputs, bind_outputs, get
+from fa_compiler.op_registry import DOMAIN, OpSpec, bind_inputs, bind_outputs, get, variants
 from fa_compiler.reference.call import OPERATORS, Array, ReferenceInputError
 from fa_compiler.reference.runner import run
 
@@ -29,16 +29,30 @@ class _AscendOp(OpRun):
         return tuple(value if name else None for name, value in zip(self.onnx_node.output, results, strict=True))
 
     def _run(self, *args: Any, **attrs: Any) -> tuple[Array, ...]:
-        spec = get(self.op_type)
+        spec = _variant(self.op_type, args)
         given = {name: value for name, value in attrs.items() if value is not None}
         bound = bind_outputs(spec, self.output)
         wanted = [name for name, value in bound.items() if value]
         try:
-            results = run(self.op_type, bind_inputs(spec, args, given), given, wanted)
+            results = run(self.op_type, bind_inputs(spec, args, given), given, wanted, cann=spec.variant)
         except ReferenceInputError as error:
             raise ReferenceInputError(error.op_type, error.name, error.problem, self.onnx_node.name) from None
         not_wanted = np.zeros(0)
         return tuple(results.get(name, not_wanted) for name in list(bound)[: len(self.output)])
+
+
+def _variant(op_type: str, args: tuple[Any, ...]) -> OpSpec:
+    """The newest variant whose integer inputs stand where the node's do: inputs moved between variants."""
+    integers = [None if array is None else np.asarray(array).dtype.kind == "i" for array in args]
+    fitting = (
+        spec
+        for spec in reversed(variants(op_type))
+        if all(
+            found is None or found == entry.dtypes[0].startswith("DT_INT")
+            for found, entry in zip(integers, spec.inputs, strict=False)
+        )
+    )
+    return next(fitting, get(op_type))
 
 
 def onnx_ops() -> list[type[OpRun]]:

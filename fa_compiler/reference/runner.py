@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry import full_attrs, get
+from fa_compiler.op_registry import Kind, full_attrs, get
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
 
@@ -18,16 +18,18 @@ def run(
     attrs: Mapping[str, Any],
     outputs: Sequence[str] | None = None,
     dtype: str | None = None,
+    cann: str | None = None,
 ) -> dict[str, Array]:
     """Runs `op_type` in float64 and returns its outputs by name, in the operator's dtypes.
 
     `inputs` maps REG_OP input names to arrays (a list of them for a dynamic input); an absent input is None
-    or missing. Missing attributes take the default of the newest variant. `outputs` asks for some outputs
-    only; `dtype="float64"` for unrounded float64 results of pure float64 arithmetic.
+    or missing. `outputs` asks for some outputs only; `dtype="float64"` for unrounded float64 results of pure
+    float64 arithmetic. `cann` chooses the variant of the prototype (its names, and the defaults of missing
+    attributes), the newest without.
 
     Raises ReferenceInputError for inputs the operator, or this reference, does not take.
     """
-    spec = get(op_type)
+    spec = get(op_type, cann)
     function = OPERATORS.get(op_type)
     if function is None:
         raise ReferenceInputError(
@@ -36,6 +38,9 @@ def run(
     if dtype not in (None, "float64"):
         raise ReferenceInputError(op_type, "dtype", f'must be None or "float64", got {dtype!r}')
     _check_names(op_type, "input", inputs, [item.name for item in spec.inputs])
+    for item in spec.inputs:
+        if item.kind is Kind.REQUIRED and inputs.get(item.name) is None:
+            raise ReferenceInputError(op_type, item.name, "this input is needed and absent")
     output_names = [item.name for item in spec.outputs]
     wanted = output_names if outputs is None else list(outputs)
     _check_names(op_type, "output", wanted, output_names)

@@ -123,6 +123,13 @@ class SparseCall:
             raise self.call.error(name, f"has shape {tensor.shape}, expected {expected}")
         return np.swapaxes(tensor, -3, -2).reshape(self.tokens, self.heads)
 
+    def sinks(self) -> Floats | None:
+        """One more score for each head of attention, or None."""
+        tensor = self.call.optional("sinks")
+        if tensor is not None and tensor.shape != (self.heads,):
+            raise self.call.error("sinks", f"has shape {tensor.shape}, expected {(self.heads,)}")
+        return None if tensor is None else tensor.astype(np.float64)
+
     def pack_statistics(self, values: Floats) -> Floats:
         """The inverse of `statistics`."""
         split = values.reshape(*self.token_dims, self.key_heads, self.group)

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from fa_compiler.lowering import OPERATORS
-from fa_compiler.lowering.ort.list_descriptors import ROWS, Row
-from fa_compiler.op_registry import Kind, OpSpec, extensions, get
+from fa_compiler.lowering.ort.list_descriptors import ROWS, Row, row_of
+from fa_compiler.op_registry import Kind, OpSpec, OutputSpec, extensions, get, variants
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 
@@ -29,6 +29,8 @@ _ELEMENTS = {
     "DT_INT32": "int32",
     "DT_INT64": "int64",
 }
+
+_REORDERED = ("opdef_2026_reordered",)
 
 # The products whose registered combinations are the widest, the first that has the operator; those of FP8 types have
 # no CPU kernel.
@@ -57,14 +59,28 @@ def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[s
     return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
-def rows_of(spec: OpSpec) -> tuple[Row, ...]:
-    """What the operator is registered with."""
+def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[Row, ...]:
+    """What the operator is registered with: `places` inputs, those the variant does not have absent, and `outputs`."""
     if spec.name in ROWS:
         return ROWS[spec.name]()
     return tuple(
-        Row(*(tuple(_ELEMENTS[row[tensor.name]] for tensor in tensors) for tensors in (spec.inputs, spec.outputs)))
+        row_of(
+            tuple(_ELEMENTS[row[tensor.name]] for tensor in spec.inputs),
+            places,
+            *(_ELEMENTS[row.get(tensor.name, tensor.dtypes[0])] for tensor in outputs),
+        )
         for row in combinations(spec)
     )
+
+
+def registered(op_type: str) -> tuple[OpSpec, ...]:
+    """The newest variant of the operator, and those that have its inputs in another order.
+
+    ONNX Runtime tells them apart by their types and wants all of one name to have as many inputs and outputs, the same
+    of them required.
+    """
+    newest = get(op_type)
+    return (newest, *(found for found in variants(op_type) if found.variant in _REORDERED))
 
 
 def render() -> str:
@@ -73,23 +89,29 @@ def render() -> str:
         "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
     ]
-    for op_type in OPERATORS:
-        spec = get(op_type)
-        lines += ["", f"namespace {_snake(op_type)} {{", f'inline constexpr const char* kName = "{op_type}";']
+    for spec in (spec for op_type in OPERATORS for spec in registered(op_type)):
+        same = registered(spec.name)
+        name = _snake(spec.name) + ("" if spec is same[0] else f"_{spec.variant}")
+        lines += ["", f"namespace {name} {{", f'inline constexpr const char* kName = "{spec.name}";']
         for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
             names = ", ".join(f'"{tensor.name}"' for tensor in tensors)
             lines += [f"inline constexpr const char* k{what}s[] = {{{names}}};", f"enum {what} : size_t {{"]
             lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
-        required = sum(tensor.kind is not Kind.OPTIONAL for tensor in spec.inputs)
-        rows = rows_of(spec)
+        required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
+        outputs = max((each.outputs for each in same), key=len)
+        rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
         lines.append(f"inline constexpr size_t kRequiredInputs = {required};")
         lines.append(f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};")
+        lines.append(f"inline constexpr size_t kOutputCount = {len(rows[0].outputs)};")
         lines.append("inline constexpr Types kTypes[] = {")
         for row in rows:
-            inputs, outputs = (", ".join(f"E::{element}" for element in part) for part in row)
-            lines.append(f"  {{{{{inputs}}}, {{{outputs}}}}},")
-        lines += ["};", f"}}  // namespace {_snake(op_type)}"]
+            lines.append(f"  {{{', '.join(f'{{{_elements(part)}}}' for part in row)}}},")
+        lines += ["};", f"}}  // namespace {name}"]
     return "\n".join(lines) + "\n"
+
+
+def _elements(part: tuple[str, ...]) -> str:
+    return ", ".join(f"E::{element}" for element in part)
 
 
 def _snake(name: str) -> str:

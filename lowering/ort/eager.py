@@ -58,14 +58,17 @@ def run(
     inputs: Mapping[str, Any],
     attrs: Mapping[str, Any],
     outputs: Sequence[str] | None = None,
+    cann: str | None = None,
 ) -> dict[str, Array]:
     """Runs `op_type` on the CPU kernel and returns its outputs by name.
 
     `inputs` maps REG_OP names to arrays (a list of them for a dynamic input, bfloat16 as `ml_dtypes.bfloat16`);
-    an absent input is None or missing. Missing attributes take the default of the newest variant; `outputs` asks
-    for some outputs only. Raises UnknownOp, NodeError (unknown or missing name) and KernelError.
+    an absent input is None or missing; `outputs` asks for some outputs only. `cann` chooses the variant of the
+    prototype (its names, their order, and the defaults of missing attributes), the newest without; the kernel has the
+    orders that ONNX Runtime can tell apart by their types. Raises UnknownOp, UnknownVariant, NodeError (unknown or
+    missing name) and KernelError.
     """
-    spec = get(op_type)
+    spec = get(op_type, cann)
     if op_type not in OPERATORS:
         raise KernelError(f"{op_type} has no CPU kernel; there is one for {', '.join(OPERATORS)}")
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
@@ -75,9 +78,8 @@ def run(
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
     attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
     try:
-        session = _session(
-            op_type, tuple(attributes.items()), types, frozenset(wanted), tuple(map(os.environ.get, _KERNEL_SETTINGS))
-        )
+        settings = tuple(map(os.environ.get, _KERNEL_SETTINGS))
+        session = _session(op_type, cann, tuple(attributes.items()), types, frozenset(wanted), settings)
         # One tensor for one array: a kernel may see that two inputs are the same memory.
         tensors = {id(array): _to_ort(array) for array in placed if array is not None}
         feeds = {_input_name(i): tensors[id(array)] for i, array in enumerate(placed) if array is not None}
@@ -102,12 +104,13 @@ def _element_type(spec: OpSpec, array: Array) -> int:
 @functools.lru_cache(maxsize=64)
 def _session(
     op_type: str,
+    cann: str | None,
     attributes: tuple[tuple[str, Any], ...],
     types: tuple[int | None, ...],
     wanted: frozenset[str],
     settings: tuple[str | None, ...],  # only part of the key: the library reads them when a session is made
 ) -> ort.InferenceSession:
-    spec = get(op_type)
+    spec = get(op_type, cann)
     output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]
     while output_names and not output_names[-1]:
         output_names.pop()

@@ -37,14 +37,14 @@ def _decode() -> tuple[Row, ...]:
     """
     places = 13 + 2 * MOST_LISTED
     result = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "float16"}
-    rows = [_row((query, *(_ANY,) * 8, _NONE, *(_ANY,) * 5), places, out) for query, out in result.items()]
+    rows = [row_of((query, *(_ANY,) * 8, _NONE, *(_ANY,) * 5), places, out) for query, out in result.items()]
     scales = [("float32", "float32"), ("float16", "float32"), ("int8", "float32")]
     scales += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
     for query, scale in scales:
         for mask in ("boolean", "int8", "uint8"):
             before = (query, _ANY, _ANY, result[query], mask, "int64", _ANY, "float32", _ANY)
             behind = (scale, scale, result[query], result[query], "int32", "int64")
-            rows.append(_row((*before, *behind), places, "int8"))
+            rows.append(row_of((*before, *behind), places, "int8"))
     rows += [Row((query, *(_ANY,) * (places - 1)), (out,)) for query, out in result.items()]
     return tuple(rows)
 
@@ -55,11 +55,12 @@ def _merge() -> tuple[Row, ...]:
     rows = [Row(("float32",) * places, ("float32", "float32"))]
     for result in ("float16", "bfloat16"):
         for ranks in range(1, _MOST_RANKS + 1):
-            rows.append(_row(("float32",) * ranks + (result,) * ranks, places, result, "float32"))
+            rows.append(row_of(("float32",) * ranks + (result,) * ranks, places, result, "float32"))
     return tuple(rows)
 
 
-def _row(inputs: tuple[str, ...], places: int, *outputs: str) -> Row:
+def row_of(inputs: tuple[str, ...], places: int, *outputs: str) -> Row:
+    """These inputs and none at the other places."""
     return Row(inputs + (_NONE,) * (places - len(inputs)), outputs)
 
 

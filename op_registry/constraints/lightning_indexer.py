@@ -6,9 +6,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
-from fa_compiler.op_registry.geometry import differ, shape_of
-from fa_compiler.op_registry.node import Dim
-from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, SparseSizes
+from fa_compiler.op_registry.sparse_shapes import PAGED, SparseSizes
 
 rules = Rules("LI")
 
@@ -22,14 +20,11 @@ def _sizes(call: Call) -> SparseSizes | None:
     return sparse.sizes_of(call, "layout_query", "layout_key")
 
 
-def _batch(call: Call, sizes: SparseSizes) -> Dim:
-    return sizes.queries[0] if call.attr("layout_query") == "BSND" else shape_of(call[_LENGTHS[0]], 1)[0]
-
-
 @rules(1)
 def types(call: Call) -> Iterator[Fault]:
-    """query, key and weights have one type."""
-    yield from sparse.equal_halfs(call, ("query", "key", "weights"), ("sparse_values",))
+    """query and key have one type; the weights too, or FLOAT on 950."""
+    yield from sparse.equal_halfs(call, ("query", "key"), ("sparse_values",))
+    yield from sparse.weights(call, "weights")
 
 
 @rules(2)
@@ -39,9 +34,7 @@ def sizes(call: Call) -> Iterator[Fault]:
     if sizes is None:
         return
     yield from sparse.head_groups(call, sizes, index=True)
-    width = shape_of(call["key"], KEY_LAYOUTS[call.attr("layout_key")])[-1]
-    if differ(width, sizes.d):
-        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.same_width(call, sizes)
     yield from sparse.shaped(call, "weights", (*sizes.queries, sizes.n1))
     yield from sparse.one_of("query", "the head count", sizes.n1, (64,))
     yield from sparse.one_of("query", "the head size", sizes.d, (128,))
@@ -51,9 +44,6 @@ def sizes(call: Call) -> Iterator[Fault]:
 def layouts(call: Call) -> Iterator[Fault]:
     """The layouts are known and fit, and so do the ranks."""
     yield from sparse.layouts(call, "layout_query", "layout_key", ("query",), ("key",))
-    sizes = _sizes(call)
-    if sizes is not None:
-        yield from sparse.same_batch(sizes, call.attr("layout_query"), call.attr("layout_key"))
 
 
 @rules(4)
@@ -86,5 +76,6 @@ def lengths(call: Call) -> Iterator[Fault]:
     sizes = _sizes(call)
     if sizes is None:
         return
-    yield from sparse.paging(call, sizes, "layout_key", _batch(call, sizes))
-    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_key", _batch(call, sizes))
+    batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+    yield from sparse.paging(call, sizes, "layout_key", batch)
+    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_key", batch)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
-from fa_compiler.op_registry.geometry import differ, shape_of
-from fa_compiler.op_registry.sparse_shapes import QUERY_LAYOUTS
+from fa_compiler.op_registry.geometry import differ
 
 rules = Rules("LIG")
 
@@ -23,9 +22,6 @@ def layout(call: Call) -> Iterator[Fault]:
     yield from sparse.equal_halfs(call, ("query", "key", "dy", "weights"), ("dq", "dk", "dweights"))
     yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
     yield from sparse.layouts(call, "layout", "layout", ("query",), ("key",))
-    sizes = sparse.sizes_of(call)
-    if sizes is not None:
-        yield from sparse.same_batch(sizes, call.attr("layout"), call.attr("layout"))
 
 
 @rules(2)
@@ -34,9 +30,7 @@ def head_size(call: Call) -> Iterator[Fault]:
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
-    width = shape_of(call["key"], QUERY_LAYOUTS[call.attr("layout")])[-1]
-    if differ(width, sizes.d):
-        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.same_width(call, sizes)
     yield from sparse.one_of("query", "the head size", sizes.d, (128,))
 
 

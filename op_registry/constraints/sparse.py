@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Stage, number, size_text, text
-from fa_compiler.op_registry.geometry import Shape, differ, divide
+from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS, SparseSizes, sparse_sizes
 
@@ -47,8 +47,20 @@ def fixed_types(call: Call, types: dict[str, str]) -> Iterator[Fault]:
             yield Fault(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
 
 
+def weights(call: Call, name: str, gradient: str = "") -> Iterator[Fault]:
+    """The weights of the index heads have query's type, or FLOAT where the prototype has it; their gradient theirs."""
+    query, own = call.dtype("query"), call.dtype(name)
+    wide = own == "DT_FLOAT" and "DT_FLOAT" in (call.spec.legal_types(name) or ())
+    if query and own and own != query and not wide:
+        yield Fault(name, f"{name} is {own}, expected {query} as query", "aclnn")
+    stated = call.outputs.get(gradient)
+    if stated is not None and own and stated.dtype and stated.dtype != own:
+        yield Fault(gradient, f"{gradient} is {stated.dtype}, expected {own} as {name}", "aclnn")
+
+
 def layouts(call: Call, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Fault]:
-    """The layouts that the attributes `query` and `key` name are known and fit each other, and ranks fit them."""
+    """The layouts that the attributes `query` and `key` name are known and fit each other, ranks fit them, and query
+    and key have one batch."""
     for attribute, known, names in ((query, QUERY_LAYOUTS, rows), (key, _key_layouts(query, key), keys)):
         layout = call.attr(attribute)
         if layout not in known:
@@ -63,6 +75,9 @@ def layouts(call: Call, query: str, key: str, rows: tuple[str, ...], keys: tuple
     ours, theirs = call.attr(query), call.attr(key)
     if ours in QUERY_LAYOUTS and theirs in QUERY_LAYOUTS and ours != theirs:
         yield Fault(key, f"{key} is {theirs} beside {query} {ours}, expected the same or {PAGED}")
+    sizes = sizes_of(call, query, key)
+    if sizes is not None and ours == theirs == "BSND" and differ(sizes.queries[0], sizes.keys[0]):
+        yield Fault("key", f"key has the batch {sizes.keys[0]}, expected {size_text(sizes.queries[0])} as query")
 
 
 def _key_layouts(query: str, key: str) -> dict[str, int]:
@@ -74,6 +89,18 @@ def sizes_of(
 ) -> SparseSizes | None:
     """The sizes of the call, None where a layout is unknown."""
     return sparse_sizes(call.attr(query), call.attr(key), call[names[0]], call[names[1]])
+
+
+def batch_of(call: Call, sizes: SparseSizes, lengths: str) -> Dim:
+    """The number of sequences, of which packed ones are counted by their lengths."""
+    return sizes.queries[0] if len(sizes.queries) == 2 else shape_of(call[lengths], 1)[0]
+
+
+def same_width(call: Call, sizes: SparseSizes, key: str = "key", query: str = "query") -> Iterator[Fault]:
+    """The key has the head size of the query."""
+    width = shape_of(call[key], len(sizes.keys) + 2)[-1]
+    if differ(width, sizes.d):
+        yield Fault(key, f"{key} has the head size {width}, expected {sizes.d} as {query}")
 
 
 def shaped(call: Call, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Fault]:
@@ -182,13 +209,6 @@ def statistics(call: Call) -> Iterator[Fault]:
     if sizes is not None:
         for name in ("softmax_max", "softmax_sum"):
             yield from shaped(call, name, sizes.statistics)
-
-
-def same_batch(sizes: SparseSizes, layout: str, key_layout: str) -> Iterator[Fault]:
-    """query and key have one batch."""
-    if layout == key_layout == "BSND" and differ(sizes.queries[0], sizes.keys[0]):
-        message = f"key has the batch {sizes.keys[0]}, expected {size_text(sizes.queries[0])} as query"
-        yield Fault("key", message)
 
 
 def ends(call: Call, name: str, total: Dim, exact: bool) -> Iterator[Fault]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
-from fa_compiler.op_registry.geometry import differ, shape_of
-from fa_compiler.op_registry.node import Dim
-from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, SparseSizes
+from fa_compiler.op_registry.geometry import shape_of
+from fa_compiler.op_registry.sparse_shapes import PAGED, SparseSizes
 
 rules = Rules("SFA")
 
@@ -26,12 +25,6 @@ def _sizes(call: Call) -> SparseSizes | None:
     return sparse.sizes_of(call, "layout_query", "layout_kv")
 
 
-def _batch(call: Call, sizes: SparseSizes) -> Dim:
-    if call.attr("layout_query") == "BSND":
-        return sizes.queries[0]
-    return shape_of(call[_LENGTHS[0]], 1)[0]
-
-
 @rules(1)
 def types(call: Call) -> Iterator[Fault]:
     """query, key, value and the rope parts have one type."""
@@ -43,9 +36,6 @@ def types(call: Call) -> Iterator[Fault]:
 def layouts(call: Call) -> Iterator[Fault]:
     """The layouts are known and fit, and so do the ranks."""
     yield from sparse.layouts(call, "layout_query", "layout_kv", ("query",), ("key", "value"))
-    sizes = _sizes(call)
-    if sizes is not None:
-        yield from sparse.same_batch(sizes, call.attr("layout_query"), call.attr("layout_kv"))
 
 
 @rules(3)
@@ -65,14 +55,11 @@ def head_sizes(call: Call) -> Iterator[Fault]:
     sizes = _sizes(call)
     if sizes is None:
         return
-    rank = KEY_LAYOUTS[call.attr("layout_kv")]
-    width = shape_of(call["key"], rank)[-1]
-    if differ(width, sizes.d):
-        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.same_width(call, sizes)
     yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
-    for name in ("query", "value"):
-        size = sizes.d if name == "query" else shape_of(call["value"], rank)[-1]
-        yield from sparse.one_of(name, "the head size", size, (512,))
+    value_width = shape_of(call["value"], len(sizes.keys) + 2)[-1]
+    for name, width in (("query", sizes.d), ("value", value_width)):
+        yield from sparse.one_of(name, "the head size", width, (512,))
 
 
 @rules(5)
@@ -129,7 +116,8 @@ def lengths(call: Call) -> Iterator[Fault]:
     sizes = _sizes(call)
     if sizes is None:
         return
-    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_kv", _batch(call, sizes))
+    batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_kv", batch)
 
 
 @rules(11)
@@ -137,9 +125,8 @@ def block_table(call: Call) -> Iterator[Fault]:
     """block_table goes with PA_BSND, one row for each sequence."""
     sizes = _sizes(call)
     if sizes is not None:
-        yield from (
-            fault for fault in sparse.paging(call, sizes, "layout_kv", _batch(call, sizes)) if fault.tensor != "key"
-        )
+        batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", batch) if fault.tensor != "key")
 
 
 @rules(12)

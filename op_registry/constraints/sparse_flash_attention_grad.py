@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
-from fa_compiler.op_registry.geometry import differ, shape_of
-from fa_compiler.op_registry.sparse_shapes import QUERY_LAYOUTS
+from fa_compiler.op_registry.geometry import shape_of
 
 rules = Rules("SFAG")
 
@@ -34,17 +33,15 @@ def types(call: Call) -> Iterator[Fault]:
 def layout(call: Call) -> Iterator[Fault]:
     """The layout is known and ranks fit it."""
     yield from sparse.layouts(call, "layout", "layout", ("query", "d_out", "out"), ("key", "value"))
-    sizes = sparse.sizes_of(call)
-    if sizes is not None:
-        yield from sparse.same_batch(sizes, call.attr("layout"), call.attr("layout"))
 
 
 @rules(3)
 def heads(call: Call) -> Iterator[Fault]:
-    """One key head; 1 to 128 query heads, a power of two."""
+    """One key head; 1 to 128 query heads, a power of two; a sink for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
         yield from sparse.head_groups(call, sizes)
+        yield from sparse.shaped(call, "sinks", (sizes.n1,))
         yield from sparse.one_of("query", "the head count", sizes.n1, sparse.POWERS)
 
 
@@ -54,13 +51,10 @@ def head_sizes(call: Call) -> Iterator[Fault]:
     sizes = sparse.sizes_of(call)
     if sizes is None:
         return
-    rank = QUERY_LAYOUTS[call.attr("layout")]
-    width = shape_of(call["key"], rank)[-1]
-    if differ(width, sizes.d):
-        yield Fault("key", f"key has the head size {width}, expected {sizes.d} as query")
+    yield from sparse.same_width(call, sizes)
     yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
     # Without value, it is key (the prototype of 2026).
-    value_width = sizes.d if call["value"] is None else shape_of(call["value"], rank)[-1]
+    value_width = sizes.d if call["value"] is None else shape_of(call["value"], len(sizes.keys) + 2)[-1]
     for name in ("d_out", "out"):
         yield from sparse.shaped(call, name, (*sizes.queries, sizes.n1, value_width), any_rank=True)
     yield from sparse.one_of("query", "the head size", sizes.d, (512,))
@@ -112,9 +106,12 @@ def statistics(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def rope_gradients(call: Call) -> Iterator[Fault]:
-    """Gradients of the rope parts only where there are rope parts."""
-    for output, name in (("d_query_rope", "query_rope"), ("d_key_rope", "key_rope")):
+def gradients(call: Call) -> Iterator[Fault]:
+    """Gradients of what is there only: of the rope parts, and since 2026 of value and sinks."""
+    for name in ("query_rope", "key_rope", "value", "sinks"):
+        output = f"d_{name}"
+        if output not in call.spec.output_names:
+            continue
         stated = call.outputs.get(output)
         if stated is not None and call[name] is None and stated.shape != (0,):
             yield Fault(output, f"{output} is given without {name}, expected none", "aclnn")

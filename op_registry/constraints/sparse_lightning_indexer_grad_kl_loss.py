@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number
 from fa_compiler.op_registry.geometry import differ, lengths, shape_of
-from fa_compiler.op_registry.sparse_shapes import QUERY_LAYOUTS, SparseSizes
+from fa_compiler.op_registry.sparse_shapes import SparseSizes
 
 rules = Rules("KL")
 
@@ -36,13 +36,7 @@ def _index_sizes(call: Call) -> SparseSizes | None:
 def types(call: Call) -> Iterator[Fault]:
     """The tensors of attention and indexer have one type; the weights too, or FLOAT since 2026."""
     yield from sparse.equal_halfs(call, _HALFS, ("d_query_index", "d_key_index"))
-    query, weight = call.dtype("query"), call.dtype("weight")
-    wide = weight == "DT_FLOAT" and "DT_FLOAT" in (call.spec.legal_types("weight") or ())
-    if query and weight and weight != query and not wide:
-        yield Fault("weight", f"weight is {weight}, expected {query} as query", "aclnn")
-    gradient = call.outputs.get("d_weight")
-    if gradient is not None and weight and gradient.dtype and gradient.dtype != weight:
-        yield Fault("d_weight", f"d_weight is {gradient.dtype}, expected {weight} as weight", "aclnn")
+    yield from sparse.weights(call, "weight", "d_weight")
 
 
 @rules(2)
@@ -55,16 +49,14 @@ def fixed_types(call: Call) -> Iterator[Fault]:
 def layout(call: Call) -> Iterator[Fault]:
     """The layout is known and ranks fit it."""
     yield from sparse.layouts(call, "layout", "layout", ("query", "query_index"), ("key", "key_index"))
-    sizes = sparse.sizes_of(call)
-    if sizes is not None:
-        yield from sparse.same_batch(sizes, call.attr("layout"), call.attr("layout"))
 
 
 @rules(4)
 def heads(call: Call) -> Iterator[Fault]:
-    """64 or 128 heads of attention (the document allows fewer, the tiling does not)."""
+    """64 or 128 heads of attention (the document allows fewer, the tiling does not), a sink for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
+        yield from sparse.shaped(call, "sinks", (sizes.n1,))
         yield from sparse.one_of("query", "the head count", sizes.n1, (64, 128))
 
 
@@ -92,11 +84,8 @@ def head_sizes(call: Call) -> Iterator[Fault]:
     sizes, index = sparse.sizes_of(call), _index_sizes(call)
     if sizes is None or index is None:
         return
-    rank = QUERY_LAYOUTS[call.attr("layout")]
-    for key, query, ours in (("key", "query", sizes), ("key_index", "query_index", index)):
-        width = shape_of(call[key], rank)[-1]
-        if differ(width, ours.d):
-            yield Fault(key, f"{key} has the head size {width}, expected {ours.d} as {query}")
+    yield from sparse.same_width(call, sizes)
+    yield from sparse.same_width(call, index, "key_index", "query_index")
     for name, tokens, wanted in (("query_index", index.queries, sizes.queries), ("key_index", index.keys, sizes.keys)):
         if any(map(differ, tokens, wanted)):
             yield Fault(name, f"{name} has other tokens than {name.removesuffix('_index')}, expected the same")

@@ -3,6 +3,12 @@
 from fa_compiler.op_registry.macros import REG_OP
 
 HALFS = "DT_BF16, DT_FLOAT16"
+PRODUCTS = "ascend910b ascend910_93"
+TYPES = """
+    query=key=weights=sparse_values
+    BF16
+    FLOAT16
+    """
 
 OPDEF = (
     REG_OP(
@@ -28,15 +34,17 @@ OPDEF = (
     .ATTR("pre_tokens", "Int", 9223372036854775807)
     .ATTR("next_tokens", "Int", 9223372036854775807)
     .ATTR("return_values", "Bool", False)
-    .PRODUCT(
-        "ascend910b ascend910_93",
-        """
-        query=key=weights=sparse_values
-        BF16
-        FLOAT16
-        """,
-        note="the Ascend950 operator specification (same order) admits FLOAT weights",
-    )
+    .PRODUCT(PRODUCTS, TYPES)
 )
 
-VARIANTS = (OPDEF.OP_END_FACTORY_REG(),)
+ASCEND950 = (
+    OPDEF.then(
+        "ascend950_spec",
+        source="public CANN operator document (Ascend950 operator specification) LightningIndexer.md",
+        note="FLOAT weights go with fp16 or bf16 queries, on Ascend950 only",
+    )
+    .INPUT("weights", f"{HALFS}, DT_FLOAT")
+    .PRODUCT(PRODUCTS, TYPES)
+)
+
+VARIANTS = (OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG())

@@ -49,7 +49,8 @@ REORDERED_2026 = (
         "opdef_2026_reordered",
         source="recursion-ascend/ops-transformer@a093e954 "
         "attention/sparse_flash_attention_grad/op_host/sparse_flash_attention_grad_def.cpp",
-        note="value became optional (then V is the nope part of key) and moved back; positions differ",
+        note="value became optional (then V is key without its rope part, and d_key is the gradient of both) and moved "
+        "back; positions differ",
     )
     .OPTIONAL_INPUT("sinks", "DT_FLOAT")
     .OPTIONAL_INPUT("value", HALFS)
@@ -62,13 +63,14 @@ REORDERED_2026 = (
     .ATTR("sparse_block_size", "Int", 1)
 )
 
-NEWEST = OPDEF_2025_12.PRODUCT(
-    "ascend910b ascend910_93",
-    """
+PRODUCTS = "ascend910b ascend910_93"
+TYPES = """
     query=key=value=d_out=out=query_rope=key_rope=d_query=d_key=d_value=d_query_rope=d_key_rope
     BF16
     FLOAT16
-    """,
-)
+    """
 
-VARIANTS = (REORDERED_2026.OP_END_FACTORY_REG(), NEWEST.OP_END_FACTORY_REG())
+VARIANTS = (
+    REORDERED_2026.PRODUCT(PRODUCTS, TYPES).OP_END_FACTORY_REG(),
+    OPDEF_2025_12.PRODUCT(PRODUCTS, TYPES).OP_END_FACTORY_REG(),
+)

@@ -16,8 +16,11 @@ import onnxruntime as ort
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from fa_compiler import ops, reference
+from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.op_registry import DOMAIN, NodeError, full_attrs, get, place_inputs
 from tests import sparse_problems as problems
 
 UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype(ml_dtypes.bfloat16): 2.0**-8}
@@ -30,14 +33,12 @@ sweep = settings(
 seeds = given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
 
 
-def compare(op: str, inputs: Any, attrs: Any, skip: tuple[str, ...] = ()) -> None:
+def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
     """Every output, NaN and infinities included. The bound: inputs are of order 1 and sums at most a few hundred long,
     so float32 arithmetic is wrong by some 1e-6 of the largest number, and 16 bits are rounded once more."""
-    expected = reference.run(op, inputs, attrs, dtype="float64")
-    found = ops.run(op, inputs, attrs)
+    expected = reference.run(op, inputs, attrs, dtype="float64", cann=cann)
+    found = ops.run(op, inputs, attrs, cann=cann)
     for name, right in expected.items():
-        if name in skip:
-            continue
         value = found[name]
         assert value.shape == right.shape, name
         value = value.astype(np.float64)
@@ -63,6 +64,13 @@ def test_attention(seed: int, dtype: Any) -> None:
 @pytest.mark.usefixtures("isa")
 def test_attention_gradient(seed: int, dtype: Any) -> None:
     compare("SparseFlashAttentionGrad", *problems.attention_grad(seed, dtype))
+
+
+@seeds
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_attention_gradient_in_the_order_of_2026(seed: int, dtype: Any) -> None:
+    compare("SparseFlashAttentionGrad", *problems.attention_grad(seed, dtype, reordered=True), problems.REORDERED)
 
 
 @seeds
@@ -270,7 +278,46 @@ def test_each_output_may_be_the_only_one() -> None:
             np.testing.assert_array_equal(ops.run(op, inputs, attrs, [name])[name], value, err_msg=f"{op}: {name}")
 
 
+def test_both_orders_of_the_gradient_in_one_model() -> None:
+    """ONNX Runtime tells them apart by their types, and so does the reference."""
+    op = "SparseFlashAttentionGrad"
+    inputs, attrs = problems.attention_grad(3, np.float16)
+    specs = [get(op, name) for name in ("opdef_2025_12", problems.REORDERED)]
+    nodes, results = [], []
+    for i, spec in enumerate(specs):
+        names = place_inputs(spec, {name: name for name in inputs})
+        outputs = [f"{name}_{i}" for name in spec.output_names if name[2:] in inputs]
+        node = helper.make_node(op, [name or "" for name in names], outputs, domain=DOMAIN)
+        node.attribute.extend(helper.make_attribute(*item) for item in full_attrs(spec, attrs).items())
+        nodes.append(node)
+        results += [helper.make_tensor_value_info(name, TensorProto.FLOAT16, None) for name in outputs]
+    given = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
+        for name, array in inputs.items()
+    ]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(helper.make_graph(nodes, "both", given, results), opset_imports=opsets, ir_version=8)
+    options = ort.SessionOptions()
+    register_custom_ops(options)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    found = session.run(None, inputs)
+    expected = reference.evaluator(model).run(None, inputs)
+    half = len(results) // 2
+    for value, again, right in zip(found[:half], found[half:], expected[half:], strict=True):
+        np.testing.assert_array_equal(value, again)
+        np.testing.assert_allclose(value.astype(np.float64), right.astype(np.float64), atol=0.02)
+    with pytest.raises(NodeError, match="needs the input value"):
+        ops.run(op, {**inputs, "value": None}, attrs)
+    with pytest.raises(ops.KernelError, match=r"input sinks has shape \[999\], .*\(SFAG.3\)"):
+        ops.run(op, {**inputs, "sinks": np.zeros(999, np.float32)}, attrs, cann=problems.REORDERED)
+
+
 def test_weights_may_be_float_beside_halfs() -> None:
+    inputs, attrs = problems.indexer(4, np.float16)
+    inputs["weights"] = inputs["weights"].astype(np.float32)
+    attrs["return_values"] = attrs["layout_key"] != "PA_BSND"
+    found, right = (module.run("LightningIndexer", inputs, attrs) for module in (ops, reference))
+    np.testing.assert_allclose(found["sparse_values"], right["sparse_values"], rtol=2e-3, atol=2e-3)
     inputs, attrs = problems.indexer_loss(4, np.float16)
     inputs["weight"] = inputs["weight"].astype(np.float32)
     compare("SparseLightningIndexerGradKLLoss", inputs, attrs)
@@ -325,6 +372,7 @@ REFUSED = [
     ("SparseFlashAttentionGrad", {}, {"layout": "PA_BSND"}, "SFAG.2"),
     ("SparseFlashAttentionGrad", {"softmax_max": np.zeros((1, 1, 1, 8), np.float32)}, {}, "SFAG.9"),
     ("SparseFlashAttentionGrad", {"d_out": np.zeros((1, 1, 1, 1), np.float32)}, {}, "SFAG.4"),
+    ("SparseLightningIndexerGradKLLoss", {"sinks": np.zeros(999, np.float32)}, {}, "KL.4"),
     ("LightningIndexer", {}, {"sparse_count": 0}, "LI.4"),
     ("LightningIndexer", {}, {"sparse_mode": 2}, "LI.5"),
     ("LightningIndexer", {}, {"layout_key": "PA_BSND", "return_values": True}, "LI.6"),

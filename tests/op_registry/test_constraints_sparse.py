@@ -348,6 +348,15 @@ def test_the_reordered_gradient_has_an_optional_value_and_sinks() -> None:
         attention_grad({"value": None, "sinks": tensor((N1,), FLOAT)}), outputs={"d_sinks": tensor((N1,), FLOAT)}
     )
     assert verify(with_sinks, "A2", "opdef_2026_reordered") == []
+    for changes, rule, name in (
+        ({"sinks": tensor((N1 + 1,), FLOAT)}, "SFAG.3", "sinks"),
+        ({"sinks": None}, "SFAG.10", "d_sinks"),
+    ):
+        broken = replace(attention_grad({"value": None, **changes}), outputs=with_sinks.outputs)
+        found = verify(broken, "A2", "opdef_2026_reordered")
+        assert [(fault.constraint, fault.tensor) for fault in found] == [(rule, name)]
+    merged = replace(attention_grad({"value": None}), outputs={"d_value": tensor((B, S2, 1, D))})
+    assert [fault.constraint for fault in verify(merged, "A2", "opdef_2026_reordered")] == ["SFAG.10"]
     assert {fault.tensor for fault in verify(with_sinks, "A2")} == {"sinks", "d_sinks", "value"}
     without_size = attention_grad({"value": None}, {"sparse_block_size": None})
     assert verify(without_size, "A2", "opdef_2026_reordered") == []
@@ -357,6 +366,19 @@ def test_rope_is_optional_since_2026() -> None:
     node = attention({"query_rope": None, "key_rope": None})
     assert verify(node, "A2") == []
     assert [fault.tensor for fault in verify(node, "A2", "opdef_2025_12")] == ["query_rope", "key_rope"]
+
+
+def test_sinks_of_the_loss_are_one_for_each_head() -> None:
+    assert verify(indexer_loss({"sinks": tensor((N1,), FLOAT)}), "ort") == []
+    found = verify(indexer_loss({"sinks": tensor((N1, 1), FLOAT)}), "ort")
+    assert [(fault.constraint, fault.tensor) for fault in found] == [("KL.4", "sinks")]
+
+
+def test_float_weights_of_the_indexer_on_950() -> None:
+    node = indexer({"weights": tensor((B, S1, NI), FLOAT)})
+    assert verify(node, "ort") == []
+    assert [fault.constraint for fault in verify(node, "ort", "opdef_2025_12")] == ["LI.1"]
+    assert [fault.constraint for fault in verify(node, "A2")] == ["G0"]
 
 
 def test_float_weights_since_2026() -> None:

@@ -13,8 +13,10 @@ from tests import sparse_problems as problems
 SEEDS = range(24)
 
 
-def run(op: str, inputs: Any, attrs: Any, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-    return reference.run(op, inputs, attrs, names, dtype="float64")
+def run(
+    op: str, inputs: Any, attrs: Any, names: tuple[str, ...] | None = None, cann: str | None = None
+) -> dict[str, Any]:
+    return reference.run(op, inputs, attrs, names, dtype="float64", cann=cann)
 
 
 def sequences(inputs: Any, layout: str, queries: str, keys: str, counted: bool) -> list[tuple[Any, Any]]:
@@ -120,22 +122,31 @@ def differences(function: Any, inputs: Any, name: str, rng: Any) -> list[tuple[t
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_attention_gradients_are_derivatives(seed: int) -> None:
-    inputs, attrs = problems.attention(seed, np.float64, plain=True)
-    inputs["value"] = inputs["value"].copy()
+@pytest.mark.parametrize("merged", [False, True])
+def test_attention_gradients_are_derivatives(seed: int, merged: bool) -> None:
+    """`merged`: key stands for value, too, and gets both gradients."""
+    inputs, attrs = problems.attention(seed, np.float64, plain=True, sinks=bool(seed % 3))
+    inputs["value"] = (inputs["key"] if merged else inputs["value"]).copy()
+    inputs |= {"sinks": inputs["sinks"].astype(np.float64)} if "sinks" in inputs else {}
     rng = np.random.default_rng(seed)
     result = run("SparseFlashAttention", inputs, attrs)
     d_out = rng.standard_normal(result["attention_out"].shape)
 
     def loss(changed: Any) -> float:
+        changed = changed | ({"value": changed["key"]} if merged else {})
         return float((run("SparseFlashAttention", changed, attrs, ("attention_out",))["attention_out"] * d_out).sum())
 
     given = inputs | {"d_out": d_out, "out": result["attention_out"]}
     given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
     kept = {name: attrs[name] for name in ("scale_value", "sparse_block_size", "sparse_mode")}
     capped = {"sparse_indices": ended(inputs, attrs)}
-    gradients = run("SparseFlashAttentionGrad", given | capped, kept | {"layout": attrs["layout_query"]})
-    for name in ("query", "key", "value", "query_rope", "key_rope"):
+    if merged:
+        del inputs["value"], given["value"]
+    cann = problems.REORDERED if merged or "sinks" in inputs else None
+    gradients = run("SparseFlashAttentionGrad", given | capped, kept | {"layout": attrs["layout_query"]}, cann=cann)
+    for name in ("query", "key", "value", "query_rope", "key_rope", "sinks"):
+        if f"d_{name}" not in gradients:
+            continue
         if name not in inputs:
             assert gradients[f"d_{name}"].shape == (0,)
             continue
@@ -242,8 +253,11 @@ def test_the_loss_is_a_divergence(seed: int) -> None:
         listed = inputs["sparse_indices"][q_at][:, 0]
         for i in range(len(q)):
             at = listed[i][listed[i] >= 0]
+            # A sink takes its share of a head's probability, and what is left of all heads is made 1 again.
             p = np.exp(attrs["scale_value"] * scores[i][:, at])
-            p = (p / p.sum(axis=1, keepdims=True)).mean(axis=0)
+            sinks = np.exp(inputs.get("sinks", np.full(len(p), -np.inf)).astype(np.float64))[:, None]
+            p = (p / (p.sum(axis=1, keepdims=True) + sinks)).sum(axis=0)
+            p /= p.sum()
             y = np.exp(index_scores[i, at])
             y /= y.sum()
             expected += float(np.sum(np.maximum(p, 1e-8) * np.log(np.maximum(p, 1e-8) / np.maximum(y, 1e-8))))

@@ -8,7 +8,11 @@ For each row, over the first min(K, visible) entries of its list (all must be ke
     dI = y - p;  dw_h = sum_j dI_j r_hj;  dS_hj = dI_j w_h [r_hj > 0]
     dq_index_h = sum_j dS_hj k_index_j;  dk_index_j += sum_h dS_hj q_index_h
 
-p is a constant and not normalised: it sums to 1 where the statistics come from the same keys. The gradients are those
+With sinks, which the statistics then include, what went to the sinks is left out of the number of heads:
+
+    p_j = sum_g exp(...) / sum_g  /  (N1 - sum_g exp(sink_g - max_g) / sum_g)
+
+p is a constant: it sums to 1 where the statistics come from the same keys (and sinks). The gradients are those
 of the loss as long as p and y exceed 1e-8 and p sums to 1.
 """
 
@@ -33,6 +37,7 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
     weight = side.by_token("weight", query_index.shape[1])
     indices = side.indices()[:, 0]
     top, total = side.statistics("softmax_max"), side.statistics("softmax_sum")
+    sinks = side.sinks()
     scale = float(call.attrs["scale_value"])
     d_query, d_key, d_weight = np.zeros_like(query_index), np.zeros_like(key_index), np.zeros_like(weight)
     loss = 0.0
@@ -45,7 +50,10 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
             raise call.error("sparse_indices", f"the first {used} entries of a row must all be keys of its sequence")
         places = row.sequence.keys[entries]
         scores = scale * (query[row.token] @ key[places].T)
-        p = np.mean(np.exp(scores - top[row.token][:, None]) / total[row.token][:, None], axis=0)
+        heads = float(side.heads)
+        if sinks is not None:
+            heads -= float(np.sum(np.exp(sinks - top[row.token]) / total[row.token]))
+        p = np.sum(np.exp(scores - top[row.token][:, None]) / total[row.token][:, None], axis=0) / heads
         relu = np.maximum(query_index[row.token] @ key_index[places].T, 0.0)
         index_scores = weight[row.token] @ relu
         y = np.exp(index_scores - index_scores.max())

@@ -1,6 +1,9 @@
-#include "attention_update.hpp"
+#include <cmath>
+#include <limits>
 
-#include "merge.hpp"
+#include "operators.hpp"
+#include "reference.hpp"
+#include "types.hpp"
 
 namespace fa {
 
@@ -20,9 +23,21 @@ float level_of(const Tensor& lse, int64_t row) {
 
 }  // namespace
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : api_(api) {
-  const NodeInfo node(api, info, kName);
-  node_ = node.title();
+class Kernel final : public OpKernel {
+ public:
+  Kernel(ort::Api api, const NodeInfo& node);
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  [[noreturn]] void refuse(int constraint, const std::string& text) const;
+
+  ort::Api api_;
+  std::string node_;
+  int64_t ranks_ = 0;
+  bool merges_levels_ = false;  // update_type 1
+};
+
+Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title()) {
   const int64_t type = node.integer("update_type", 0);
   if (type != 0 && type != 1) refuse(3, "update_type is " + std::to_string(type) + ", expected 0 or 1");
   merges_levels_ = type == 1;
@@ -57,7 +72,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   }
   const int64_t rows = go->dims[0];
   const int64_t size = go->dims[1];
-  const Type type = float_type(go->type);
+  const Type type = type_of(go->type);
   void* out = output_of(api_, context, output_output, go->dims);
   auto* merged = static_cast<float*>(output_of(api_, context, output_lse_m, merges_levels_ ? lse->dims : Dims{0}));
   std::vector<float> weights(ranks);
@@ -78,6 +93,10 @@ void Kernel::compute(ort::KernelContext* context) const {
       reference::write(out, row * size + d, static_cast<float>(result), type);
     }
   }
+}
+
+std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo*, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, node);
 }
 
 }  // namespace attention_update

@@ -1,8 +1,9 @@
-#include "flash_attention_score.hpp"
-
 #include <cstring>
 
 #include "call/call.hpp"
+#include "operators.hpp"
+#include "types.hpp"
+#include "variants.hpp"
 
 namespace fa {
 
@@ -26,7 +27,20 @@ constexpr Signature kSignature = {
 
 }  // namespace
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, NodeInfo(api, info, kName)) {}
+class Kernel final : public OpKernel {
+ public:
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  ort::Api api_;
+  std::string node_;  // how messages name it
+  Attributes attributes_;
+  AllocatorPtr allocator_;
+  const Variant& variant_;
+  bool products_may_round_;
+  bool constant_mask_checked_ = false;
+};
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
@@ -66,6 +80,10 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Outcome outcome = variant_.attention(problem, runtime.runtime());
   runtime.rethrow();
   if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+}
+
+std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, info, node);
 }
 
 }  // namespace flash_attention_score

@@ -1,9 +1,9 @@
-#include "flash_attention_score_grad.hpp"
-
 #include <algorithm>
-#include <cstring>
 
 #include "call/call.hpp"
+#include "operators.hpp"
+#include "types.hpp"
+#include "variants.hpp"
 
 namespace fa {
 
@@ -40,7 +40,22 @@ void check_shape(const std::string& node, int constraint, const CallInputs& inpu
 
 }  // namespace
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, NodeInfo(api, info, kName)) {}
+class Kernel final : public OpKernel {
+ public:
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  void check_forward_results(const CallInputs& inputs, const Call& call) const;
+  void check_statistics(const CallInputs& inputs, const Call& call) const;
+
+  ort::Api api_;
+  std::string node_;  // how messages name it
+  Attributes attributes_;
+  AllocatorPtr allocator_;
+  const Variant& variant_;
+  bool constant_mask_checked_ = false;
+};
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
@@ -81,13 +96,6 @@ void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const 
   for (size_t input : {input_softmax_max, input_softmax_sum}) check_shape(node_, 11, inputs, input, expected);
 }
 
-void* Kernel::cleared_output(ort::KernelContext* context, size_t index, const Dims& dims, size_t element,
-                             bool clear) const {
-  void* data = output_of(api_, context, index, dims);
-  if (data != nullptr && clear) std::memset(data, 0, bytes_of(dims, element));
-  return data;
-}
-
 void Kernel::compute(ort::KernelContext* context) const {
   const CallInputs inputs(api_, context, kSignature);
   Call call(kSignature, node_, attributes_, inputs, constant_mask_checked_);
@@ -104,7 +112,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   const bool clear = attributes_.layout == Layout::TND || call.has_gaps() || problem.sequence_count == 0;
   const auto like = [&](size_t output, size_t input) -> void* {
     const Tensor& tensor = inputs.at(input);
-    return cleared_output(context, output, tensor.present() ? tensor.dims : Dims{0}, element, clear);
+    return cleared_output(api_, context, output, tensor.present() ? tensor.dims : Dims{0}, element, clear);
   };
   gradients.query = like(output_dq, input_query);
   gradients.key = like(output_dk, input_key);
@@ -112,10 +120,10 @@ void Kernel::compute(ort::KernelContext* context) const {
   gradients.query_rope = like(output_dq_rope, input_query_rope);
   gradients.key_rope = like(output_dk_rope, input_key_rope);
   const Tensor& shift = inputs.at(input_pse_shift);
-  cleared_output(context, output_dpse, shift.present() ? shift.dims : Dims{0}, element, true);
+  cleared_output(api_, context, output_dpse, shift.present() ? shift.dims : Dims{0}, element, true);
   const Tensor& sink = inputs.at(input_sink);
   auto* sinks = static_cast<float*>(
-      cleared_output(context, output_dsink, sink.present() ? sink.dims : Dims{0}, sizeof(float), true));
+      cleared_output(api_, context, output_dsink, sink.present() ? sink.dims : Dims{0}, sizeof(float), true));
   if (problem.sequence_count == 0) return;
   if (problem.rope_size == 0) gradients.query_rope = gradients.key_rope = nullptr;
   if (problem.sink != nullptr) gradients.sink = sinks;
@@ -123,6 +131,10 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Outcome outcome = variant_.gradient(gradients, runtime.runtime());
   runtime.rethrow();
   if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+}
+
+std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, info, node);
 }
 
 }  // namespace flash_attention_score_grad

@@ -1,10 +1,22 @@
-#include "incre_flash_attention.hpp"
-
+#include "decode/attributes.hpp"
 #include "decode/call.hpp"
+#include "operators.hpp"
+#include "variants.hpp"
 
 namespace fa::incre_flash_attention {
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : Kernel(api, info, NodeInfo(api, info, kName)) {}
+class Kernel final : public OpKernel {
+ public:
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  ort::Api api_;
+  std::string node_;  // how messages name it
+  Attributes attributes_;
+  AllocatorPtr allocator_;
+  const Variant& variant_;
+};
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node)), allocator_(allocator_of(api, info)),
@@ -21,6 +33,10 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Outcome outcome = variant_.decode(call.decode(out.data, out.type), runtime.runtime());
   runtime.rethrow();
   if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+}
+
+std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, info, node);
 }
 
 }  // namespace fa::incre_flash_attention

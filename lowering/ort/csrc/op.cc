@@ -1,6 +1,8 @@
 #include "op.hpp"
 
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
 namespace fa {
@@ -43,6 +45,23 @@ Tensor tensor_of(ort::Api api, const ort::Value* value) {
   return tensor;
 }
 
+std::vector<Tensor> tensors_of(ort::Api api, const ort::KernelContext* context, size_t least) {
+  size_t count = 0;
+  check(api, ort::KernelContext_GetInputCount(api, context, &count));
+  std::vector<Tensor> tensors(std::max(count, least));
+  for (size_t i = 0; i < count; ++i) {
+    const ort::Value* value = nullptr;
+    check(api, ort::KernelContext_GetInput(api, context, i, &value));
+    tensors[i] = tensor_of(api, value);
+  }
+  return tensors;
+}
+
+Type type_of(ort::Element element) {
+  if (element == ort::Element::float32) return Type::float32;
+  return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
+}
+
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims) {
   size_t count = 0;
   check(api, ort::KernelContext_GetOutputCount(api, context, &count));
@@ -52,6 +71,12 @@ void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const D
   if (value == nullptr) return nullptr;
   void* data = nullptr;
   check(api, ort::GetTensorMutableData(api, value, &data));
+  return data;
+}
+
+void* cleared_output(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims, size_t element, bool clear) {
+  void* data = output_of(api, context, index, dims);
+  if (data != nullptr && clear) std::memset(data, 0, bytes_of(dims, element));
   return data;
 }
 

@@ -50,8 +50,17 @@ struct Tensor {
 // `value` null gives a tensor that is not present.
 Tensor tensor_of(ort::Api api, const ort::Value* value);
 
+// The inputs of a call, absent ones not present; at least `least` of them.
+std::vector<Tensor> tensors_of(ort::Api api, const ort::KernelContext* context, size_t least = 0);
+
+// float32, float16 or bfloat16.
+Type type_of(ort::Element element);
+
 // The memory of an output of this shape; null if nobody reads the output.
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims);
+
+// The same, all 0 if `clear`; `element` is the bytes of a number.
+void* cleared_output(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims, size_t element, bool clear);
 
 // Bytes of a tensor of this shape whose elements take `element` bytes.
 size_t bytes_of(const Dims& dims, size_t element);
@@ -86,6 +95,14 @@ struct AllocatorDeleter {
 using AllocatorPtr = std::unique_ptr<ort::Allocator, AllocatorDeleter>;
 
 AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info);
+
+// A kernel of ONNX Runtime. It is made from its node (or an Error names what it does not take) and computes re-entrantly:
+// ONNX Runtime calls one kernel from several threads.
+class OpKernel {
+ public:
+  virtual ~OpKernel() = default;
+  virtual void compute(ort::KernelContext* context) const = 0;
+};
 
 // Threads and memory of one call, as the kernels ask for them. The allocator is the session's arena.
 class CallRuntime {

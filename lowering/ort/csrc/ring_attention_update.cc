@@ -1,7 +1,9 @@
-#include "ring_attention_update.hpp"
+#include <cmath>
+#include <cstring>
 
-#include "attention.hpp"
-#include "merge.hpp"
+#include "operators.hpp"
+#include "reference.hpp"
+#include "types.hpp"
 
 namespace fa {
 
@@ -9,6 +11,24 @@ using E = ort::Element;
 #include "descriptors.inc"
 
 namespace ring_attention_update {
+
+class Kernel final : public OpKernel {
+ public:
+  Kernel(ort::Api api, const NodeInfo& node);
+  void compute(ort::KernelContext* context) const override;
+
+ private:
+  struct Operands;
+
+  [[noreturn]] void refuse(int constraint, const std::string& text) const;
+  void check_shapes(const std::vector<Tensor>& all) const;
+  static void merge(const Operands& o, int64_t from, int64_t statistic, int64_t size);
+
+  ort::Api api_;
+  std::string node_;
+  bool packed_ = false;      // TND
+  bool true_order_ = false;  // statistics of TND as [T,N,8]
+};
 
 struct Kernel::Operands {
   Type type;
@@ -20,9 +40,7 @@ struct Kernel::Operands {
   float* merged_sum;
 };
 
-Kernel::Kernel(ort::Api api, const ort::KernelInfo* info) : api_(api) {
-  const NodeInfo node(api, info, kName);
-  node_ = node.title();
+Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title()) {
   const std::string layout = node.string("input_layout", "SBH");
   if (layout != "SBH" && layout != "TND") refuse(2, "input_layout is \"" + layout + "\", expected \"SBH\" or \"TND\"");
   packed_ = layout == "TND";
@@ -77,13 +95,12 @@ void Kernel::merge(const Operands& o, int64_t from, int64_t statistic, int64_t s
 }
 
 void Kernel::compute(ort::KernelContext* context) const {
-  std::vector<Tensor> all = tensors_of(api_, context);
-  all.resize(std::size(kInputs));
+  const std::vector<Tensor> all = tensors_of(api_, context, std::size(kInputs));
   check_shapes(all);
   const Dims& out = all[input_prev_attn_out].dims;
   const Dims& rows = all[input_prev_softmax_max].dims;
   const auto statistics = [&](size_t input) { return static_cast<const float*>(all[input].data); };
-  const Operands o{float_type(all[input_prev_attn_out].type),
+  const Operands o{type_of(all[input_prev_attn_out].type),
                    {all[input_prev_attn_out].data, all[input_cur_attn_out].data},
                    {statistics(input_prev_softmax_max), statistics(input_cur_softmax_max)},
                    {statistics(input_prev_softmax_sum), statistics(input_cur_softmax_sum)},
@@ -124,6 +141,10 @@ void Kernel::compute(ort::KernelContext* context) const {
       }
     }
   }
+}
+
+std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo*, const NodeInfo& node) {
+  return std::make_unique<Kernel>(api, node);
 }
 
 }  // namespace ring_attention_update

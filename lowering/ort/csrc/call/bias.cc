@@ -16,11 +16,6 @@ namespace {
 
 bool is_one_or(int64_t dim, int64_t full) { return dim == 1 || dim == full; }
 
-Type type_of(ort::Element element) {
-  if (element == ort::Element::float32) return Type::float32;
-  return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
-}
-
 }  // namespace
 
 void Call::read_pse() {

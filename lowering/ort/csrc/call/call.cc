@@ -7,11 +7,6 @@ namespace {
 
 constexpr int64_t kMaxHeadSize = 768;
 
-Type type_of(ort::Element element) {
-  if (element == ort::Element::float32) return Type::float32;
-  return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
-}
-
 }  // namespace
 
 Call::Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,

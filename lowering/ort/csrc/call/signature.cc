@@ -15,17 +15,6 @@ void Complaints::unsupported(const std::string& what) const {
 }
 
 CallInputs::CallInputs(ort::Api api, const ort::KernelContext* context, const Signature& signature)
-    : signature_(signature) {
-  size_t count = 0;
-  check(api, ort::KernelContext_GetInputCount(api, context, &count));
-  size_t most = count;
-  for (size_t place : signature.place) most = std::max(most, place + 1);
-  all_.resize(most);
-  for (size_t i = 0; i < count; ++i) {
-    const ort::Value* value = nullptr;
-    check(api, ort::KernelContext_GetInput(api, context, i, &value));
-    all_[i] = tensor_of(api, value);
-  }
-}
+    : signature_(signature), all_(tensors_of(api, context, 1 + *std::ranges::max_element(signature.place))) {}
 
 }  // namespace fa

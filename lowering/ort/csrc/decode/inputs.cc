@@ -5,16 +5,7 @@
 namespace fa::incre_flash_attention {
 
 Inputs::Inputs(ort::Api api, const ort::KernelContext* context, int64_t keys, int64_t values)
-    : keys_(keys), values_(values) {
-  size_t count = 0;
-  check(api, ort::KernelContext_GetInputCount(api, context, &count));
-  all_.resize(std::max(count, static_cast<size_t>(1 + keys + values)));
-  for (size_t i = 0; i < count; ++i) {
-    const ort::Value* value = nullptr;
-    check(api, ort::KernelContext_GetInput(api, context, i, &value));
-    all_[i] = tensor_of(api, value);
-  }
-}
+    : keys_(keys), values_(values), all_(tensors_of(api, context, static_cast<size_t>(1 + keys + values))) {}
 
 const Tensor& Inputs::operator[](Input input) const {
   if (input == input_query) return all_[0];

@@ -25,21 +25,6 @@ int64_t product_of(const Dims& dims) {
 
 }  // namespace
 
-Inputs::Inputs(ort::Api api, const ort::KernelContext* context) {
-  size_t count = 0;
-  check(api, ort::KernelContext_GetInputCount(api, context, &count));
-  for (size_t i = 0; i < count; ++i) {
-    const ort::Value* value = nullptr;
-    check(api, ort::KernelContext_GetInput(api, context, i, &value));
-    tensors_.push_back(tensor_of(api, value));
-  }
-}
-
-const Tensor& Inputs::operator[](size_t index) const {
-  static const Tensor absent;
-  return index < tensors_.size() ? tensors_[index] : absent;
-}
-
 void Checks::fail(int rule, const std::string& text) const {
   throw Error{ort::ErrorCode::invalid_argument,
               node_ + ": " + text + " (" + rules_.prefix + "." + std::to_string(rule) + ")"};
@@ -61,12 +46,21 @@ void Checks::one_of(int rule, const char* name, int64_t value, std::initializer_
   fail(rule, std::string("attribute ") + name + " is " + std::to_string(value) + ", expected " + text);
 }
 
-Type type_of(const Tensor& tensor) {
-  if (tensor.type == ort::Element::float16) return Type::float16;
-  return tensor.type == ort::Element::bfloat16 ? Type::bfloat16 : Type::float32;
+Layout layout_of(const Checks& checks, const NodeInfo& node, const char* query_name, const char* key_name) {
+  const int rule = checks.rules().layout;
+  Layout layout;
+  layout.query = node.string(query_name, "BSND");
+  layout.key = node.string(key_name, "BSND");
+  layout.key_name = key_name;
+  if (layout.query != "BSND" && layout.query != "TND") {
+    checks.fail(rule, std::string("attribute ") + query_name + " is \"" + layout.query + "\", expected one of BSND, TND");
+  }
+  if (layout.key != layout.query && layout.key != kPaged) {
+    checks.fail(rule, std::string("attribute ") + key_name + " is \"" + layout.key + "\", expected " + layout.query + " or " +
+                          kPaged);
+  }
+  return layout;
 }
-
-size_t size_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 SparseCall::SparseCall(const Checks& checks, const Layout& layout, const Sides& sides) : checks_(checks) {
   const Rules& rules = checks.rules();
@@ -129,6 +123,10 @@ void SparseCall::read_sequences(const Layout& layout, const Sides& sides) {
 void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
   const Rules& rules = checks_.rules();
   const auto batch = static_cast<int64_t>(sequences_.size());
+  if (layout.key != kPaged && sides.block_table != nullptr && sides.block_table->present()) {
+    checks_.fail(rules.paging, std::string("input block_table is given although ") + layout.key_name + " is " + layout.key +
+                                   ", expected none");
+  }
   if (layout.key == "TND") {
     const std::vector<int64_t> found = ends("of the keys", sides.key_lengths, key_dims_[0]);
     if (found.size() != sequences_.size()) {
@@ -233,7 +231,7 @@ Rows SparseCall::rows(const Tensor& plain, const Tensor& rope) const {
   rows.plain = plain.data;
   rows.size = plain.dims.back();
   rows.heads = plain.dims[plain.rank() - 2];
-  rows.type = type_of(plain);
+  rows.type = type_of(plain.type);
   if (rope.present()) {
     rows.rope = rope.data;
     rows.rope_size = rope.dims.back();
@@ -241,14 +239,35 @@ Rows SparseCall::rows(const Tensor& plain, const Tensor& rope) const {
   return rows;
 }
 
-void SparseCall::check_rope(const Tensor& query_rope, const Tensor& key_rope) const {
+Attention SparseCall::attention(const Tensor& query, const Tensor& query_rope, const Tensor& key, const Tensor& key_rope,
+                                float scale) const {
   const int rule = checks_.rules().rope;
   if (query_rope.present() != key_rope.present()) {
     checks_.fail(rule, "one of the inputs query_rope and key_rope is absent, expected both or none");
   }
-  if (!query_rope.present()) return;
-  checks_.shape(rule, "query_rope", query_rope, of_query({heads_, -1}));
-  checks_.shape(rule, "key_rope", key_rope, of_key({key_heads_, query_rope.dims.back()}));
+  if (query_rope.present()) {
+    checks_.shape(rule, "query_rope", query_rope, of_query({heads_, -1}));
+    checks_.shape(rule, "key_rope", key_rope, of_key({key_heads_, query_rope.dims.back()}));
+  }
+  Attention a;
+  a.batch = batch_;
+  a.query = rows(query, query_rope);
+  a.key = rows(key, key_rope);
+  a.scale = scale;
+  a.statistics_head = statistics_head_;
+  return a;
+}
+
+void SparseCall::add_statistics(Attention& attention, const Tensor& max, const Tensor& sum) const {
+  checks_.shape(checks_.rules().statistics, "softmax_max", max, statistics_dims());
+  checks_.shape(checks_.rules().statistics, "softmax_sum", sum, statistics_dims());
+  attention.softmax_max = static_cast<float*>(max.data);
+  attention.softmax_sum = static_cast<float*>(sum.data);
+}
+
+const float* SparseCall::sinks(int rule, const Tensor& tensor) const {
+  if (tensor.present()) checks_.shape(rule, "sinks", tensor, {heads_});
+  return static_cast<const float*>(tensor.data);
 }
 
 Lists SparseCall::lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const {
@@ -282,7 +301,8 @@ void SparseCall::check_entries(const Lists& lists) const {
   }
 }
 
-void check_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window) {
+void read_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window,
+               Layout& layout) {
   const int rule = checks.rules().mode;
   const int64_t mode = node.integer(mode_name, 3);
   if (only_causal) {
@@ -290,13 +310,9 @@ void check_mode(const Checks& checks, const NodeInfo& node, const char* mode_nam
   } else {
     checks.one_of(rule, mode_name, mode, {0, 3});
   }
+  layout.causal = mode == 3;
   if (window == 0) return;
   for (const char* name : {"pre_tokens", "next_tokens"}) checks.one_of(rule, name, node.integer(name, window), {window});
-}
-
-void finish(const Checks& checks, const CallRuntime& runtime, Outcome outcome) {
-  runtime.rethrow();
-  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, checks.node() + ": out of memory"};
 }
 
 }  // namespace fa::sparse

@@ -12,16 +12,6 @@ struct Rules {
   int layout, heads, sizes, rope, lengths, paging, mode, indices, statistics;
 };
 
-// The tensors of a node by the positions of descriptors.inc.
-class Inputs {
- public:
-  Inputs(ort::Api api, const ort::KernelContext* context);
-  const Tensor& operator[](size_t index) const;
-
- private:
-  std::vector<Tensor> tensors_;
-};
-
 // Throws errors that name the node, and the constraint by its number.
 class Checks {
  public:
@@ -39,8 +29,7 @@ class Checks {
   Rules rules_;
 };
 
-Type type_of(const Tensor& tensor);
-size_t size_of(Type type);
+inline size_t size_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 // The tensors that tell a call's sizes.
 struct Sides {
@@ -54,9 +43,13 @@ struct Sides {
 struct Layout {
   std::string query = "BSND";
   std::string key = "BSND";
-  bool causal = false;   // sparse_mode 3
-  bool counted = false;  // BSND has lengths of its own; otherwise it is full
+  const char* key_name = "layout";  // of the attribute
+  bool causal = false;              // sparse_mode 3
+  bool counted = false;             // BSND has lengths of its own; otherwise it is full
 };
+
+// Reads the layouts from attributes of these names; one that is different for the keys may say PA_BSND.
+Layout layout_of(const Checks& checks, const NodeInfo& node, const char* query_name, const char* key_name);
 
 class SparseCall {
  public:
@@ -75,9 +68,14 @@ class SparseCall {
   // Whether some query tokens are not computed.
   bool has_gaps() const { return batch_.rows < tokens_; }
 
-  // query or key with its rope part, which is there in both or in neither.
   Rows rows(const Tensor& plain, const Tensor& rope) const;
-  void check_rope(const Tensor& query_rope, const Tensor& key_rope) const;
+  // Batch, query and key; the rope parts are there in both or in neither.
+  Attention attention(const Tensor& query, const Tensor& query_rope, const Tensor& key, const Tensor& key_rope,
+                      float scale) const;
+  // softmax_max and softmax_sum as inputs.
+  void add_statistics(Attention& attention, const Tensor& max, const Tensor& sum) const;
+  // One number for each head of attention; null if absent.
+  const float* sinks(int rule, const Tensor& tensor) const;
   // sparse_indices; `any_heads`: one list may serve all key heads.
   Lists lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const;
   // Every entry that a row uses is a key of its sequence.
@@ -96,9 +94,8 @@ class SparseCall {
   Batch batch_;
 };
 
-// sparse_mode and the windows, which have to be as wide as they can be (`window`), unless `window` is 0.
-void check_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window);
-
-void finish(const Checks& checks, const CallRuntime& runtime, Outcome outcome);
+// sparse_mode (`layout.causal`) and the windows, which have to be as wide as they can be (`window`), unless `window` is 0.
+void read_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window,
+               Layout& layout);
 
 }  // namespace fa::sparse

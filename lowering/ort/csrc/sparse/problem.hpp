@@ -71,12 +71,14 @@ struct Attention {
 struct Gradient {
   Attention attention;
   Rows d_out, out;
+  bool merged = false;  // value is key without its rope part: key's gradient is that of both
   // Laid out as their operands; null if nobody reads them.
   void* query = nullptr;
   void* query_rope = nullptr;
   void* key = nullptr;
   void* key_rope = nullptr;
   void* value = nullptr;
+  float* sinks = nullptr;
 };
 
 struct Index {

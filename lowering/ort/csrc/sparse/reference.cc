@@ -2,9 +2,11 @@
 //
 //     S_ij = scale (q_i . k_j + q_rope_i . k_rope_j);  P = softmax over the list of row i;  O = P V
 //     dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
+//     dsink = -sum_i exp(sink - max_i) / sum_i rowsum(dO O)_i
 //     I_ij = sum over h of w_ih r_ihj;  r_ihj = relu(q_ih . k_j);  dw_ih = sum_j dI_ij r_ihj
 //     dS_ihj = dI_ij w_ih [r_ihj > 0];  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
-//     loss = sum_ij p (ln p - ln y), each at least 1e-8;  y = softmax(I);  dI = y - p;  p = mean of P over attention's heads
+//     loss = sum_ij p (ln p - ln y), each at least 1e-8;  y = softmax(I);  dI = y - p;  p = mean of P over attention's
+//     heads, or with sinks the sum of P over what the sinks leave of the heads
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -113,36 +115,48 @@ Outcome attention_rows(const sparse::Attention& a, const Runtime&) {
   return Outcome::done;
 }
 
-// Attention's probability of a key in one head, by the statistics given.
-double probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head,
-                   const Numbers& query, int64_t token) {
+// A score as a probability of one head, by the statistics given.
+double share_of(double score, const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
   const int64_t head = q_head / a.group();
   const int64_t at = sequence.statistics + head * a.statistics_head + row * a.group() + q_head % a.group();
-  return std::exp(a.scale * dot(query, row_of(a.key, token, head)) - a.softmax_max[at]) / a.softmax_sum[at];
+  return std::exp(score - a.softmax_max[at]) / a.softmax_sum[at];
+}
+
+double sink_share(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
+  return share_of(a.sinks[q_head], a, sequence, row, q_head);
+}
+
+// Attention's probability of a key in one head.
+double probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head,
+                   const Numbers& query, int64_t token) {
+  return share_of(a.scale * dot(query, row_of(a.key, token, q_head / a.group())), a, sequence, row, q_head);
 }
 
 Outcome attention_gradient(const sparse::Gradient& g, const Runtime&) {
   const sparse::Attention& a = g.attention;
   const sparse::Sequence& last = a.batch.sequences[a.batch.count - 1];
   Sums d_query(a.query, last.query + last.queries), d_key(a.key, a.batch.key_tokens), d_value(a.value, a.batch.key_tokens);
+  Numbers d_sinks(static_cast<size_t>(a.query.heads));
   each_row(a.batch, [&](const sparse::Sequence& sequence, int64_t row) {
     const int64_t token = sequence.query + row;
     for (int64_t q_head = 0; q_head < a.query.heads; ++q_head) {
       const int64_t head = q_head / a.group();
       const Numbers query = row_of(a.query, token, q_head), d_out = row_of(g.d_out, token, q_head);
       const double share = dot(d_out, row_of(g.out, token, q_head));
+      if (a.sinks != nullptr) d_sinks[static_cast<size_t>(q_head)] -= sink_share(a, sequence, row, q_head) * share;
       for (int64_t j : selected(a, sequence, row, head)) {
         const double p = probability(a, sequence, row, q_head, query, j);
         const double ds = a.scale * p * (dot(d_out, row_of(a.value, j, head)) - share);
         d_query.add(token, q_head, ds, row_of(a.key, j, head));
         d_key.add(j, head, ds, query);
-        d_value.add(j, head, p, d_out);
+        (g.merged ? d_key : d_value).add(j, head, p, d_out);
       }
     }
   });
   d_query.write_to(g.query, g.query_rope);
   d_key.write_to(g.key, g.key_rope);
   d_value.write_to(g.value, nullptr);
+  for (size_t h = 0; g.sinks != nullptr && h < d_sinks.size(); ++h) g.sinks[h] = static_cast<float>(d_sinks[h]);
   return Outcome::done;
 }
 
@@ -177,12 +191,13 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
 }
 
 double mean_probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t token) {
-  double sum = 0;
+  double sum = 0, heads = 0;
   for (int64_t head = 0; head < a.query.heads; ++head) {
     const Numbers query = row_of(a.query, sequence.query + row, head);
     sum += probability(a, sequence, row, head, query, token);
+    heads += a.sinks == nullptr ? 1 : 1 - sink_share(a, sequence, row, head);
   }
-  return sum / static_cast<double>(a.query.heads);
+  return sum / heads;
 }
 
 // What comes back to the scores of a row's keys, from the loss; `loss` grows.

@@ -45,13 +45,17 @@ class RowGradient {
   // Floats that a block of keys leaves: P and behind it dS.
   static int64_t left_floats(int64_t group) { return 2 * Form::padded(group) * kGatherKeys; }
 
-  void run(int64_t row, int64_t head, Left& left) {
+  // `sinks`: what each head's sink gets of the row, null if nobody reads it.
+  void run(int64_t row, int64_t head, Left& left, double* sinks) {
     const sparse::Sequence& sequence = sequence_of(a_.batch, row);
     const int64_t token = sequence.query + row;
     selected_tokens(a_.batch, a_.lists, sequence, row, a_.lists.heads == 1 ? 0 : head, left.tokens);
     left.token = token;
     left.head = head;
     prepare(sequence, row, token, head);
+    for (int64_t h = 0; h < group_ && sinks != nullptr; ++h) {
+      sinks[h] = -dot_[h] * exp_any(splat(a_.sinks[head * group_ + h] - top_[h]))[0] * share_[h];
+    }
     for (int64_t i = 0; i < group_ * columns_; ++i) d_query_[i] = 0;
     for (int64_t first = 0; first < left.count; first += kGatherKeys) {
       block(left.tokens + first, left.count - first, head,
@@ -127,7 +131,8 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
   const bool wants_key = g.key != nullptr || g.key_rope != nullptr, wants_value = g.value != nullptr;
   KeySums d_key(runtime, wants_key ? a.key.numbers() : 0, heads, tokens);
   KeySums d_value(runtime, wants_value ? a.value.size : 0, heads, tokens);
-  if (!d_key || !d_value) return Outcome::out_of_memory;
+  Scratch<double> sinks(runtime, g.sinks != nullptr ? a.batch.rows * a.query.heads : 0);
+  if (!d_key || !d_value || !sinks) return Outcome::out_of_memory;
   d_key.clear(runtime);
   d_value.clear(runtime);
   const auto need = [&](int64_t i) {
@@ -140,7 +145,10 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
     auto part = [&](int64_t from, int64_t to) {
       RowGradient<Form> rows(g, runtime);
       if (!rows) return failure.set();
-      for (int64_t i = from; i < to; ++i) rows.run((first + i) / heads, (first + i) % heads, left[i]);
+      for (int64_t i = from; i < to; ++i) {
+        double* of_row = g.sinks != nullptr ? sinks.data() + (first + i) * group : nullptr;
+        rows.run((first + i) / heads, (first + i) % heads, left[i], of_row);
+      }
     };
     in_parallel(runtime, last - first, kRowsOfTask, part);
     return failure.outcome();
@@ -152,9 +160,10 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
       if (!scratch) return failure.set();
       for (int64_t p = first; p < last; ++p) {
         const bool of_key = p < d_key.panels();
-        KeySums& sums = of_key ? d_key : d_value;
-        sums.template add<Form>(left, count, of_key ? a.query : g.d_out, group, of_key ? step / 2 : 0, step,
-                                of_key ? p : p - d_key.panels(), scratch.data());
+        const int64_t panel = of_key ? p : p - d_key.panels();
+        if (of_key) d_key.add<Form>(left, count, a.query, group, step / 2, step, panel, scratch.data());
+        if (of_key && !(g.merged && panel * kPanel < a.value.size)) continue;
+        (of_key ? d_key : d_value).template add<Form>(left, count, g.d_out, group, 0, step, panel, scratch.data());
       }
     };
     in_parallel(runtime, d_key.panels() + d_value.panels(), 1, part);
@@ -164,6 +173,11 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
   if (outcome != Outcome::done) return outcome;
   if (wants_key) d_key.write(runtime, g.key, a.key.size, g.key_rope, a.key.type);
   if (wants_value) d_value.write(runtime, g.value, a.value.size, nullptr, a.value.type);
+  for (int64_t h = 0; h < a.query.heads && g.sinks != nullptr; ++h) {
+    double sum = 0;
+    for (int64_t row = 0; row < a.batch.rows; ++row) sum += sinks.data()[row * a.query.heads + h];
+    g.sinks[h] = static_cast<float>(sum);
+  }
   return Outcome::done;
 }
 

@@ -20,7 +20,8 @@ FA_INLINE int64_t index_left_floats(int64_t heads) {
   return (Form::padded(heads) + 1) * kGatherKeys;
 }
 
-// The mean over attention's heads of their probabilities of the listed keys.
+// The mean over attention's heads of their probabilities of the listed keys; with sinks, their sum over what the sinks leave
+// of the heads, so that it adds up to 1.
 template <class Form>
 class RowTarget {
  public:
@@ -44,9 +45,13 @@ class RowTarget {
   void run(const sparse::Sequence& sequence, int64_t row, const Left& left, float* out, int64_t step) {
     Form::pack_query(a_.query, left.token, 0, heads_, query_, row_);
     const int64_t statistics = sequence.statistics + row * heads_;
+    double heads = static_cast<double>(heads_);
+    for (int64_t h = 0; h < heads_ && a_.sinks != nullptr; ++h) {
+      heads -= __builtin_exp(double{a_.sinks[h]} - a_.softmax_max[statistics + h]) / a_.softmax_sum[statistics + h];
+    }
     for (int64_t h = 0; h < padded_; ++h) {
       top_[h] = h < heads_ ? a_.softmax_max[statistics + h] : 0;
-      share_[h] = h < heads_ ? 1.0f / (a_.softmax_sum[statistics + h] * static_cast<float>(heads_)) : 0;
+      share_[h] = h < heads_ ? static_cast<float>(1.0 / (a_.softmax_sum[statistics + h] * heads)) : 0;
     }
     const Vec scale = splat(a_.scale);
     for (int64_t first = 0; first < left.count; first += kGatherKeys, out += step) {

@@ -46,7 +46,7 @@ class KeySums {
   void add(const Left* left, int64_t count, const Rows& rows, int64_t group, int64_t offset, int64_t step,
            int64_t panel, float* packed) {
     const int64_t column = panel * kPanel;
-    const int64_t columns = smaller(kPanel, numbers_ - column);
+    const int64_t columns = smaller(kPanel, rows.numbers() - column);
     for (int64_t i = 0; i < Form::padded(group) * kPanel; ++i) packed[i] = 0;
     for (const Left* row = left; row < left + count; ++row) {
       for (int64_t h = 0; h < group; ++h) {

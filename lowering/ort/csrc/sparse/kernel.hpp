@@ -1,0 +1,41 @@
+// What the kernels of the sparse family keep of a node and do alike.
+#pragma once
+
+#include "../operators.hpp"
+#include "../types.hpp"
+#include "../variants.hpp"
+#include "call.hpp"
+
+namespace fa::sparse {
+
+class Kernel : public OpKernel {
+ protected:
+  Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, const Rules& rules)
+      : api_(api), checks_(node.title(), rules), allocator_(allocator_of(api, info)), variant_(chosen_variant()) {}
+
+  void* output(ort::KernelContext* context, size_t index, const Dims& dims) const {
+    return output_of(api_, context, index, dims);
+  }
+  // All zero if `clear`.
+  void* output(ort::KernelContext* context, size_t index, const Dims& dims, Type type, bool clear) const {
+    return cleared_output(api_, context, index, dims, size_of(type), clear);
+  }
+
+  // Computes with one of the variant's kernels.
+  template <class Problem>
+  void run(ort::KernelContext* context, Outcome (*Kernels::*kernel)(const Problem&, const Runtime&),
+           const Problem& problem) const {
+    CallRuntime runtime(api_, context, allocator_.get());
+    const Outcome outcome = (variant_.sparse->*kernel)(problem, runtime.runtime());
+    runtime.rethrow();
+    if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, checks_.node() + ": out of memory"};
+  }
+
+  ort::Api api_;
+  Checks checks_;
+  AllocatorPtr allocator_;
+  const Variant& variant_;
+  Layout layout_;
+};
+
+}  // namespace fa::sparse
