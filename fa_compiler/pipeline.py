@@ -67,7 +67,8 @@ def optimize(
         target: "ort" for ONNX Runtime, or "ascend".
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
-        assume: what you vouch for: "no-empty-rows", "masks-dominate", "unbroken-sequences", "close-ranks", "decode".
+        assume: what you vouch for: "no-empty-rows", "masks-dominate", "unbroken-sequences", "close-ranks", "decode",
+            "shared-caches", "separate-caches".
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.

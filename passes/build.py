@@ -69,6 +69,10 @@ class Builder:
         makers = (value.producer() for value in self._made.values())
         return [maker for maker in makers if maker is not None]
 
+    def has_made(self, value: ir.Value) -> bool:
+        """Is the value an output of a node made here?"""
+        return value.producer() is not None and any(value is made for made in self._made.values())
+
     def op(
         self,
         op_type: str,
@@ -76,13 +80,14 @@ class Builder:
         dtype: ir.DataType | None,
         attrs: Mapping[str, AttrValue] | None = None,
         outputs: int = 1,
+        domain: str = "",
     ) -> ir.Value:
-        """The first output of a standard operator that has so many; the same value for the same request."""
+        """The first output of an operator that has so many; the same value for the same request."""
         attributes = dict(attrs or {})
-        key = (op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
+        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
             name = self.names.new(f"{PREFIX}_{op_type}")
-            node = ir.node(op_type, list(inputs), attributes, num_outputs=outputs, name=name)
+            node = ir.node(op_type, list(inputs), attributes, domain=domain, num_outputs=outputs, name=name)
             output = node.outputs[0]
             for each in node.outputs:
                 each.name = self.names.new(f"{PREFIX}_{op_type}_output")

@@ -166,7 +166,7 @@ class Emitter:
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
         vouched, word = ((), match.mask.word) if step is None else (step.assumed, step.word)
-        assumed = (*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)
+        assumed = tuple(dict.fromkeys((*match.mask.assumed, *((HALF_ATTENTION,) if cast else ()), *vouched)))
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), word)
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:

@@ -179,7 +179,8 @@ class _Run:
             return _declined(name, decline)
         for old, new in converted.outputs:
             named = old.is_graph_output()
-            replace_value(old, emitter.builder.alias(new) if named else new, rename=named)
+            apart = named and (new.is_graph_output() or not emitter.builder.has_made(new))
+            replace_value(old, emitter.builder.alias(new) if apart else new, rename=named)
         return self._fused(name, converted.match, fused)
 
     def _fused(self, name: str, match: AttentionMatch, fused: Fused) -> Block:

@@ -16,6 +16,8 @@ CLOSE_RANKS = "close-ranks"
 HALF_ATTENTION = "half-attention"
 EMPTY_BIAS = "empty-bias"
 DECODE = "decode"
+SEPARATE_CACHES = "separate-caches"
+SHARED_CACHES = "shared-caches"
 ASSUMPTIONS = {
     DECODE: "every run decodes one token: where the number of queries is open it is 1",
     NO_EMPTY_ROWS: "no query row is masked everywhere",
@@ -23,6 +25,8 @@ ASSUMPTIONS = {
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
+    SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
+    SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """What `--assume` takes, and the sentence it stands for."""
@@ -71,3 +75,5 @@ class Options:
         if unknown:
             known = ", ".join(sorted(ASSUMPTIONS))
             raise ValueError(f"unknown assumption {sorted(unknown)[0]!r}: known are {known}")
+        if {SEPARATE_CACHES, SHARED_CACHES} <= self.assume:
+            raise ValueError(f"{SEPARATE_CACHES!r} and {SHARED_CACHES!r} cannot both hold")

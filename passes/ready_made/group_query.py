@@ -1,41 +1,49 @@
-"""com.microsoft GroupQueryAttention without a past: a prompt.
+"""com.microsoft GroupQueryAttention.
 
     query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in query
+    past_key, past_value   [B, K, P, D] of keys before; how they are joined is in group_cache.py
     seqlens_k           keys after a batch's last one are excluded; every query row is computed all the same
-    causal              1 unless given: key j is attended when j <= i
-    local_window_size   w keys at most: i - w < j
-    attention_bias      added
+    causal              1 unless given: key j is attended when j <= before + i, `before` counting the keys of past
+    local_window_size   w keys at most: before + i - w < j
+    attention_bias      added, without a past
     head_sink, smooth_softmax
                         one more score in every row, the operator's sink; 0 for smooth_softmax
+    do_rotary           the positions are turned before (rotary.py)
     present_key, present_value   the keys and values by heads
 
-Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. It has two
-kernels. That for float32, several causal rows, present outputs and no sink gives 0 for a row without a key, and takes
--inf and the lowest float32 in attention_bias for an excluded key (keys.py); the other computes such rows as any other,
-and looks back from a batch's last key in the rows behind it, so a window is refused there.
+Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. With one
+it takes prompts, several rows of one batch entry, and one row of each. It has two kernels. That for float32, several
+keys, causal, present outputs and no sink gives 0 for a row without a key, and takes -inf and the lowest float32 in
+attention_bias for an excluded key (keys.py); the other computes such rows as any other, and looks back from a batch's
+last key in the rows of a prompt that lie behind it, so a window is refused there unless there is one row.
 
-Refused besides: a past, because it may be the buffer that present is written to in place, which separate operators
-cannot do; softcap; rotary positions and norms inside the operator; quantised keys; the score or probability matrix as
-an output.
+Refused besides: attention_bias beside a past, as wide as total_sequence_length where the cache may be wider; softcap;
+norms inside the operator; quantised keys; the score or probability matrix as an output.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 
-from fa_compiler.passes.axes import Axes
+from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.band import Band
+from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_values import FLOAT32_MAX
 from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.options import DECODE
 from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.group_cache import Caches, Step
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.ready_made.multi_head import part_of
+from fa_compiler.passes.ready_made.rotary import Rotary
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sinks import Sink
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.terms import Add, Masked, Shift
 
-PAST, LENGTHS, ADDEND, SINK = (3, 4), 5, 10, 11
+PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 SCALES, NORMS = (12, 13), (14, 15)
 
 
@@ -45,6 +53,35 @@ def convert(call: Call) -> Converted:
     node = call.node
     heads, kv_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
     query, key, value = _operands(call, heads, kv_heads)
+    past, lengths, total = call.input(PAST[0]), call.needed(LENGTHS), call.needed(TOTAL)
+    rotated = int_attr(node, "do_rotary", 0)
+    step = None if past is None and not rotated else Step.of(call, query, lengths, total)
+    if step is not None and rotated:
+        rotary = Rotary.of(call, step)
+        query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
+    if step is None or past is None:
+        return _prompt(call, query, key, value)
+    if call.shape(key)[1] != call.shape(query)[1]:
+        raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
+    caches = Caches.of(call, query, step, past, total, kv_heads)
+    olds = (past, call.needed(PAST[1]))
+    new = [call.split_heads(each, kv_heads) for each in (key, value)]
+    presents = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
+    q = call.operand(query, "BSH", heads)
+    k, v = (call.operand(present, "BNSD") for present in presents)
+    scores = call.scores(q, k, v)
+    keys = Keys(call, Measure(query, 1), Measure(presents[0], 2), Measure(query, 0))
+    plan = _behind(call, keys, scores, step)
+    plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
+    match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
+    pairs = zip((call.wanted(1), call.wanted(2)), presents, strict=True)
+    return Converted(match, tuple((old, made) for old, made in pairs if old is not None))
+
+
+def _prompt(call: Call, query: ir.Value, key: ir.Value, value: ir.Value) -> Converted:
+    """The record of a call without a past."""
+    node = call.node
+    heads, kv_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
     q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(key, 1), Measure(query, 0))
@@ -66,6 +103,33 @@ def convert(call: Call) -> Converted:
     return Converted(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
 
 
+def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
+    """What the rows behind a past see. Every row sees its own key, unless it lies behind a batch entry's end."""
+    width = int_attr(call.node, "local_window_size", -1)
+    alone = _single(call)
+    if not int_attr(call.node, "causal", 1):
+        excluded = [keys.beyond(step.lengths)]
+    elif alone:
+        end = step.after(call)
+        excluded = [keys.beyond(end)]
+        if width > 0:
+            excluded.append(keys.before(keys.more(end, -width)))
+    else:
+        high = keys.by_batch(step.before)
+        low = keys.more(high, 1 - width) if width > 0 else None
+        excluded = [keys.beyond(step.lengths), keys.outside(low, high)]
+    plan = keys.plan(scores, [Masked(call.aligned(each, scores)) for each in excluded], (), None)
+    empty = plan.empty_rows if width > 0 and not alone else ""
+    assumed = (DECODE,) if alone and call.size(call.needed(0), 1) is None else ()
+    return replace(plan, empty_rows=empty, assumed=assumed)
+
+
+def _single(call: Call) -> bool:
+    """Is there one row, proven or vouched for?"""
+    rows = call.size(call.needed(0), 1)
+    return rows == 1 or (rows is None and DECODE in call.options.assume)
+
+
 def _check(call: Call) -> None:
     node = call.node
     if call.wanted(3) is not None:
@@ -74,22 +138,24 @@ def _check(call: Call) -> None:
         raise call.decline(code, f"output_qk, the {'probabilities' if late else 'scores'}, is read")
     if call.number("softcap", 0.0) != 0.0:
         raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
-    if any(call.input(index) is not None for index in PAST):
-        reason = "past and present may share a buffer that is written in place, which separate operators cannot do"
+    past = any(call.input(index) is not None for index in PAST)
+    if past and call.input(ADDEND) is not None:
+        reason = "attention_bias is as wide as total_sequence_length, and the cache beside it may be wider"
         raise call.decline(Code.READY_MADE, reason)
-    if int_attr(node, "do_rotary", 0):
-        raise call.decline(Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart")
     if any(call.input(index) is not None for index in (*SCALES, *NORMS)):
         raise call.decline(Code.READY_MADE, "quantised keys or norms inside the operator are not taken apart")
     if int_attr(node, "local_window_size", -1) == 0 or int_attr(node, "sliding_window_cache", 0):
         raise call.decline(Code.READY_MADE, "a window of no keys, or one kept in the cache")
-    if int_attr(node, "local_window_size", -1) > 0 and not _streamed(call):
+    if int_attr(node, "local_window_size", -1) > 0 and not (_streamed(call) or (past and _single(call))):
         reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
         raise call.decline(Code.READY_MADE, reason)
 
 
 def _streamed(call: Call) -> bool:
-    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several rows?"""
+    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several rows?
+
+    It does so of a single row behind a past, too; a row that has its own key is the same in both.
+    """
     node = call.node
     if not int_attr(node, "causal", 1) or call.size(call.needed(0), 1) == 1:
         return False

@@ -103,9 +103,13 @@ def test_taken(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "past": ({"past_key": "B 2 P 8", "past_value": "B 2 P 8", "outputs": EVERYTHING}, "ready_made", "buffer"),
+    "past": ({"past_key": "B 2 P 8", "past_value": "B 2 P 8", "outputs": EVERYTHING}, "ready_made", "one buffer"),
+    "addend and past": (
+        {"past_key": "B 2 P 8", "past_value": "B 2 P 8", "addend": ("1 1 S S", addend(1, 1, 4, 4))},
+        "ready_made",
+        "may be wider",
+    ),
     "softcap": ({"softcap": 2.0}, "softcap", "tanh"),
-    "rotary": ({"do_rotary": 1, "cos": "9 4", "sin": "9 4"}, "ready_made", "rotary"),
     "scores": ({"qk_output": 1, "outputs": (*EVERYTHING, "qk")}, "scores_are_output", "scores"),
     "probabilities": ({"qk_output": 2, "outputs": (*EVERYTHING, "qk")}, "probabilities_are_output", "probabilities"),
     "masked rows of unknown number": (

@@ -24,6 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, Rule
 from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.rotary import turned
 
 
 def gelu(rewrite: Rewrite) -> None:
@@ -96,23 +97,8 @@ def rotary_embedding(rewrite: Rewrite) -> None:
     rotated = int_attr(rewrite.node, "rotary_embedding_dim", 0) or size
     x = rewrite.op("Reshape", [data, builder.ints([0, 0, heads, size])], data) if flat else data
     cos, sin = (_cache(rewrite, rewrite.needed(index), 2 if flat else 1) for index in (1, 2))
-    interleaved = int_attr(rewrite.node, "interleaved", 0)
-    if interleaved:
-        x1, x2 = (_slice(rewrite, x, start, rotated, 2) for start in (0, 1))
-    else:
-        x1, x2 = _slice(rewrite, x, 0, rotated // 2), _slice(rewrite, x, rotated // 2, rotated)
-
-    def turned(sign: str, first: ir.Value, second: ir.Value) -> ir.Value:
-        return rewrite.op(sign, [rewrite.op("Mul", [cos, first], x), rewrite.op("Mul", [sin, second], x)], x)
-
-    parts = [turned("Sub", x1, x2), turned("Add", x2, x1)]
-    if interleaved:
-        pairs = [builder.units("Unsqueeze", part, [4]) for part in parts]
-        pair = rewrite.op("Concat", pairs, x, {"axis": 4})
-        parts = [rewrite.op("Reshape", [pair, builder.ints([0, 0, 0, rotated])], x)]
-    if rotated < size:
-        parts.append(_slice(rewrite, x, rotated, size))
-    result = parts[0] if len(parts) == 1 else rewrite.op("Concat", parts, x, {"axis": 3})
+    interleaved = int_attr(rewrite.node, "interleaved", 0) == 1
+    result = turned(builder, x, cos, sin, size, rotated, interleaved)
     rewrite.replace(rewrite.op("Reshape", [result, builder.ints([0, 0, width])], data) if flat else result)
 
 
@@ -170,9 +156,3 @@ def _cache(rewrite: Rewrite, table: ir.Value, axis: int) -> ir.Value:
     if positions is not None:
         table = rewrite.op("Gather", [table, positions], table, {"axis": 0})
     return rewrite.builder.units("Unsqueeze", table, [axis])
-
-
-def _slice(rewrite: Rewrite, x: ir.Value, start: int, end: int, step: int = 1) -> ir.Value:
-    builder = rewrite.builder
-    bounds = [builder.ints([number]) for number in (start, end, 3, step)]
-    return rewrite.op("Slice", [x, *bounds], x)

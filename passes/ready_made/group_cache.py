@@ -1,0 +1,185 @@
+"""The caches of a GroupQueryAttention, taken out of the operator.
+
+With `past` of P keys, `seqlens_k` + 1 keys a batch entry, S new rows and `total_sequence_length` keys in the longest:
+
+    before[b]   0 in a prompt, where S is total_sequence_length, whatever past holds; else seqlens_k[b] + 1 - S
+    present     [B, K, max(P, total_sequence_length), D]: past up to `before`, and there the S new rows, all of them
+                where a batch entry is shorter, too. What lies behind them depends on the memory: ONNX Runtime writes
+                zeros where past and present are buffers of their own, and leaves what it finds where they are one
+
+Both cases are rebuilt exactly by standard operators, each under the user's word for it. In one buffer the update is a
+ScatterND alone: it finds its output where its input is, and writes the new rows only; nothing else reads past. Apart,
+past, new rows and zeros are joined and every row of present is gathered from there, which costs ONNX Runtime a copy
+more than the operator made. Buffers on Ascend are their own.
+
+That past has the keys that `before` counts, and present room for the new ones, is what ONNX Runtime insists on: it
+takes a cache that grows by the new rows, or one with room for all keys, and lengths within present.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.build import INT64
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.keys import Keys, Measure
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.symbolic import Dim
+
+SINCE = 12
+"""The opset of Max of int64; the other operators are older."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """The sizes of one run of the operator: `rows` int64 [1], `lengths` and `before` int64 [B]."""
+
+    rows: ir.Value
+    lengths: ir.Value
+    before: ir.Value
+    prompt: ir.Value
+
+    @staticmethod
+    def of(call: Call, query: ir.Value, lengths: ir.Value, total: ir.Value) -> Step:
+        """What `lengths`, seqlens_k, and total_sequence_length say."""
+        builder = call.builder
+        if builder.opset < SINCE:
+            raise call.decline(Code.READY_MADE, f"its positions cannot be computed in opset {builder.opset}")
+        if len(call.shape(lengths)) != 1:
+            raise call.decline(Code.RANK, f"{lengths.name!r} is not one number for each batch entry")
+        keys = Keys(call, Measure(query, 1), Measure(query, 1), Measure(query, 0))
+        rows = keys.length(keys.rows)
+        most = builder.op("Reshape", [builder.cast(total, INT64), builder.ints([1])], INT64)
+        prompt = builder.op("Equal", [rows, most], ir.DataType.BOOL)
+        own = keys.more(builder.cast(lengths, INT64), 1)
+        before = builder.op("Where", [prompt, builder.ints([0]), keys.less(own, rows)], INT64)
+        return Step(rows, own, before, prompt)
+
+    def after(self, call: Call) -> ir.Value:
+        """The keys of each batch entry with every new row, int64 [B]."""
+        return call.builder.op("Add", [self.before, self.rows], INT64)
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Makes the present of a past. Both caches have one shape, [B, K, `room`, D]."""
+
+    call: Call
+    step: Step
+    total: ir.Value
+    heads: int
+    batch: Measure
+    assumed: str
+    room: Dim
+
+    @staticmethod
+    def of(call: Call, query: ir.Value, step: Step, past: ir.Value, total: ir.Value, heads: int) -> Caches:
+        """Raises Decline where nobody vouches for how the caches are bound."""
+        shape, options = call.shape(past), call.options
+        if len(shape) != 4:
+            raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
+        shared = SHARED_CACHES in options.assume
+        if not shared and options.target == "ort" and SEPARATE_CACHES not in options.assume:
+            raise _unsaid(call)
+        room, word = (shape[2], SHARED_CACHES) if shared else (Dim.fresh(), SEPARATE_CACHES)
+        return Caches(call, step, total, heads, Measure(query, 0), word, room)
+
+    def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
+        """What present holds; `new` is [B, K, S, D]."""
+        if self.assumed == SHARED_CACHES:
+            return self._sized(self._updated(past, new), new)
+        return self._sized(self._gathered(past, new), new)
+
+    def _updated(self, cache: ir.Value, new: ir.Value) -> ir.Value:
+        """The cache with the new rows in their places."""
+        builder = self.call.builder
+        offsets = builder.units("Unsqueeze", self._range(self.step.rows), (0, 1, 3))
+        places = self._op("Add", [builder.units("Unsqueeze", self.step.before, (1, 2, 3)), offsets])
+        index = self._index(places, self.step.rows)
+        return self._op("ScatterND", [cache, index, new], self._dtype(new))
+
+    def _gathered(self, past: ir.Value, new: ir.Value) -> ir.Value:
+        """Every row of present out of past, the new rows, and a row of zeros."""
+        builder = self.call.builder
+        zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
+        rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
+        places = builder.units("Unsqueeze", self._range(self._room(past)), (0,))
+        before, after = (
+            builder.units("Unsqueeze", each, (1,)) for each in (self.step.before, self.step.after(self.call))
+        )
+        held = self._length(Measure(past, 2))
+        moved = self._op("Add", [self._op("Sub", [places, before]), held])
+        last = self._op("Add", [held, self.step.rows])
+        kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
+        source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
+        index = self._index(builder.units("Unsqueeze", source, (1, 3)), self._room(past))
+        return self._op("GatherND", [rows, index], self._dtype(new))
+
+    def _index(self, places: ir.Value, count: ir.Value) -> ir.Value:
+        """Batch entry, head and place of every row, int64 [B, K, count, 3]; places are [B, 1, count, 1]."""
+        builder, batch = self.call.builder, self._length(self.batch)
+        entries = builder.units("Unsqueeze", self._range(batch), (1, 2, 3))
+        heads = builder.constant(np.arange(self.heads, dtype=np.int64).reshape(1, -1, 1, 1), "positions")
+        parts = [batch, builder.ints([self.heads]), count, builder.ints([1])]
+        shape = self._op("Concat", parts, attrs={"axis": 0})
+        whole = [self._op("Expand", [index, shape]) for index in (entries, heads, places)]
+        return self._op("Concat", whole, attrs={"axis": 3})
+
+    def _size_of_rows(self, new: ir.Value) -> ir.Value:
+        """[B, K, 1, D], the shape of one row for each head."""
+        builder = self.call.builder
+        parts = [self._length(self.batch), builder.ints([self.heads, 1]), self._length(Measure(new, 3))]
+        return self._op("Concat", parts, attrs={"axis": 0})
+
+    def _room(self, past: ir.Value) -> ir.Value:
+        """The number of keys in present, int64 [1]."""
+        total = self._op("Reshape", [self.call.builder.cast(self.total, INT64), self.call.builder.ints([1])])
+        return self._op("Max", [total, self._length(Measure(past, 2))])
+
+    def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:
+        """The value, with the shape that it has been given."""
+        shape = self.call.shape(new)
+        self.call.builder.info.set(present, (shape[0], shape[1], self.room, shape[3]), self._dtype(new))
+        return present
+
+    def _length(self, measure: Measure) -> ir.Value:
+        return Keys(self.call, measure, measure, measure).length(measure)
+
+    def _range(self, count: ir.Value) -> ir.Value:
+        """The numbers below a computed one, int64."""
+        builder = self.call.builder
+        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
+        return self._op("Range", [zero, builder.units("Squeeze", count, (0,)), one])
+
+    def _zero(self, like: ir.Value) -> ir.Value:
+        dtype = self._dtype(like)
+        if dtype is None:
+            raise self.call.decline(Code.DTYPE, f"the type of {like.name!r} is unknown")
+        return self.call.builder.constant(np.zeros((), dtype.numpy()), "number")
+
+    def _dtype(self, value: ir.Value) -> ir.DataType | None:
+        return self.call.info.dtype(value)
+
+    def _op(
+        self,
+        op_type: str,
+        inputs: list[ir.Value | None] | list[ir.Value],
+        dtype: ir.DataType | None = INT64,
+        attrs: dict[str, int] | None = None,
+    ) -> ir.Value:
+        return self.call.builder.op(op_type, list(inputs), dtype, attrs)
+
+
+def _unsaid(call: Call) -> Decline:
+    """Why a past is not taken as it is."""
+    reason = "what present holds behind the last key depends on whether past and present are one buffer"
+    hint = (
+        f"--assume {SHARED_CACHES} where each past is bound together with its present (IOBinding), --assume "
+        f"{SEPARATE_CACHES} where they are not, as in every Session.run"
+    )
+    return call.decline(Code.READY_MADE, reason, hint)

@@ -1,0 +1,77 @@
+"""Rotary positions taken out of an operator: RotaryEmbedding of com.microsoft before it, which is the same kernel in
+ONNX Runtime; for Ascend, which does not have it, in plain operators.
+
+The position of row i in batch entry b is
+
+    before[b] + i               without position_ids; before is 0 in a prompt
+    position_ids[b, i]          with them, behind a past
+    position_ids[0, 0] + i      with them, in a prompt: of those ONNX Runtime reads the first number only
+
+The width of the tables of cosines and sines says how much of each head is turned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.build import INT64
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.group_cache import Step
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.rotary import turned
+
+COS, SIN, POSITIONS = 7, 8, 9
+DOMAIN = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Turns queries and keys [B, S, N * D] by their positions, int64 [B, S]."""
+
+    call: Call
+    positions: ir.Value
+
+    @staticmethod
+    def of(call: Call, step: Step) -> Rotary:
+        """The positions of one run."""
+        builder, given = call.builder, call.input(POSITIONS)
+        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
+        offsets = builder.op("Range", [zero, builder.units("Squeeze", step.rows, (0,)), one], INT64)
+        starts = builder.units("Unsqueeze", step.before, (1,))
+        counted = builder.op("Add", [starts, builder.units("Unsqueeze", offsets, (0,))], INT64)
+        if given is None:
+            return Rotary(call, counted)
+        bounds = [builder.ints(numbers) for numbers in ((0, 0), (1, 1), (0, 1))]
+        first = builder.op("Slice", [given, *bounds], INT64)
+        from_first = builder.op("Add", [first, counted], INT64)
+        return Rotary(call, builder.op("Where", [step.prompt, from_first, given], INT64))
+
+    def turned(self, value: ir.Value, heads: int) -> ir.Value:
+        """The value behind the turn."""
+        call = self.call
+        cos, sin = call.needed(COS), call.needed(SIN)
+        width, half = call.size(value, -1), call.size(cos, -1)
+        if width is None or half is None:
+            raise call.decline(Code.SHAPE, "how much of each head is turned is not known before the model runs")
+        interleaved = int_attr(call.node, "rotary_interleaved", 0)
+        if call.options.target != "ort":
+            return self._written_out(value, heads, width // heads, 2 * half, interleaved == 1)
+        attrs = {"interleaved": interleaved}
+        if 2 * half * heads != width:
+            attrs |= {"num_heads": heads, "rotary_embedding_dim": 2 * half}
+        inputs = [value, self.positions, cos, sin]
+        return call.builder.op("RotaryEmbedding", inputs, call.info.dtype(value), attrs, domain=DOMAIN)
+
+    def _written_out(self, value: ir.Value, heads: int, size: int, part: int, interleaved: bool) -> ir.Value:
+        builder, dtype = self.call.builder, self.call.info.dtype(value)
+        cos, sin = (
+            builder.units("Unsqueeze", builder.op("Gather", [table, self.positions], dtype, {"axis": 0}), (2,))
+            for table in (self.call.needed(COS), self.call.needed(SIN))
+        )
+        apart = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
+        result = turned(builder, apart, cos, sin, size, part, interleaved)
+        return builder.op("Reshape", [result, builder.ints([0, 0, heads * size])], dtype)

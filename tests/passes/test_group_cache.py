@@ -1,0 +1,292 @@
+"""com.microsoft GroupQueryAttention with a past gives what ONNX Runtime gives, caches included, bit for bit, where the
+buffers of past and present are as the user says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from onnx import TensorProto, helper
+
+from tests.passes.running import Array, assert_same, fused, run, session
+
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+PLACES = ("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink")
+SEPARATE, SHARED, DECODE = "separate-caches", "shared-caches", "decode"
+TOLERANCE = {"float32": 1e-5, "float16": 4e-3}
+"""Of the results; caches are copied, and rotary positions are the same kernel."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One node and one run of it: `rows` new keys, `total` in the longest batch entry, room for `room` in past."""
+
+    lengths: Sequence[int] = (5, 2)
+    rows: int = 1
+    total: int = 6
+    room: int = 9
+    dtype: str = "float32"
+    batch: int | str = "B"
+    length: int | str = "S"
+    packed: bool = False
+    rotary: int = 0
+    positions: Sequence[Sequence[int]] | None = None
+    sink: bool = False
+    attrs: Mapping[str, float] = field(default_factory=dict)
+
+    def feeds(self, seed: int = 0) -> dict[str, Array]:
+        """Numbers for a run; what lies behind the lengths is not a number."""
+        rng, batch = np.random.default_rng(seed), len(self.lengths)
+
+        def numbers(*shape: int) -> Array:
+            return rng.standard_normal(shape).astype(self.dtype)
+
+        width = SIZE * (HEADS + 2 * KEY_HEADS if self.packed else HEADS)
+        feeds: dict[str, Array] = {"q": numbers(batch, self.rows, width)}
+        if not self.packed:
+            feeds |= {name: numbers(batch, self.rows, KEY_HEADS * SIZE) for name in ("k", "v")}
+        for name in ("past_key", "past_value"):
+            feeds[name] = numbers(batch, KEY_HEADS, self.room, SIZE)
+            for entry, length in enumerate(self.lengths):
+                feeds[name][entry, :, length + 1 :] = np.nan
+        feeds["seqlens"] = np.array(self.lengths, np.int32)
+        feeds["total"] = np.array(self.total, np.int32)
+        if self.rotary:
+            feeds |= {name: numbers(16, self.rotary) for name in ("cos", "sin")}
+        if self.positions is not None:
+            feeds["positions"] = np.array(self.positions, np.int64)
+        if self.sink:
+            feeds["sink"] = numbers(HEADS)
+        return feeds
+
+    def model(self) -> onnx.ModelProto:
+        """The node alone; `batch` and `length` are what the model declares."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        feeds = self.feeds()
+        shapes: dict[str, list[int | str]] = {name: list(array.shape) for name, array in feeds.items()}
+        for name, shape in shapes.items():
+            if name not in ("total", "cos", "sin", "sink"):
+                shape[0] = self.batch
+            if name in ("q", "k", "v", "positions"):
+                shape[1] = self.length
+            if name in ("past_key", "past_value"):
+                shape[2] = "P"
+        types = {"seqlens": TensorProto.INT32, "total": TensorProto.INT32, "positions": TensorProto.INT64}
+        inputs = [helper.make_tensor_value_info(name, types.get(name, kind), shape) for name, shape in shapes.items()]
+        last = max(PLACES.index(name) for name in feeds)
+        names = [name if name in feeds else "" for name in PLACES[: last + 1]]
+        attrs: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KEY_HEADS, **self.attrs}
+        attrs |= {"do_rotary": 1} if self.rotary else {}
+        outputs = ["y", "present_key", "present_value"]
+        node = helper.make_node("GroupQueryAttention", names, outputs, name="op", domain="com.microsoft", **attrs)
+        declared = [
+            helper.make_tensor_value_info(name, kind, [None] * rank)
+            for name, rank in zip(outputs, (3, 4, 4), strict=True)
+        ]
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(helper.make_graph([node], "g", inputs, declared), opset_imports=imports, ir_version=9)
+
+
+def check(case: Case, assume: tuple[str, ...] = (SEPARATE,), seed: int = 0) -> onnx.ModelProto:
+    """The fused model, after it gave what the original gives, with caches in buffers as the user says."""
+    model, feeds = case.model(), case.feeds(seed)
+    result, report = fused(model, assume=assume)
+    (block,) = report.blocks
+    assert block.status == "fused", (block.code, block.reason)
+    assert set(block.assumed) == set(assume)
+    bound = in_one_buffer if SHARED in assume else run
+    for index, (got, wanted) in enumerate(zip(bound(result, feeds), bound(model, feeds), strict=True)):
+        assert got.dtype == wanted.dtype
+        assert_same(got, wanted, TOLERANCE[case.dtype] if index == 0 else 0.0)
+    return result
+
+
+def in_one_buffer(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """The outputs of a run in which each present is bound to the memory of its past."""
+    running = session(model)
+    binding = running.io_binding()
+    memory = {name: array.copy() for name, array in feeds.items()}  # an OrtValue holds none of its own
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in memory.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("y")
+    for name in ("key", "value"):
+        binding.bind_ortvalue_output(f"present_{name}", values[f"past_{name}"])
+    running.run_with_iobinding(binding)
+    return [output.numpy().copy() for output in binding.get_outputs()]
+
+
+CASES: dict[str, Case] = {
+    "one token": Case(),
+    "one token, declared": Case(batch=2, length=1),
+    "one batch entry": Case(lengths=(4,), batch=1, length=1),
+    "no room but for it": Case(room=5),
+    "no room but for it, one batch entry": Case(lengths=(4,), room=5, batch=1),
+    "the first token": Case(lengths=(0, 0), total=1),
+    "the first token, longer lengths": Case(lengths=(3, 0), total=1),
+    "nothing before": Case(lengths=(0, 5)),
+    "prompt": Case(lengths=(3, 3), rows=4, total=4),
+    "prompt, shorter batch entry": Case(lengths=(3, 1), rows=4, total=4),
+    "prompt, longer lengths": Case(lengths=(6, 1), rows=4, total=4),
+    "prompt without a past": Case(lengths=(3, 1), rows=4, total=4, room=0),
+    "prompt, one batch entry": Case(lengths=(3,), rows=4, total=4, batch=1),
+    "chunk": Case(lengths=(6,), rows=3, total=7),
+    "chunk that fills the room": Case(lengths=(6,), rows=3, total=7, room=7),
+    "chunk, declared": Case(lengths=(6,), rows=3, total=7, batch=1, length=3),
+    "chunk, shorter": Case(lengths=(4,), rows=3, total=7, batch=1),
+    "16 bits": Case(dtype="float16"),
+    "chunk of 16 bits": Case(lengths=(6,), rows=3, total=7, dtype="float16"),
+    "side by side": Case(packed=True),
+    "scale": Case(attrs={"scale": 0.3}),
+    "bidirectional": Case(attrs={"causal": 0}),
+    "bidirectional chunk": Case(lengths=(6,), rows=3, total=7, attrs={"causal": 0}),
+    "window": Case(attrs={"local_window_size": 2}),
+    "window, declared": Case(attrs={"local_window_size": 2}, length=1),
+    "window of a chunk": Case(lengths=(6,), rows=3, total=7, attrs={"local_window_size": 2}),
+    "window of a prompt": Case(lengths=(3, 1), rows=4, total=4, attrs={"local_window_size": 2}),
+    "window of 16 bits": Case(dtype="float16", length=1, attrs={"local_window_size": 2}),
+    "sink": Case(sink=True),
+    "smooth softmax": Case(lengths=(6,), rows=3, total=7, attrs={"smooth_softmax": 1}),
+    "rotary": Case(rotary=8),
+    "rotary prompt": Case(lengths=(3, 1), rows=4, total=4, rotary=8),
+    "rotary chunk": Case(lengths=(6,), rows=3, total=7, rotary=8),
+    "rotary pairs": Case(rotary=8, attrs={"rotary_interleaved": 1}),
+    "rotary, side by side": Case(rotary=8, packed=True),
+    "rotary of 16 bits": Case(rotary=8, dtype="float16"),
+    "positions": Case(rotary=8, positions=((7,), (1,))),
+    "positions of a chunk": Case(lengths=(6,), rows=3, total=7, rotary=8, positions=((5, 1, 2),)),
+    "positions of a prompt": Case(lengths=(3, 1), rows=4, total=4, rotary=8, positions=((3, 2, 1, 0), (1, 2, 3, 4))),
+    "positions of the first token": Case(lengths=(0, 0), total=1, rotary=8, positions=((3,), (5,))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_separate_buffers(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.room >= case.total])
+def test_one_buffer(name: str) -> None:
+    """The update alone writes, and nothing else reads what it was."""
+    result = check(CASES[name], (SHARED,))
+    assert [node.op_type for node in result.graph.node if "past_key" in node.input] == ["ScatterND"]
+    assert all(node.op_type not in ("Pad", "Slice") for node in result.graph.node if "past_value" in node.input)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rows == 1 and case.length == "S"])
+def test_one_row_by_the_users_word(name: str) -> None:
+    check(CASES[name], (SEPARATE, DECODE))
+
+
+def test_an_update_in_place_keeps_its_address() -> None:
+    """With present bound to past, the cache is where it was, and only the new row differs."""
+    case = Case(batch=2, length=1)
+    result, _ = fused(case.model(), assume=(SHARED,))
+    feeds = case.feeds()
+    y, key, value = in_one_buffer(result, feeds)
+    for got, name, new in ((key, "past_key", "k"), (value, "past_value", "v")):
+        wanted = feeds[name].copy()
+        for entry, length in enumerate(case.lengths):
+            wanted[entry, :, length] = feeds[new][entry].reshape(KEY_HEADS, SIZE)
+        np.testing.assert_array_equal(got, wanted)
+    assert np.isfinite(y).all()
+
+
+REFUSED: dict[str, tuple[Case, tuple[str, ...], str, str]] = {
+    "nobody vouches for the buffers": (Case(), (), "ready_made", "behind the last key"),
+    "window of a prompt in 16 bits": (
+        Case(dtype="float16", attrs={"local_window_size": 2}),
+        (SEPARATE,),
+        "ready_made",
+        "window of rows",
+    ),
+    "keys of another number": (Case(length="S", attrs={"softcap": 2.0}), (SEPARATE,), "softcap", "tanh"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    case, assume, code, words = REFUSED[name]
+    result, report = fused(case.model(), assume=assume)
+    (block,) = report.blocks
+    assert (block.status, block.code) == ("declined", code)
+    assert words in (block.reason or "")
+    assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
+
+
+def test_new_keys_that_may_be_none() -> None:
+    """Without new keys ONNX Runtime reads all of past."""
+    model = Case().model()
+    for value in model.graph.input:
+        if value.name in ("k", "v"):
+            value.type.tensor_type.shape.dim[1].dim_param = "L"
+    _, report = fused(model, assume=(SEPARATE,))
+    assert "as many as the rows" in (report.blocks[0].reason or "")
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_random(data: st.DataObject) -> None:
+    """All features together."""
+    draw = data.draw
+    kind = draw(st.sampled_from(["token", "prompt", "chunk"]))
+    rows = 1 if kind == "token" else draw(st.integers(1, 6))
+    before = 0 if kind == "prompt" else draw(st.integers(1, 9))
+    total = rows + before
+    count = 1 if kind == "chunk" and rows > 1 else draw(st.integers(1, 3))
+    least = 0 if kind == "prompt" else rows - 1
+    lengths = [draw(st.integers(least, total - 1)) for _ in range(count)]
+    shared = draw(st.booleans())
+    room = draw(st.integers(total, total + 4)) if shared or draw(st.booleans()) else before
+    single = draw(st.booleans()) and rows == 1
+    causal = draw(st.booleans())
+    attrs: dict[str, float] = {"causal": int(causal)}
+    if causal and draw(st.booleans()):
+        attrs["local_window_size"] = draw(st.integers(1, 8))
+    rotary = draw(st.sampled_from([0, 8]))
+    case = Case(
+        lengths,
+        rows,
+        total,
+        room,
+        batch=draw(st.sampled_from(["B", count])),
+        length=draw(st.sampled_from([rows, "S"])) if not single else 1,
+        packed=draw(st.booleans()),
+        rotary=rotary,
+        positions=(
+            [[draw(st.integers(0, 5)) for _ in range(rows)] for _ in range(count)]
+            if rotary and draw(st.booleans())
+            else None
+        ),
+        sink="local_window_size" not in attrs and draw(st.booleans()),
+        attrs=attrs,
+    )
+    check(case, (SHARED,) if shared else (SEPARATE,), seed=draw(st.integers(0, 9)))
+
+
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("positions", [None, ((7,), (1,))])
+def test_ascend_reads_a_number_of_keys(interleaved: int, positions: Sequence[Sequence[int]] | None) -> None:
+    """Rotary positions in plain operators, and caches in buffers of their own without a word."""
+    attrs = {"rotary_interleaved": interleaved}
+    case = Case(dtype="float16", batch=2, length=1, rotary=8, positions=positions, attrs=attrs)
+    model = case.model()
+    result, report = fused(model, "ascend")
+    (block,) = report.blocks
+    assert (block.op, block.mask, block.assumed) == ("IncreFlashAttention", "lengths", (SEPARATE,))
+    assert {node.domain for node in result.graph.node} == {"", "ascend"}
+    feeds = case.feeds()
+    for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+        assert_same(got, wanted, TOLERANCE[case.dtype])
+
+
+def test_the_two_words_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="cannot both hold"):
+        fused(Case().model(), assume=(SEPARATE, SHARED))
