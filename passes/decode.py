@@ -5,8 +5,9 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
     rows        one, proven, or vouched for by `--assume decode`: the operator refuses every other run
     layout      BSH, BSND or BNSD; key and value of one head size; one batch size, proven
     band        none, or the causal one from the bottom right corner: one token is the last and sees every key
-    lengths     a mask that keeps the keys below a length (lengths.py), where no row is masked everywhere or such a row
-                gave 0, which an entry of no keys gives, or NaN, which is put there. Of pages that have none, all keys
+    lengths     a mask that keeps the keys below a length or from a start on (lengths.py), where no row is masked
+                everywhere or such a row gave 0, which an entry of no keys gives, or NaN, which is put there. Of pages
+                that have none, all keys
     atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked
                 everywhere are the mean of the values, which the operator gives them, or there are none: masked keys
                 have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
@@ -23,7 +24,7 @@ stays a FlashAttentionScore: sinks, dropout, packed sequences, guards, other ban
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,7 +34,7 @@ from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.build import INT64, Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout import moves
-from fa_compiler.passes.lengths import Length, Lengths, excluding, read_lengths
+from fa_compiler.passes.lengths import Lengths, excluding, read_lengths
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
@@ -103,13 +104,19 @@ class Decoding:
                 raise self._other("the block table is not proven to have one row for each batch entry")
             size = attrs["block_size"] = self.pages.block_size
             keys = self.builder.op("Mul", [self.mover.dimension(table, 1), self.builder.ints([size])], INT64)
-            inputs["actual_seq_lengths"] = lengths.build(self.match, keys, self.mover)
-        elif lengths.found:
-            inputs["actual_seq_lengths"] = lengths.build(self.match, self._keys(key), self.mover)
+            inputs |= lengths.build(self.match, keys, self.mover)
+        elif lengths.any:
+            inputs |= lengths.build(self.match, self._keys(key), self.mover)
         undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
         rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
         scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
-        words = {"pages": self.pages, "lengths": lengths.found, "atten_mask": mask, "real_shift": shift}
+        words = {
+            "pages": self.pages,
+            "lengths": lengths.found,
+            "starts": lengths.starts,
+            "atten_mask": mask,
+            "real_shift": shift,
+        }
         word = "+".join(word for word, part in words.items() if part) or "none"
         return Step(inputs, attrs, (*rows, *scores), word, undefined)
 
@@ -152,19 +159,19 @@ class Decoding:
 
     def _limits(self) -> Limits:
         """What excludes keys. A mask may be told by lengths where an entry without keys gives what it gave."""
-        mask, info = self.match.mask, self.builder.info
+        mask = self.match.mask
         first = mask.shifts[:1]
         scored = tuple(Masked(put.view, put.when) for put in first if isinstance(put, Put) and put.fill == MASKED_SCORE)
         shifts = mask.shifts[len(scored) :]
-        found = read_lengths(mask.masked, self.match, info)
+        found = self._lengths(mask.masked)
         # ONNX Runtime has no Where of bfloat16 to put NaN with; of no keys at all the sum is 0 in the model.
         some = self.pages is not None or self.match.space.size(self.match.roles.columns).is_at_least(1)
         repairs = some and self.match.dtype != ir.DataType.BFLOAT16
-        if not found.found and repairs and not mask.masked:
+        if not found.any and repairs and not mask.masked:
             return self._infinite(Limits(found, shifts, scored))
         alone = not found.rest and (mask.empty_rows == "zero" or (mask.empty_rows == "nan" and repairs))
-        if not found.found or mask.empty_rows == "" or alone:
-            return Limits(found, shifts, scored, undefined=bool(found.found) and mask.empty_rows == "nan")
+        if not found.any or mask.empty_rows == "" or alone:
+            return Limits(found, shifts, scored, undefined=found.any and mask.empty_rows == "nan")
         if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
             reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
             raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
@@ -172,16 +179,22 @@ class Decoding:
 
     def _infinite(self, limits: Limits) -> Limits:
         """The limits with lengths that are steps of the bias: those that add or put -inf."""
-        found: list[Length] = []
+        masks: list[Masked] = []
         shifts: list[Shift] = []
         for step in limits.shifts:
             mask = excluding(step, self.builder.info)
-            read = Lengths() if mask is None else read_lengths((mask,), self.match, self.builder.info)
-            if read.rest or not read.found:
+            read = Lengths() if mask is None else self._lengths((mask,))
+            if mask is None or read.rest or not read.any:
                 shifts.append(step)
             else:
-                found.extend(read.found)
-        return Limits(Lengths(tuple(found)), tuple(shifts), limits.scored, undefined=bool(found))
+                masks.append(mask)
+        found = self._lengths(masks)
+        if found.rest:
+            return limits
+        return Limits(found, tuple(shifts), limits.scored, undefined=found.any)
+
+    def _lengths(self, masks: Sequence[Masked]) -> Lengths:
+        return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
 
     def _mask(self, masked: tuple[Masked, ...], limits: Limits) -> ir.Value | None:
         """The atten_mask of what is excluded besides, or has the score of what is."""

@@ -1,13 +1,17 @@
-"""Masks that say how many keys each batch entry has: keys from a length on are excluded.
+"""Masks that say how many keys each batch entry has: keys from a length on are excluded, or keys before a start.
 
-    kept := Below(j + c, length) | All(kept, ..., rest, ...)        j the key's index, c a known number
+    kept := Below(j + c, length) | not Below(j + c, start) | All(kept, ..., rest, ...)
+                                                            j the key's index, c a known number
 
     accepted    `j + c < length` where the length is an integer tensor of one element, or one for each batch entry, and
                 every spelling of it that positions.py reads: compared with `<`, `<=` and their opposites, negated,
-                joined by And with others, made a float mask by Where or arithmetic
+                joined by And with others, made a float mask by Where or arithmetic; `j + c >= start` likewise
     emitted     the lengths in int64, [1] or [batch], held between 0 and the number of keys: the operator refuses
-                others, where the mask is merely all true or all false
-    refused     everything else stays a mask: lengths by head, keys counted with steps, an Or
+                others, where the mask is merely all true or all false. With starts, batches padded on the left: lengths
+                are those of what lies between start and end, and kv_padding_size, one number, is what lies behind
+                the end
+    refused     everything else stays a mask: lengths by head, keys counted with steps, an Or; starts of pages, or
+                beside lengths that differ between batch entries
 
 The comparison holds of mathematical integers: positions.py takes numbers only where their type holds them, and an
 element is compared as it is. The result is computed as min(max(length, c), keys + c) - c, in which nothing overflows.
@@ -35,48 +39,72 @@ from fa_compiler.passes.views import View
 
 @dataclass(frozen=True)
 class Length:
-    """Keys j with `j + shift` less than the element of `value` are kept; `dims` arranges the value."""
+    """Keys j with `j + shift` less than the element of `value` are `kept`, or the others are; `dims` arranges it."""
 
     value: ir.Value
     dims: Arrangement
     shift: int
+    kept: bool = True
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Every length there is, of which the least counts, and the masks that are left beside them."""
+    """Every length, of which the least counts, every start, of which the largest does, and the masks left beside."""
 
     found: tuple[Length, ...] = ()
+    starts: tuple[Length, ...] = ()
     rest: tuple[Masked, ...] = ()
 
-    def build(self, match: AttentionMatch, keys: ir.Value, mover: Mover) -> ir.Value:
-        """How many keys each batch entry has, int64 [batch] or [1]; `keys` is the number of all, int64 [1]."""
-        builder, total = mover.builder, keys
-        for length in self.found:
-            plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
-            assert plan is not None  # of a length by batch
-            given = mover.apply(builder.cast(length.value, INT64), length.dims, plan)
-            shift = builder.ints([length.shift])
-            most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
-            least = builder.op("Max", [given, shift], INT64)
-            held = builder.op("Min", [least, most], INT64)
-            own = builder.op("Sub", [held, shift], INT64) if length.shift else held
-            total = own if total is keys else builder.op("Min", [total, own], INT64)
-        return total
+    @property
+    def any(self) -> bool:
+        """Is there a length or a start?"""
+        return bool(self.found or self.starts)
+
+    def build(self, match: AttentionMatch, keys: ir.Value, mover: Mover) -> dict[str, ir.Value]:
+        """The operator's inputs; `keys` is the number of all, int64 [1]."""
+        builder = mover.builder
+        end = _combined("Min", self.found, match, keys, mover) or keys
+        start = _combined("Max", self.starts, match, keys, mover)
+        if start is None:
+            return {"actual_seq_lengths": end}
+        between = builder.op("Max", [builder.op("Sub", [end, start], INT64), builder.ints([0])], INT64)
+        return {"actual_seq_lengths": between, "kv_padding_size": builder.op("Sub", [keys, end], INT64)}
 
 
-def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo) -> Lengths:
-    """What the excluded keys of an attention say of lengths."""
+def _combined(
+    op_type: str, lengths: Sequence[Length], match: AttentionMatch, keys: ir.Value, mover: Mover
+) -> ir.Value | None:
+    """The least or largest of numbers held between 0 and `keys`, int64 [batch] or [1]; None of none."""
+    builder = mover.builder
+    total: ir.Value | None = None
+    for length in lengths:
+        plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
+        assert plan is not None  # of a length by batch
+        given = mover.apply(builder.cast(length.value, INT64), length.dims, plan)
+        shift = builder.ints([length.shift])
+        most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
+        least = builder.op("Max", [given, shift], INT64)
+        held = builder.op("Min", [least, most], INT64)
+        own = builder.op("Sub", [held, shift], INT64) if length.shift else held
+        total = own if total is None else builder.op(op_type, [total, own], INT64)
+    return total
+
+
+def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
+    """What the excluded keys of an attention say of lengths, and of starts where they may."""
     found: list[Length] = []
     rest: list[Masked] = []
     for mask in masks:
-        taken = _read(mask, match, info)
+        taken = _read(mask, match, info, starts)
         if taken is None:
             rest.append(mask)
         else:
             found.extend(part for part in taken if isinstance(part, Length))
             rest.extend(part for part in taken if isinstance(part, Masked))
-    return Lengths(tuple(found), tuple(rest))
+    ends, begins = (tuple(each for each in found if each.kept == kept) for kept in (True, False))
+    if begins and any(any(end.dims) for end in ends):
+        return read_lengths(masks, match, info, starts=False)
+    return Lengths(ends, begins, tuple(rest))
 
 
 def excluding(step: Shift, info: ShapeInfo) -> Masked | None:
@@ -99,7 +127,7 @@ def _leaves(number: Number) -> set[float | None]:
     return {number.const if isinstance(number, Affine) else number}
 
 
-def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo) -> list[Length | Masked] | None:
+def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) -> list[Length | Masked] | None:
     base, shape = mask.view.base, info.shape(mask.view.base)
     if shape is None:
         return None
@@ -111,7 +139,8 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo) -> list[Length |
     dims = match.space.resolve_all(mask.view.base_dims)
     result: list[Length | Masked] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):
-        read = _length(part, dims, match, positions) if isinstance(part, Below) else None
+        limit = isinstance(part, Below) and (part.when or starts)
+        read = _length(part, dims, match, positions) if limit and isinstance(part, Below) else None
         beside = read or _beside(part, dims)
         if beside is None:
             return None
@@ -124,7 +153,7 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
     roles, rank = match.roles, positions.rank
     shift = part.affine.offset.const
     columns = [k for k, dim in enumerate(dims) if dim and dim == roles.columns]
-    if not part.when or shift is None or len(columns) != 1:
+    if shift is None or len(columns) != 1:
         return None
     if part.affine.steps != Affine.index(columns[0], rank).steps:
         return None
@@ -143,7 +172,7 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
     own = {axis for dim in placed for axis in dim}
     if not own <= set(roles.batch) or moves(placed, (roles.batch,)) is None:
         return None
-    return Length(part.value, placed, shift)
+    return Length(part.value, placed, shift, part.when)
 
 
 def _beside(part: Formula, dims: Arrangement) -> Masked | None:

@@ -1,7 +1,8 @@
 """Values behind a DequantizeLinear from int8 with constant scales, and results before a QuantizeLinear to int8.
 
 (x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly: with one scale, or
-one for each head, each number of a head, or both.
+one for each head, each number of a head, or both. A Cast from int8 and a Mul by a constant is the same with zero points
+of 0, and may have scales along several axes; one number is left to the products.
 
 A result becomes round(x / scale) + zero point in ONNX, saturated, with ties to even; the operator computes
 round(x * quant_scale2 + quant_offset2). These are the same bits where
@@ -53,6 +54,11 @@ class Quantised:
 def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
     """What a value of type `dtype`, arranged as `dims`, is dequantised from; None where it is not."""
     node = value.producer()
+    if node is not None and is_op(node, "Mul"):
+        return _multiplied(node, dims, dtype, info)
+    widened = None if node is None or info.dtype(value) != dtype else _widened(node, info)
+    if widened is not None:
+        return Quantised(widened, np.ones(1), np.zeros(1, np.int64), None)
     if node is None or not is_op(node, "DequantizeLinear") or len(node.inputs) < 2:
         return None
     x, scale = node.inputs[0], constant(node.inputs[1])
@@ -66,6 +72,30 @@ def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: Shap
         return None
     channels = None if scale.size == 1 else dims[int_attr(node, "axis", 1) % len(dims)]
     return Quantised(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
+
+
+def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
+    """A Mul of a constant and of int8 numbers cast to `dtype`."""
+    for operand, factor in (node.inputs, node.inputs[::-1]):
+        maker, scale = None if operand is None else operand.producer(), constant(factor)
+        x = None if maker is None else _widened(maker, info)
+        shape = None if x is None else info.shape(x)
+        if x is None or shape is None or scale is None or info.dtype(node.outputs[0]) != dtype:
+            continue
+        if scale.ndim > len(shape) or scale.dtype != dtype.numpy() or not np.isfinite(scale.astype(np.float64)).all():
+            continue
+        runs = scale.reshape((1,) * (len(shape) - scale.ndim) + scale.shape).shape
+        if any(count not in (1, size.const) for count, size in zip(runs, shape, strict=True)):
+            continue
+        channels = tuple(axis for dim, count in zip(dims, runs, strict=True) if count != 1 for axis in dim)
+        return Quantised(x, scale.reshape(-1), np.zeros(scale.size, np.int64), channels if scale.size > 1 else None)
+    return None
+
+
+def _widened(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
+    """What a Cast makes of int8 numbers, which every type of floats holds."""
+    x = node.inputs[0] if is_op(node, "Cast") else None
+    return x if x is not None and info.dtype(x) == ir.DataType.INT8 else None
 
 
 @dataclass(frozen=True)

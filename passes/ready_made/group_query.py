@@ -9,6 +9,7 @@
     head_sink, smooth_softmax
                         one more score in every row, the operator's sink; 0 for smooth_softmax
     do_rotary           the positions are turned before (rotary.py)
+    k_scale, v_scale    of int8 caches (group_int8.py)
     present_key, present_value   the keys and values by heads
 
 Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. With one
@@ -18,7 +19,7 @@ attention_bias for an excluded key (keys.py); the other computes such rows as an
 last key in the rows of a prompt that lie behind it, so a window is refused there unless there is one row.
 
 Refused besides: attention_bias beside a past, as wide as total_sequence_length where the cache may be wider; softcap;
-norms inside the operator; quantised keys; the score or probability matrix as an output.
+norms inside the operator; the score or probability matrix as an output.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.group_cache import Caches, Step
+from fa_compiler.passes.ready_made.group_int8 import SCALES, Scale
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.ready_made.multi_head import part_of
 from fa_compiler.passes.ready_made.rotary import Rotary
@@ -44,7 +46,7 @@ from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.terms import Add, Masked, Shift
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
-SCALES, NORMS = (12, 13), (14, 15)
+NORMS = (14, 15)
 
 
 def convert(call: Call) -> Converted:
@@ -64,11 +66,16 @@ def convert(call: Call) -> Converted:
     if call.shape(key)[1] != call.shape(query)[1]:
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
     caches = Caches.of(call, query, step, past, total, kv_heads)
+    scales = Scale.of(call, kv_heads, call.size(past, 3))
     olds = (past, call.needed(PAST[1]))
     new = [call.split_heads(each, kv_heads) for each in (key, value)]
+    if scales is not None:
+        _check_quantised(call)
+        new = [scale.packed(rows) for scale, rows in zip(scales, new, strict=True)]
     presents = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
+    read = presents if scales is None else [scale.unpacked(each) for scale, each in zip(scales, presents, strict=True)]
     q = call.operand(query, "BSH", heads)
-    k, v = (call.operand(present, "BNSD") for present in presents)
+    k, v = (call.operand(each, "BNSD") for each in read)
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(presents[0], 2), Measure(query, 0))
     plan = _behind(call, keys, scores, step)
@@ -142,13 +149,25 @@ def _check(call: Call) -> None:
     if past and call.input(ADDEND) is not None:
         reason = "attention_bias is as wide as total_sequence_length, and the cache beside it may be wider"
         raise call.decline(Code.READY_MADE, reason)
-    if any(call.input(index) is not None for index in (*SCALES, *NORMS)):
-        raise call.decline(Code.READY_MADE, "quantised keys or norms inside the operator are not taken apart")
+    if any(call.input(index) is not None for index in NORMS):
+        raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
+    if not past and any(call.input(index) is not None for index in SCALES):
+        raise call.decline(Code.READY_MADE, "the keys of a prompt are quantised, and no past says how")
     if int_attr(node, "local_window_size", -1) == 0 or int_attr(node, "sliding_window_cache", 0):
         raise call.decline(Code.READY_MADE, "a window of no keys, or one kept in the cache")
     if int_attr(node, "local_window_size", -1) > 0 and not (_streamed(call) or (past and _single(call))):
         reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
         raise call.decline(Code.READY_MADE, reason)
+
+
+def _check_quantised(call: Call) -> None:
+    """Int8 caches are taken where IncreFlashAttention reads them."""
+    node = call.node
+    if not _single(call):
+        hint = f"--assume {DECODE} if every run decodes one token" if call.size(call.needed(0), 1) is None else None
+        raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
+    if not int_attr(node, "causal", 1) or int_attr(node, "local_window_size", -1) > 0 or _sunk(call):
+        raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which has no window or sink")
 
 
 def _streamed(call: Call) -> bool:
@@ -160,8 +179,11 @@ def _streamed(call: Call) -> bool:
     if not int_attr(node, "causal", 1) or call.size(call.needed(0), 1) == 1:
         return False
     cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
-    sunk = call.input(SINK) is not None or int_attr(node, "smooth_softmax", 0) == 1
-    return cached and not sunk and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+    return cached and not _sunk(call) and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
+
+
+def _sunk(call: Call) -> bool:
+    return call.input(SINK) is not None or int_attr(call.node, "smooth_softmax", 0) == 1
 
 
 def _operands(call: Call, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -127,6 +127,18 @@ def test_scales_by_channel(name: str, values: bool) -> None:
     agree(model, after, feeds(), 4e-6)
 
 
+@pytest.mark.parametrize("form", ["", "[1,4,1,8]", "[4,1,8]", "[8]", "[1,4,1,1]"])
+def test_caches_widened_and_multiplied(form: str) -> None:
+    """A Cast and a Mul say the same with zero points of 0."""
+    count = int(np.prod([int(size) for size in form.strip("[]").split(",")])) if form else 1
+    scales = ", ".join(f"float{form} {name}={{{numbers(count)}}}" for name in ("ks", "vs"))
+    body = "kf = Cast<to=1>(k8) k = Mul(kf, ks) vf = Cast<to=1>(v8) v = Mul(vs, vf) "
+    model = quantised(scales=f"<{scales}, float low={{-3.4e38}}, float c={{0.3}}>", body=body + INT8)
+    after = fused(model, "ort", VOUCHED)
+    assert operators(after) == ["Not", "IncreFlashAttention"]
+    agree(model, after, feeds(), 4e-6)
+
+
 NEAR_MISSES = {
     "a bias beside the mask": {
         "body": DEQUANTIZE + INT8.replace("w = Where(m, t, low)", "u = Add(t, b) w = Where(m, u, low)"),
@@ -141,7 +153,7 @@ NEAR_MISSES = {
         "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=2>(k8") + INT8,
     },
     "values that are not quantised": {
-        "body": "k = DequantizeLinear(k8, ks, kz) vf = Cast<to=1>(v8) v = Mul(vf, vs) " + INT8,
+        "body": "k = DequantizeLinear(k8, ks, kz) vf = Cast<to=1>(v8) vm = Mul(vf, vs) v = Abs(vm) " + INT8,
         "scales": SCALES.replace("int8 vz={-5}, ", ""),
     },
 }
@@ -253,3 +265,77 @@ def test_ready_made_attention_reads_int8_caches() -> None:
     assert "DequantizeLinear" not in operators(after)
     given = {name: each for name, each in feeds().items() if name != "m"}
     agree(model, after, given | {"len": np.array([0, 13])}, 2e-6)
+
+
+POSITIONS = (
+    "shape = Shape(k8) count = Gather(shape, three0) all = Range(zero, count, one) j = Unsqueeze(all, three) "
+    "first = Unsqueeze(pad, last3) "
+)
+NUMBERS = (
+    "int64 zero={0}, int64 one={1}, int64 three0={2}, int64[3] three={0,1,2}, int64[3] last3={1,2,3}, float ninf={-inf}"
+)
+STARTS = {
+    "at least": ("m = GreaterOrEqual(j, first)", "starts"),
+    "not before": ("b = Less(j, first) m = Not(b)", "starts"),
+    "after": ("f = Sub(first, one) m = Greater(j, f)", "starts"),
+    "between two": ("a = GreaterOrEqual(j, first) b = Less(j, end) m = And(a, b)", "lengths+starts"),
+    "the later of two": ("a = GreaterOrEqual(j, first) b = Greater(j, least) m = And(a, b)", "starts"),
+}
+
+
+def padded(mask: str, fill: str = "ninf") -> onnx.ModelProto:
+    """Int8 caches of which the first keys count nothing, `pad` of each batch entry."""
+    body = DEQUANTIZE + POSITIONS + mask + " " + INT8.replace("low)", f"{fill})")
+    inputs = (
+        "float[B,4,1,8] q, int8[B,4,20,8] k8, int8[B,4,20,8] v8, int64[B] pad, int64 end, int64 least, int64[B] ends"
+    )
+    scales = SCALES.replace("<", f"<{NUMBERS}, ")
+    return parse(body, inputs=inputs, outputs="float[B,4,1,8] y", initializers=scales, opset=19)
+
+
+def padding(*pads: int, end: int = 15, least: int = 3) -> dict[str, Array]:
+    given = {name: array for name, array in feeds().items() if name != "m"}
+    whole = {"end": end, "least": least}
+    return given | {"pad": np.array(pads)} | {name: np.array(number) for name, number in whole.items()}
+
+
+@pytest.mark.parametrize("pads", [(0, 7), (3, 19), (14, 1), (20, 4), (25, -3)])
+@pytest.mark.parametrize("name", STARTS)
+def test_batches_padded_on_the_left(name: str, pads: tuple[int, int]) -> None:
+    """Keys from a start on become lengths and a padding behind them; an entry without keys stays NaN."""
+    spelling, word = STARTS[name]
+    model = padded(spelling)
+    graph = ir.serde.deserialize_model(model)
+    (block,) = fuse(graph, Options()).blocks
+    assert (block.op, block.mask) == ("IncreFlashAttention", word)
+    (node,) = (node for node in graph.graph if node.op_type == "IncreFlashAttention")
+    assert node.inputs[4] is None or not node.inputs[4].name
+    agree(model, ir.serde.serialize_model(graph), padding(*pads) | {"ends": np.array([9, 12])}, 4e-6)
+
+
+def test_ascend_takes_a_start_without_a_word() -> None:
+    """No mask is left whose score others might undercut."""
+    inputs = "bfloat16[2,4,1,16] q, bfloat16[2,2,20,16] k, bfloat16[2,2,20,16] v, int64[2] pad"
+    constants = (
+        "<float cf={0.25}, float ninf={-inf}, int64[5] e={1,1,2,1,1}, int64[1] two={2}, int64[4] r={0,4,-1,16}, "
+        "int64 zero={0}, int64 one={1}, int64 count={20}, int64[3] three={0,1,2}, int64[3] last3={1,2,3}>"
+    )
+    mask = (
+        "all = Range(zero, count, one) j = Unsqueeze(all, three) first = Unsqueeze(pad, last3) "
+        "m = GreaterOrEqual(j, first) tf = Cast<to=1>(t) w = Where(m, tf, ninf) pf = Softmax<axis=-1>(w) "
+        "p = Cast<to=16>(pf)"
+    )
+    body = GROUPED.replace("Cast<to=10>(cf)", "Cast<to=16>(cf)").replace("p = Softmax<axis=-1>(t)", mask)
+    model = parse(body, inputs=inputs, outputs="bfloat16[2,4,1,16] y", initializers=constants)
+    graph = ir.serde.deserialize_model(model)
+    (block,) = fuse(graph, Options("ascend", assume=frozenset({"no-empty-rows"}))).blocks
+    assert (block.op, block.mask, block.assumed) == ("IncreFlashAttention", "starts", ("no-empty-rows",))
+
+
+def test_a_start_beside_lengths_that_differ_stays_a_mask() -> None:
+    spelling = "e = Unsqueeze(ends, last3) a = GreaterOrEqual(j, first) b = Less(j, e) m = And(a, b)"
+    graph = ir.serde.deserialize_model(padded(spelling, "low"))
+    (block,) = fuse(graph, Options(assume=frozenset({"no-empty-rows", "masks-dominate"}))).blocks
+    assert (block.op, block.mask) == ("IncreFlashAttention", "lengths+atten_mask")
+    given = padding(2, 5) | {"ends": np.array([9, 12])}
+    agree(padded(spelling, "low"), ir.serde.serialize_model(graph), given, 4e-6)

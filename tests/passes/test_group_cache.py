@@ -18,7 +18,11 @@ from onnx import TensorProto, helper
 from tests.passes.running import Array, assert_same, fused, run, session
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
-PLACES = ("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink")
+PLACES = (
+    *("q", "k", "v", "past_key", "past_value", "seqlens", "total", "cos", "sin", "positions", "addend", "sink"),
+    *("k_scale", "v_scale"),
+)
+SCALES = ("k_scale", "v_scale")
 SEPARATE, SHARED, DECODE = "separate-caches", "shared-caches", "decode"
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3}
 """Of the results; caches are copied, and rotary positions are the same kernel."""
@@ -39,6 +43,7 @@ class Case:
     rotary: int = 0
     positions: Sequence[Sequence[int]] | None = None
     sink: bool = False
+    quantised: str = ""
     attrs: Mapping[str, float] = field(default_factory=dict)
 
     def feeds(self, seed: int = 0) -> dict[str, Array]:
@@ -56,6 +61,8 @@ class Case:
             feeds[name] = numbers(batch, KEY_HEADS, self.room, SIZE)
             for entry, length in enumerate(self.lengths):
                 feeds[name][entry, :, length + 1 :] = np.nan
+        if self.quantised:
+            feeds |= self._int8(rng, feeds)
         feeds["seqlens"] = np.array(self.lengths, np.int32)
         feeds["total"] = np.array(self.total, np.int32)
         if self.rotary:
@@ -66,37 +73,62 @@ class Case:
             feeds["sink"] = numbers(HEADS)
         return feeds
 
+    def _int8(self, rng: np.random.Generator, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Caches of any int8, and new keys and values many of which lie half-way between two, or beyond all."""
+        form = (1, KEY_HEADS, 1, SIZE) if self.quantised == "PER_CHANNEL" else (1,)
+        found: dict[str, Array] = {}
+        for name in ("k", "v"):
+            scale = found[f"{name}_scale"] = (rng.random(form) * 0.02 + 0.01).astype(np.float32)
+            halves = rng.integers(-140, 140, (len(self.lengths), KEY_HEADS, self.rows, SIZE)).astype(np.float32) + 0.5
+            new = (halves * scale).transpose(0, 2, 1, 3)
+            found[name] = np.ascontiguousarray(new).reshape(len(self.lengths), self.rows, -1)
+        for name in ("past_key", "past_value"):
+            found[name] = rng.integers(-128, 128, feeds[name].shape).astype(np.int8)
+        return found
+
     def model(self) -> onnx.ModelProto:
         """The node alone; `batch` and `length` are what the model declares."""
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
         feeds = self.feeds()
         shapes: dict[str, list[int | str]] = {name: list(array.shape) for name, array in feeds.items()}
         for name, shape in shapes.items():
-            if name not in ("total", "cos", "sin", "sink"):
+            if name not in ("total", "cos", "sin", "sink", *SCALES):
                 shape[0] = self.batch
             if name in ("q", "k", "v", "positions"):
                 shape[1] = self.length
             if name in ("past_key", "past_value"):
                 shape[2] = "P"
         types = {"seqlens": TensorProto.INT32, "total": TensorProto.INT32, "positions": TensorProto.INT64}
-        inputs = [helper.make_tensor_value_info(name, types.get(name, kind), shape) for name, shape in shapes.items()]
+        cache = TensorProto.INT8 if self.quantised else kind
+        types |= {f"{when}_{name}": cache for when in ("past", "present") for name in ("key", "value")}
+        inputs = [
+            helper.make_tensor_value_info(name, types.get(name, kind), shape)
+            for name, shape in shapes.items()
+            if name not in SCALES
+        ]
         last = max(PLACES.index(name) for name in feeds)
         names = [name if name in feeds else "" for name in PLACES[: last + 1]]
         attrs: dict[str, Any] = {"num_heads": HEADS, "kv_num_heads": KEY_HEADS, **self.attrs}
         attrs |= {"do_rotary": 1} if self.rotary else {}
+        if self.quantised:
+            attrs |= {"k_quant_type": self.quantised, "v_quant_type": self.quantised, "kv_cache_bit_width": 8}
         outputs = ["y", "present_key", "present_value"]
         node = helper.make_node("GroupQueryAttention", names, outputs, name="op", domain="com.microsoft", **attrs)
         declared = [
-            helper.make_tensor_value_info(name, kind, [None] * rank)
+            helper.make_tensor_value_info(name, types.get(name, kind), [None] * rank)
             for name, rank in zip(outputs, (3, 4, 4), strict=True)
         ]
         imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-        return helper.make_model(helper.make_graph([node], "g", inputs, declared), opset_imports=imports, ir_version=9)
+        scales = [onnx.numpy_helper.from_array(feeds[name], name) for name in SCALES if name in feeds]
+        return helper.make_model(
+            helper.make_graph([node], "g", inputs, declared, scales), opset_imports=imports, ir_version=9
+        )
 
 
 def check(case: Case, assume: tuple[str, ...] = (SEPARATE,), seed: int = 0) -> onnx.ModelProto:
     """The fused model, after it gave what the original gives, with caches in buffers as the user says."""
-    model, feeds = case.model(), case.feeds(seed)
+    model = case.model()
+    feeds = {name: array for name, array in case.feeds(seed).items() if name not in SCALES}
     result, report = fused(model, assume=assume)
     (block,) = report.blocks
     assert block.status == "fused", (block.code, block.reason)
@@ -185,6 +217,30 @@ def test_one_row_by_the_users_word(name: str) -> None:
     check(CASES[name], (SEPARATE, DECODE))
 
 
+@pytest.mark.parametrize("word", [SEPARATE, SHARED])
+@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_int8_caches(kind: str, word: str, declared: bool) -> None:
+    """They are read where they lie, and what is written is what ONNX Runtime writes, bit for bit."""
+    case = Case(quantised=kind, length=1 if declared else "S", rotary=0)
+    result = check(case, (word,) if declared else (word, DECODE))
+    operators = [node.op_type for node in result.graph.node]
+    assert "IncreFlashAttention" in operators
+    assert "DequantizeLinear" not in operators
+
+
+def test_int8_of_what_is_no_number() -> None:
+    """Infinities are held; NaN becomes the largest number."""
+    case = Case(quantised="PER_TENSOR", length=1)
+    model, feeds = case.model(), case.feeds()
+    feeds = {name: array for name, array in feeds.items() if name not in SCALES}
+    feeds["k"][0, 0, :3] = np.nan, np.inf, -np.inf
+    result, _ = fused(model, assume=(SEPARATE,))
+    got, wanted = run(result, feeds)[1], run(model, feeds)[1]
+    np.testing.assert_array_equal(got, wanted)
+    assert list(got[0, 0, 5, :3]) == [127, 127, -128]
+
+
 def test_an_update_in_place_keeps_its_address() -> None:
     """With present bound to past, the cache is where it was, and only the new row differs."""
     case = Case(batch=2, length=1)
@@ -207,7 +263,15 @@ REFUSED: dict[str, tuple[Case, tuple[str, ...], str, str]] = {
         "ready_made",
         "window of rows",
     ),
-    "keys of another number": (Case(length="S", attrs={"softcap": 2.0}), (SEPARATE,), "softcap", "tanh"),
+    "int8 of several rows": (Case(quantised="PER_TENSOR"), (SEPARATE,), "ready_made", "one row"),
+    "int8 and a window": (
+        Case(quantised="PER_TENSOR", length=1, attrs={"local_window_size": 2}),
+        (SEPARATE,),
+        "ready_made",
+        "no window",
+    ),
+    "int8 and a sink": (Case(quantised="PER_TENSOR", length=1, sink=True), (SEPARATE,), "ready_made", "or sink"),
+    "softcap": (Case(length="S", attrs={"softcap": 2.0}), (SEPARATE,), "softcap", "tanh"),
 }
 
 
