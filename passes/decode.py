@@ -13,7 +13,8 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
                 have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
                 cannot get as low as -1e12 by a common scale; else the user vouches for it (`--assume masks-dominate`)
                 Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own
-    real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2]: both operators add them after the scale
+    real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2], with the one row that is vouched for as
+                well: both operators add them after the scale
     caches      as they are; or both by DequantizeLinear from int8 with constant scales (quantised.py), in the query's
                 type; or gathered from pools of blocks by a table (paging.py), whose gathered copy is then never made
 
@@ -240,7 +241,7 @@ class Decoding:
         space, roles = self.match.space, self.match.roles
         heads, keys = space.size(roles.heads), space.size(roles.columns)
         batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
-        fits = batch and tuple(shape[1:]) == (heads, Dim(1), keys)
+        fits = batch and (shape[1], shape[3]) == (heads, keys) and shape[2] in (Dim(1), space.size(roles.rows))
         if shift is None or not fits or self.builder.info.dtype(shift) != self.match.dtype:
             raise self._other("its bias is not a sum of the query's type for each head and key")
         return shift

@@ -26,7 +26,7 @@ from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_builder import MaskBuilder
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
-from fa_compiler.passes.options import HALF_ATTENTION, Options
+from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.paging import Pages, find_pages
 from fa_compiler.passes.quantised import requantised
 from fa_compiler.passes.report import Code
@@ -303,9 +303,13 @@ class Emitter:
             step, plan = self._requantised(step, match, plan, notes)
             node = step.node(match, plan.output, self.builder, self.options)
             self.check(node, match)
-        except Decline:
+        except Decline as decline:
             if pages is not None:
                 raise
+            single = match.space.size(roles.rows).const == 1 or DECODE in self.options.assume
+            if self.options.target == "ascend" and single:
+                hint = f" ({decline.hint})" if decline.hint else ""
+                notes.append(f"{label(match.node)}: stays a FlashAttentionScore: {decline.reason}{hint}")
             return None, plan, None
         self.builder.graph.append(node)
         self.made.append(node)

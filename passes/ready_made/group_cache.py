@@ -86,6 +86,9 @@ class Caches:
         shared = SHARED_CACHES in options.assume
         if not shared and options.target == "ort" and SEPARATE_CACHES not in options.assume:
             raise _unsaid(call)
+        if shared and not _bindable(call):
+            reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
+            raise call.decline(Code.READY_MADE, reason)
         room, word = (shape[2], SHARED_CACHES) if shared else (Dim.fresh(), SEPARATE_CACHES)
         return Caches(call, step, total, heads, Measure(query, 0), word, room)
 
@@ -173,6 +176,13 @@ class Caches:
         attrs: dict[str, int] | None = None,
     ) -> ir.Value:
         return self.call.builder.op(op_type, list(inputs), dtype, attrs)
+
+
+def _bindable(call: Call) -> bool:
+    """Are the caches inputs and outputs of a graph?"""
+    pasts, presents = (call.input(3), call.input(4)), call.node.outputs[1:3]
+    given = all(past is not None and past.is_graph_input() for past in pasts)
+    return given and len(presents) == 2 and all(present.is_graph_output() for present in presents)
 
 
 def _unsaid(call: Call) -> Decline:

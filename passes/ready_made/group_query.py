@@ -52,33 +52,40 @@ NORMS = (14, 15)
 def convert(call: Call) -> Converted:
     """The record of a GroupQueryAttention node."""
     _check(call)
-    node = call.node
-    heads, kv_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
+    heads, kv_heads = _heads(call)
     query, key, value = _operands(call, heads, kv_heads)
-    past, lengths, total = call.input(PAST[0]), call.needed(LENGTHS), call.needed(TOTAL)
-    rotated = int_attr(node, "do_rotary", 0)
-    step = None if past is None and not rotated else Step.of(call, query, lengths, total)
-    if step is not None and rotated:
+    past, rotated = call.input(PAST[0]), int_attr(call.node, "do_rotary", 0) == 1
+    if past is None and not rotated:
+        return _prompt(call, query, key, value)
+    lengths, total = call.needed(LENGTHS), call.needed(TOTAL)
+    step = Step.of(call, query, lengths, total)
+    caches = None if past is None else Caches.of(call, query, step, past, total, kv_heads)
+    if rotated:
         rotary = Rotary.of(call, step)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
-    if step is None or past is None:
-        return _prompt(call, query, key, value)
+    return _prompt(call, query, key, value) if caches is None else _continued(call, query, key, value, caches)
+
+
+def _continued(call: Call, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches) -> Converted:
+    """The record of a call with a past."""
+    heads, kv_heads = _heads(call)
     if call.shape(key)[1] != call.shape(query)[1]:
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
-    caches = Caches.of(call, query, step, past, total, kv_heads)
-    scales = Scale.of(call, kv_heads, call.size(past, 3))
-    olds = (past, call.needed(PAST[1]))
+    olds = [call.needed(index) for index in PAST]
     new = [call.split_heads(each, kv_heads) for each in (key, value)]
-    if scales is not None:
+    scales = Scale.of(call, kv_heads, call.size(olds[0], 3))
+    if scales is None:
+        presents = read = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
+    else:
         _check_quantised(call)
-        new = [scale.packed(rows) for scale, rows in zip(scales, new, strict=True)]
-    presents = [caches.present(old, rows) for old, rows in zip(olds, new, strict=True)]
-    read = presents if scales is None else [scale.unpacked(each) for scale, each in zip(scales, presents, strict=True)]
+        parts = list(zip(scales, olds, new, strict=True))
+        presents = [caches.present(old, scale.packed(rows)) for scale, old, rows in parts]
+        read = [scale.unpacked(present) for scale, present in zip(scales, presents, strict=True)]
     q = call.operand(query, "BSH", heads)
     k, v = (call.operand(each, "BNSD") for each in read)
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(presents[0], 2), Measure(query, 0))
-    plan = _behind(call, keys, scores, step)
+    plan = _behind(call, keys, scores, caches.step)
     plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = zip((call.wanted(1), call.wanted(2)), presents, strict=True)
@@ -87,8 +94,7 @@ def convert(call: Call) -> Converted:
 
 def _prompt(call: Call, query: ir.Value, key: ir.Value, value: ir.Value) -> Converted:
     """The record of a call without a past."""
-    node = call.node
-    heads, kv_heads = int_attr(node, "num_heads", 0), int_attr(node, "kv_num_heads", 0)
+    heads, kv_heads = _heads(call)
     q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(key, 1), Measure(query, 0))
@@ -135,6 +141,11 @@ def _single(call: Call) -> bool:
     """Is there one row, proven or vouched for?"""
     rows = call.size(call.needed(0), 1)
     return rows == 1 or (rows is None and DECODE in call.options.assume)
+
+
+def _heads(call: Call) -> tuple[int, int]:
+    """Of the query, and of keys and values."""
+    return int_attr(call.node, "num_heads", 0), int_attr(call.node, "kv_num_heads", 0)
 
 
 def _check(call: Call) -> None:

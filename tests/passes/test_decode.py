@@ -197,6 +197,29 @@ def test_ascend_decodes_with_grouped_heads() -> None:
     assert operators(fused(model, "ort")) == ["FlashAttentionScore"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "assume", "words"),
+    [
+        ("1", ("no-empty-rows",), "which others may undercut (--assume masks-dominate"),
+        ("S", ("no-empty-rows", "decode"), "which others may undercut (--assume masks-dominate"),
+        ("S", ("no-empty-rows",), ""),
+    ],
+)
+def test_the_report_says_why_ascend_does_not_decode(rows: str, assume: tuple[str, ...], words: str) -> None:
+    inputs = f"bfloat16[B,4,{rows},16] q, bfloat16[B,4,T,16] k, bfloat16[B,4,T,16] v, bool[B,1,1,T] m"
+    body = (
+        "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) f = Cast<to=1>(s) w = Where(m, f, low) "
+        "pf = Softmax<axis=-1>(w) p = Cast<to=16>(pf) y = MatMul(p, v)"
+    )
+    outputs = f"bfloat16[B,4,{rows},16] y"
+    model = parse(body, inputs=inputs, outputs=outputs, initializers="<float low={-inf}>")
+    report = fuse(ir.serde.deserialize_model(model), Options("ascend", assume=frozenset(assume)))
+    assert report.blocks[0].op == "FlashAttentionScore"
+    notes = [note for note in report.notes if "stays a FlashAttentionScore" in note]
+    assert len(notes) == bool(words)
+    assert all(words in note for note in notes)
+
+
 def test_a_mask_whose_number_a_bias_does_not_hold_is_declined() -> None:
     wide = "tf = Cast<to=1>(t) w = Where(m, tf, lf) pf = Softmax<axis=-1>(w) p = Cast<to=10>(pf)"
     inputs = "float16[B,4,1,16] q, float16[B,2,T,16] k, float16[B,2,T,16] v, bool[B,1,1,T] m"
@@ -211,12 +234,13 @@ def test_a_mask_whose_number_a_bias_does_not_hold_is_declined() -> None:
     assert "Softmax" not in operators(fused(model, "ascend", ("no-empty-rows",)))
 
 
-def test_added_biases_are_taken_along() -> None:
+@pytest.mark.parametrize("rows", ["1", "S"])
+def test_added_biases_are_taken_along(rows: str) -> None:
     body = GROUPED.replace("p = Softmax<axis=-1>(t)", "u = Add(t, b) p = Softmax<axis=-1>(u)")
-    inputs = "float16[B,4,1,16] q, float16[B,2,T,16] k, float16[B,2,T,16] v, float16[B,4,1,T] b"
+    inputs = f"float16[B,4,{rows},16] q, float16[B,2,T,16] k, float16[B,2,T,16] v, float16[B,4,{rows},T] b"
     constants = "<float cf={0.25}, int64[5] e={1,1,2,1,1}, int64[1] two={2}, int64[4] r={0,4,-1,16}>"
-    model = parse(body, inputs=inputs, outputs="float16[B,4,1,16] y", initializers=constants)
-    after = fused(model, "ascend")
+    model = parse(body, inputs=inputs, outputs=f"float16[B,4,{rows},16] y", initializers=constants)
+    after = fused(model, "ascend", () if rows == "1" else ("decode",))
     assert operators(after) == ["IncreFlashAttention"]
     rng = np.random.default_rng(2)
     given: dict[str, Array] = {"q": rng.normal(size=(2, 4, 1, 16)).astype(np.float16)}

@@ -285,6 +285,44 @@ def test_refused(name: str) -> None:
     assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
 
 
+@pytest.mark.parametrize("changed", ["past_key", "present_value"])
+def test_caches_that_cannot_be_bound(changed: str) -> None:
+    """One buffer is bound as input and output; what the model computes from or to has its own."""
+    model = Case().model()
+    (node,) = model.graph.node
+    inner = f"inner_{changed}"
+    if changed.startswith("past"):
+        node.input[PLACES.index(changed)] = inner
+        model.graph.node.insert(0, helper.make_node("Neg", [changed], [inner]))
+    else:
+        node.output[2] = inner
+        model.graph.node.append(helper.make_node("Neg", [inner], [changed]))
+    _, report = fused(model, assume=(SHARED,))
+    assert "no buffer can be bound" in (report.blocks[0].reason or "")
+    _, report = fused(model, assume=(SEPARATE,))
+    assert report.blocks[0].status == "fused"
+
+
+@pytest.mark.parametrize("quantised", ["", "PER_TENSOR"])
+def test_a_generation_in_one_buffer(quantised: str) -> None:
+    """A prompt and tokens after it, each step on the caches that the one before left."""
+    steps = [Case((4, 2), 5, 5, quantised=quantised)]
+    steps += [Case((4 + n, 2 + n), 1, 5 + n, quantised=quantised) for n in range(1, 4)]
+    caches: dict[str, dict[str, Array]] = {"before": {}, "after": {}}
+    for number, step in enumerate(steps):
+        word = () if quantised and step.rows > 1 else (SHARED, *((DECODE,) if quantised else ()))
+        model = step.model()
+        models = {"before": model, "after": fused(model, assume=word)[0] if word else model}
+        results: dict[str, list[Array]] = {}
+        for name, each in models.items():
+            feeds = {place: array for place, array in step.feeds(number).items() if place not in SCALES} | caches[name]
+            results[name] = in_one_buffer(each, feeds)
+            caches[name] = dict(zip(("past_key", "past_value"), results[name][1:], strict=True))
+        assert_same(results["after"][0], results["before"][0], TOLERANCE["float32"])
+        for got, wanted in zip(results["after"][1:], results["before"][1:], strict=True):
+            assert_same(got, wanted, 0.0)
+
+
 def test_new_keys_that_may_be_none() -> None:
     """Without new keys ONNX Runtime reads all of past."""
     model = Case().model()
