@@ -37,9 +37,11 @@ SINCE = 12
 
 @dataclass(frozen=True)
 class Step:
-    """The sizes of one run of the operator: `rows` int64 [1], `lengths` and `before` int64 [B]."""
+    """The sizes of one run of the operator: `rows` and `total` int64 [1], `lengths` and `before` int64 [B], and whether
+    it is a prompt."""
 
     rows: ir.Value
+    total: ir.Value
     lengths: ir.Value
     before: ir.Value
     prompt: ir.Value
@@ -58,7 +60,7 @@ class Step:
         prompt = builder.op("Equal", [rows, most], ir.DataType.BOOL)
         own = keys.more(builder.cast(lengths, INT64), 1)
         before = builder.op("Where", [prompt, builder.ints([0]), keys.less(own, rows)], INT64)
-        return Step(rows, own, before, prompt)
+        return Step(rows, most, own, before, prompt)
 
     def after(self, call: Call) -> ir.Value:
         """The keys of each batch entry with every new row, int64 [B]."""
@@ -71,14 +73,15 @@ class Caches:
 
     call: Call
     step: Step
-    total: ir.Value
     heads: int
     batch: Measure
     assumed: str
     room: Dim
+    count: ir.Value
+    """`room` in the graph, int64 [1]."""
 
     @staticmethod
-    def of(call: Call, query: ir.Value, step: Step, past: ir.Value, total: ir.Value, heads: int) -> Caches:
+    def of(call: Call, query: ir.Value, step: Step, past: ir.Value, heads: int) -> Caches:
         """Raises Decline where nobody vouches for how the caches are bound."""
         shape, options = call.shape(past), call.options
         if len(shape) != 4:
@@ -89,8 +92,15 @@ class Caches:
         if shared and not _bindable(call):
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
             raise call.decline(Code.READY_MADE, reason)
-        room, word = (shape[2], SHARED_CACHES) if shared else (Dim.fresh(), SEPARATE_CACHES)
-        return Caches(call, step, total, heads, Measure(query, 0), word, room)
+        keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
+        held = keys.length(keys.columns)
+        if shared:
+            return Caches(call, step, heads, keys.batch, SHARED_CACHES, shape[2], held)
+        count = call.builder.op("Max", [step.total, held], INT64)
+        content = call.info.content(count)
+        room = content[0] if isinstance(content, tuple) and len(content) == 1 else Dim.fresh()
+        count = count if room.const is None else call.builder.ints([room.const])
+        return Caches(call, step, heads, keys.batch, SEPARATE_CACHES, room, count)
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """What present holds; `new` is [B, K, S, D]."""
@@ -111,7 +121,7 @@ class Caches:
         builder = self.call.builder
         zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
         rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
-        places = builder.units("Unsqueeze", self._range(self._room(past)), (0,))
+        places = builder.units("Unsqueeze", self._range(self.count), (0,))
         before, after = (
             builder.units("Unsqueeze", each, (1,)) for each in (self.step.before, self.step.after(self.call))
         )
@@ -120,7 +130,7 @@ class Caches:
         last = self._op("Add", [held, self.step.rows])
         kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
         source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
-        index = self._index(builder.units("Unsqueeze", source, (1, 3)), self._room(past))
+        index = self._index(builder.units("Unsqueeze", source, (1, 3)), self.count)
         return self._op("GatherND", [rows, index], self._dtype(new))
 
     def _index(self, places: ir.Value, count: ir.Value) -> ir.Value:
@@ -138,11 +148,6 @@ class Caches:
         builder = self.call.builder
         parts = [self._length(self.batch), builder.ints([self.heads, 1]), self._length(Measure(new, 3))]
         return self._op("Concat", parts, attrs={"axis": 0})
-
-    def _room(self, past: ir.Value) -> ir.Value:
-        """The number of keys in present, int64 [1]."""
-        total = self._op("Reshape", [self.call.builder.cast(self.total, INT64), self.call.builder.ints([1])])
-        return self._op("Max", [total, self._length(Measure(past, 2))])
 
     def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:
         """The value, with the shape that it has been given."""

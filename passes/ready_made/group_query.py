@@ -57,9 +57,8 @@ def convert(call: Call) -> Converted:
     past, rotated = call.input(PAST[0]), int_attr(call.node, "do_rotary", 0) == 1
     if past is None and not rotated:
         return _prompt(call, query, key, value)
-    lengths, total = call.needed(LENGTHS), call.needed(TOTAL)
-    step = Step.of(call, query, lengths, total)
-    caches = None if past is None else Caches.of(call, query, step, past, total, kv_heads)
+    step = Step.of(call, query, call.needed(LENGTHS), call.needed(TOTAL))
+    caches = None if past is None else Caches.of(call, query, step, past, kv_heads)
     if rotated:
         rotary = Rotary.of(call, step)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)

@@ -10,11 +10,13 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper
 
+from fa_compiler.passes import analyse
 from tests.passes.running import Array, assert_same, fused, run, session
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
@@ -392,3 +394,23 @@ def test_ascend_reads_a_number_of_keys(interleaved: int, positions: Sequence[Seq
 def test_the_two_words_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="cannot both hold"):
         fused(Case().model(), assume=(SEPARATE, SHARED))
+
+
+def test_a_total_that_is_known_says_how_large_the_caches_are() -> None:
+    """Then all shapes are known before the run, as ATC wants them."""
+    case = Case(dtype="float16", batch=2, length=1, rotary=8)
+    model = case.model()
+    for value in [value for value in model.graph.input if value.name == "total"]:
+        model.graph.input.remove(value)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(case.total, np.int32), "total"))
+    for value in model.graph.input:
+        if value.name.startswith("past"):
+            value.type.tensor_type.shape.dim[2].dim_value = case.room
+    result, _ = fused(model, "ascend")
+    graph = ir.from_proto(result)
+    info = analyse(graph)
+    for node in graph.graph:
+        for output in node.outputs:
+            shape = info.shape(output)
+            assert shape is not None
+            assert all(size.const is not None for size in shape), node.name
