@@ -281,7 +281,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if (
                 same
                 or _takes_heads(node, value)
-                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", *QUANTISING)
+                or is_op(node, *LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Slice", "Expand", "Pad", *QUANTISING)
             ):
                 pending.extend(node.outputs)
     return False

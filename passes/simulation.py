@@ -106,6 +106,7 @@ class Simulation:
                         alone
                         and second is None
                         and not terms
+                        and scale != 0.0
                         and (second := self._second(value, sign / scale, dims, node))
                     ):
                         self.seen[node.outputs[0]] = dims

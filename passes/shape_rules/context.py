@@ -159,9 +159,9 @@ def axis_in(axis: int, rank: int) -> int | None:
 
 
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
-    """The axes counted from the front, sorted; None when one is out of range."""
+    """The axes counted from the front, sorted; None when one is out of range or named twice."""
     found = [axis_in(axis, rank) for axis in axes]
-    known = [axis for axis in found if axis is not None]
+    known = {axis for axis in found if axis is not None}
     return sorted(known) if len(known) == len(found) else None
 
 

@@ -227,6 +227,9 @@ ROWS = [
     Row("scale_infinite", "scale", "x", after(number("c", "inf") + "x = Mul(s, c)")),
     Row("scale_by_division_by_zero", "scale", "x", after(number("c", "0.0") + "x = Div(s, c)")),
     Row("scale_overflows", "scale", "s", after(number("c", "1e30") + "a = Mul(s, c) x = Mul(a, c)")),
+    Row(
+        "scale_is_zero", "scale", "s", after(number("c", "0.0") + "a = Mul(s, c) x = Add(a, b)"), "float[B,1,S,T] b"
+    ),
     Row("scale_is_overridable", "scale", "x", after("x = Mul(s, c)"), "float c", initializers="<float c = {0.5}>"),
     Row("scores_squared", "scale", "x", after("x = Mul(s, s)")),
     # What is done to the scores.
@@ -401,6 +404,16 @@ ROWS = [
         PRODUCT_QK + SOFTMAX.format("s") + "n = Constant<value=int64[1] {1}>() y, i = TopK(p, n)",
         outputs="float[B,4,S,1] y, int64[B,4,S,1] i",
         status="not_attention",
+    ),
+    # As Longformer moves the probabilities of its windows: attention all the same.
+    Row(
+        "probabilities_padded",
+        "probability_term",
+        "a",
+        behind(
+            "o = Constant<value=int64[8] {0,0,0,1,0,0,0,1}>() a = Pad(p, o) i = Constant<value=int64[1] {1}>() "
+            "e = Constant<value=int64[1] {-1}>() l = Constant<value=int64[1] {3}>() x = Slice(a, i, e, l)"
+        ),
     ),
     # As torch's cross entropy and its gradient read a softmax: p - 1 at the target, times the matrix of the last layer.
     Row(

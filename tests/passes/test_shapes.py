@@ -373,6 +373,12 @@ def test_integer_arithmetic_that_wraps_around_is_not_followed() -> None:
     assert found.content("t") is None and found.content("u") is None
 
 
+def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
+    for op_type in ("Unsqueeze", "Squeeze", "ReduceSum"):
+        found = Checked(parse("float[1,1,1] x", f"y = {op_type}(x, a)", more="<int64[2] a = {1, 1}>"), sizes=())
+        assert found.shape() is None
+
+
 # -- operators -------------------------------------------------------------------------------------
 
 
