@@ -44,7 +44,7 @@ from fa_compiler.passes.probabilities import (
     reads_shape,
 )
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.row_guards import guard_of
+from fa_compiler.passes.row_guards import guard_of, product_guard
 from fa_compiler.passes.scores import ScorePath, find_scores
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
@@ -136,6 +136,9 @@ class Matcher:
             pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
             sunk = self._gated(gate, found, pv, columns, viewer)
         guard = self._guard(after, terms, columns, viewer, seen)
+        masking = product_guard(factors, terms, viewer, self.sets, self.positions) if guard is RowGuard.NONE else None
+        if masking is not None:
+            guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not masking)
         row = self._row(qk, 1 - key_side, terms, viewer)
         rows = _along(qk, 1 - key_side, row, viewer)
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
@@ -210,7 +213,7 @@ class Matcher:
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
     ) -> RowGuard:
-        return guard_of(after, terms, columns, viewer, seen)
+        return guard_of(after, terms, columns, viewer, seen, self.positions)
 
     def _type(self, value: ir.Value) -> ir.DataType:
         dtype = self.info.dtype(value)

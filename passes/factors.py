@@ -32,12 +32,13 @@ SMALLEST = 1e-15
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor, or one number where `view` is None, that multiplies or divides."""
+    """A tensor, `value` and its view, or one number where there is none, that multiplies or divides."""
 
     node: ir.Node
     view: View | None
     number: float = 1.0
     divides: bool = False
+    value: ir.Value | None = None
 
 
 def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
@@ -69,7 +70,7 @@ def moderate(
     for own, other in zip(view.dims, wanted, strict=True):
         if own and not viewer.space.unify(own, other):
             raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit", node)
-    return Factor(node, view, divides=divides)
+    return Factor(node, view, divides=divides, value=value)
 
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:

@@ -153,7 +153,7 @@ class MaskPlanner:
             if (plan := self._boolean(live, guard, SMALL_SHARE)) is not None:
                 return plan
             # What a guard zeroes is one selection: no other mask may join it.
-            apart = self._apart(live) if guard is not RowGuard.SELECTION else live
+            apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
             if apart != live and (plan := self._boolean(apart, guard, LOST_SHARE)) is not None:
                 return plan
         if (plan := self._valued(live, adds, selects, guard)) is not None:
@@ -162,7 +162,7 @@ class MaskPlanner:
             check_outweighs(live, index, self.values)
         for index in selects:
             check_adds_up(live, index, self.values)
-        if guard is RowGuard.SELECTION:
+        if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
             reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
             raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
         check_rounding(live, self.values, self.options.assume)
@@ -254,6 +254,7 @@ class MaskPlanner:
         return self._masked(live, shifts, value, guard)
 
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
+        guard = guard.beside(value)
         assumed: list[str] = []
         masked, mode = self._excluded(live)
         assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
@@ -347,6 +348,7 @@ class MaskPlanner:
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
         """Can the target keep what a fully masked row gave beside a boolean mask?"""
+        guard = guard.beside(value)
         if self.as_bias:
             return False
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:

@@ -10,10 +10,11 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
                    | Where(any(scores != -inf), probabilities, 0)        the score guard, as score_guard.py spells it
                    | Where(never true, x, probabilities)      see infinity_tests.py
-                   | Mul(probabilities, t) | Div(probabilities, t)    see factors.py
+                   | Mul(probabilities, t) | Div(probabilities, t)    see factors.py; t also the 0 and 1 of the one mask
+                                                              on the scores, instead of a guard, see row_guards.py
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
-                   | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c the condition of a
-                                                              selection on the scores; at most one guard in all
+                   | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one
+                                                              mask on the scores masks or does not; one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the

@@ -122,7 +122,7 @@ class _Reader:
         if not self._fits(shape, row, column):
             return None
         positions = self.known.setdefault(shape, Positions(self.viewer.info, shape))
-        formula = self._kept(term, positions)
+        formula = kept(term, positions)
         if formula is None:
             return None
         parts = formula.parts if isinstance(formula, All) else (formula,)
@@ -136,16 +136,6 @@ class _Reader:
                 return None
             result.extend(found)
         return result
-
-    def _kept(self, term: AddTerm | SelectTerm, positions: Positions) -> Formula | None:
-        """Where the term leaves the scores as they are."""
-        if isinstance(term, AddTerm):
-            added = positions.nonzero(term.value)
-            return None if added is None else negation(added)
-        condition = positions.truth(term.condition, positions.every)
-        if condition is None or term.keep:
-            return condition
-        return negation(condition)
 
     def _fits(self, shape: Shape, row: int | None, column: int | None) -> bool:
         """Do the mask's rows and columns have the sizes of the scores' in every run that succeeds?"""
@@ -236,6 +226,17 @@ class _Reader:
         is_pair = query[along[0]] == Affine.index(row, positions.rank)
         places = [dict(positions.origins(part.value, each)).get(numbers) for each in (part.one, part.other)]
         return is_pair and places == [key, query]
+
+
+def kept(term: AddTerm | SelectTerm, positions: Positions) -> Formula | None:
+    """Where the term leaves the scores as they are."""
+    if isinstance(term, AddTerm):
+        added = positions.nonzero(term.value)
+        return None if added is None else negation(added)
+    condition = positions.truth(term.condition, positions.every)
+    if condition is None or term.keep:
+        return condition
+    return negation(condition)
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,10 +13,10 @@ from fa_compiler.passes.views import View
 
 
 class RowGuard(Enum):
-    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the scores or the bias, or that with the
-    selection.
+    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the scores or the bias, that with the
+    mask itself, or a product with the mask's 0 and 1, which leaves NaN what is NaN.
 
-    A boolean mask needs the last two no more: its empty rows are the rows they zero. A bias cannot keep the last.
+    A boolean mask needs the last three no more: its empty rows are the rows they zero. A bias cannot keep the last two.
     """
 
     NONE = "none"
@@ -23,6 +24,13 @@ class RowGuard(Enum):
     SCORES = "scores"
     BIAS = "bias"
     SELECTION = "selection"
+    PRODUCT = "product"
+
+    def beside(self, value: float) -> RowGuard:
+        """What the guard means for a mask of this number: rows of -inf stay NaN in a product."""
+        if self is not RowGuard.PRODUCT:
+            return self
+        return RowGuard.NONE if value == -math.inf else RowGuard.SELECTION
 
     @property
     def nan_rows(self) -> str:

@@ -104,7 +104,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "isnan(p)": {"guard": ("none", "nan")},
         "max(bias) == -inf": {"guard": ("bias",)},
         "any(scores != -inf)": {"guard": ("scores",)},
-        "the mask's own condition": {"guard": ("selection",)},
+        "the mask's own condition": {"guard": ("selection", "product")},
     },
     "selected keys": {
         "ScatterElements": "test_selected.py",

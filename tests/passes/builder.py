@@ -331,7 +331,10 @@ class _Composer:
             result = writer.last_dropped(result, axis + rank)
         if spelling.upcast:
             result = writer.op("Cast", result, to=NAMES[spelling.dtype])
-        if spelling.guard != "none":
+        if spelling.guard == "product":
+            kept = self.condition if self.keep else writer.op("Not", self.condition)
+            result = writer.op("Mul", result, writer.op("Cast", kept, to=NAMES[spelling.dtype]))
+        elif spelling.guard != "none":
             zero = writer.const(0, spelling.dtype)
             condition, where = (
                 (self.condition, self.keep) if spelling.guard == "selection" else (self._guard(result, scores), False)
@@ -432,6 +435,8 @@ class _Composer:
         match spelling.guard:
             case "nan":
                 probabilities = np.where(np.isnan(probabilities), 0, probabilities)
+            case "product":
+                probabilities = probabilities * formula.kept
             case "selection":
                 probabilities = np.where(formula.kept, probabilities, 0)
             case "scores":

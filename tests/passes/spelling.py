@@ -17,6 +17,8 @@ FLOAT32_MIN = float(np.finfo(np.float32).min)
 FLOAT16_MIN = float(np.finfo(np.float16).min)
 CONSTANT = ("const", "const_empty")
 """The sources of masks that are no inputs."""
+MASKING = ("selection", "product")
+"""Guards that mask the probabilities like the scores."""
 MODERATE = -1e30
 """Above this a selected value is not taken for a mask (passes/mask.py)."""
 
@@ -93,7 +95,7 @@ class Spelling:
     masks: tuple[Mask, ...] = ()
     guard: str = "none"
     """none, scores (0 in a row of -inf), nan (Where(IsNaN(p), 0, p)), bias (Where(ReduceMax(bias) == -inf, 0, p), of a
-    single addend), selection (Where(keep, p, 0), of the one selection on the scores)."""
+    single addend), selection (Where(keep, p, 0), of the one selection on the scores), product (p times its keep)."""
     softmax: str = "op"
     """As softmaxes.py says."""
     sink: bool = False
@@ -259,10 +261,10 @@ def _written(mask: Mask, spelling: Spelling) -> Mask:
 
 def _guards(spelling: Spelling) -> Spelling:
     guard = spelling.guard
-    if guard == "selection":
+    if guard in MASKING:
         selections = [mask for mask in spelling.masks if mask.selects]
         single = len(selections) == 1 and selections[0].form != "mul_add"
-        guard = "selection" if single and spelling.product != "folded" else "none"
+        guard = guard if single and spelling.product != "folded" else "none"
     if guard == "bias":
         added = len(spelling.masks) == 1 and not spelling.masks[0].selects
         # The peak runs along the last axis, and ONNX Runtime's ReduceMax does not pass NaN on in every type.
@@ -274,7 +276,7 @@ def _guards(spelling: Spelling) -> Spelling:
     ):
         # Floats are compared since then, the guard runs along the last axis, and nobody writes it beside these.
         guard = "none"
-    if spelling.sink and guard != "selection":
+    if spelling.sink and guard not in MASKING:
         # Beside a sink no row is undefined.
         guard = "none"
     return replace(spelling, guard=guard)
@@ -298,7 +300,7 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
         codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
-    if spelling.guard == "selection" and len(spelling.masks) > 1:
+    if spelling.guard in MASKING and len(spelling.masks) > 1:
         codes.add("probability_term")
     if any(not mask.selects and -1e30 < mask.fill <= -1e3 for mask in spelling.masks) and (
         len(spelling.masks) > 1 or spelling.floor or spelling.scale == "after_mask"
@@ -310,7 +312,7 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
     alone = (
         target == "ort"
         and len(spelling.masks) == 1
-        and spelling.guard != "selection"
+        and spelling.guard not in MASKING
         and not spelling.floor
         and later == 1.0
     )

@@ -345,6 +345,53 @@ def test_a_guard_zeroes_its_own_selection_only() -> None:
     assert same(proto).code == "probability_term"
 
 
+GUARDS = {
+    "selected": "y_ = Where(m, p, zero) y = MatMul(y_, v)",
+    "selected again": "d_ = Not(m) y_ = Where(d_, zero, p) y = MatMul(y_, v)",
+    "multiplied": "f_ = Cast<to=1>(m) y_ = Mul(p, f_) y = MatMul(y_, v)",
+    "multiplied by a selection": "f_ = Where(m, one, zero) y_ = Mul(f_, p) y = MatMul(y_, v)",
+    "multiplied by what the opposite leaves": (
+        "d_ = Not(m) e_ = Cast<to=1>(d_) f_ = Sub(one, e_) y_ = Mul(p, f_) y = MatMul(y_, v)"
+    ),
+}
+
+
+@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
+@pytest.mark.parametrize("fill", ["-inf", MIN])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "x = Where(m, s, low)",
+        "d = Not(m) x = Where(d, low, s)",
+        "a = Where(m, zero, low) x = Add(s, a)",
+        "c = Cast<to=1>(m) r = Sub(one, c) a = Mul(r, low) x = Add(s, a)",
+    ],
+)
+def test_probabilities_masked_like_the_scores(terms: str, fill: str, guard: str) -> None:
+    """Rows without a key give 0, but NaN where a product leaves it."""
+    if "Mul(r, low)" in terms and fill == "-inf":
+        return  # 0 * -inf is NaN everywhere
+    body = PRODUCT_QK + numbers(low=fill, zero="0.0", one="1.0") + terms + " " + SOFTMAX.format("x") + guard
+    block = same(parse(body, MASKS))
+    assert (block.status, block.mask) == ("fused", "atten_mask")
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "f_ = Cast<to=1>(n) y_ = Mul(p, f_) y = MatMul(y_, v)",
+        "d_ = Not(m) f_ = Cast<to=1>(d_) y_ = Mul(p, f_) y = MatMul(y_, v)",
+        "f_ = Where(m, two, zero) y_ = Mul(p, f_) y = MatMul(y_, v)",
+        "y_ = Where(n, p, zero) y = MatMul(y_, v)",
+        "y_ = Where(m, zero, p) y = MatMul(y_, v)",
+    ],
+)
+@pytest.mark.parametrize("terms", ["x = Where(m, s, low)", "a = Where(m, zero, low) x = Add(s, a)"])
+def test_probabilities_masked_otherwise(terms: str, guard: str) -> None:
+    body = PRODUCT_QK + numbers(low=MIN, zero="0.0", two="2.0") + terms + " " + SOFTMAX.format("x") + guard
+    assert same(parse(body, MASKS)).code == "probability_term"
+
+
 @pytest.mark.parametrize("low", ["-65504.0", "-1e5"])
 def test_a_row_that_is_biased_below_the_masked_score(low: str) -> None:
     """Rows without a masked key keep their softmax, however low their scores are."""

@@ -227,9 +227,7 @@ ROWS = [
     Row("scale_infinite", "scale", "x", after(number("c", "inf") + "x = Mul(s, c)")),
     Row("scale_by_division_by_zero", "scale", "x", after(number("c", "0.0") + "x = Div(s, c)")),
     Row("scale_overflows", "scale", "s", after(number("c", "1e30") + "a = Mul(s, c) x = Mul(a, c)")),
-    Row(
-        "scale_is_zero", "scale", "s", after(number("c", "0.0") + "a = Mul(s, c) x = Add(a, b)"), "float[B,1,S,T] b"
-    ),
+    Row("scale_is_zero", "scale", "s", after(number("c", "0.0") + "a = Mul(s, c) x = Add(a, b)"), "float[B,1,S,T] b"),
     Row("scale_is_overridable", "scale", "x", after("x = Mul(s, c)"), "float c", initializers="<float c = {0.5}>"),
     Row("scores_squared", "scale", "x", after("x = Mul(s, s)")),
     # What is done to the scores.
