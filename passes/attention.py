@@ -51,7 +51,7 @@ from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.simulation import Simulated, Simulation
 from fa_compiler.passes.sink_gates import SinkGate, gated, sink_gate
 from fa_compiler.passes.sinks import Sunk
-from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.softmax import LateDivision, SoftmaxAnchor
 from fa_compiler.passes.structure import Grid
 from fa_compiler.passes.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.value_sets import ValueSets
@@ -78,8 +78,10 @@ class Matcher:
         viewer = Viewer(self.info, AxisSpace())
         self.seconds.clear()
         after = self._after(anchor, viewer)
-        gate = sink_gate(anchor.scores, after.product, self.info)
+        late = anchor.late
+        gate = sink_gate(anchor.scores, after.product, self.info) if late is None else None
         after = after if gate is None else replace(after, behind=gate.nodes)
+        after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
         if anchor.overflows:
             reason = (
@@ -153,8 +155,11 @@ class Matcher:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
+        if anchor.late is not None:
+            self._check_late(anchor.late, after, found.dims, columns, pv.out, viewer)
         match = self._record(anchor, before, after, qk, key_side, row, columns, pv, plan, found.scale, sunk, viewer)
         match = match if gate is None else replace(match, output=gate.output)
+        match = match if anchor.late is None else replace(match, output=anchor.late.output)
         if found.factors or factors:
             allowed = match.roles.batch, match.roles.heads, match.roles.rows
             check_axes(found.factors, allowed, viewer.space, Code.SCALE)
@@ -163,6 +168,27 @@ class Matcher:
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
         return replace(match, shapes=shapes, types=types, rope=rope).with_wider_first()
+
+    def _check_late(
+        self,
+        late: LateDivision,
+        after: ProbabilityPath,
+        dims: Arrangement,
+        columns: Axes,
+        out: Arrangement,
+        viewer: Viewer,
+    ) -> None:
+        """Decline where a late divisor is not one number for each row: `dims` are the scores', `out` the product's."""
+        divide = late.dividing[-1]
+        if after.guard is not None:
+            raise Decline(Code.PROBABILITY_TERM, "a guard on exponentials that are divided later", after.guard.where)
+        if self.info.dtype(after.product.output) != ir.DataType.FLOAT:
+            raise Decline(Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide)
+        resolve = viewer.space.resolve
+        rows = [() if resolve(dim) == resolve(columns) else resolve(dim) for dim in dims]
+        aligned = viewer.space.resolve_all(out)[len(out) - len(rows) :] if len(rows) <= len(out) else ()
+        if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
+            raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
     def _gated(self, gate: SinkGate, found: Simulated, pv: Operands, columns: Axes, viewer: Viewer) -> Sunk:
         if found.sunk is not None:
@@ -228,7 +254,7 @@ class Matcher:
 
     def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
         try:
-            return find_values(anchor.output, viewer)
+            return find_values(anchor.output, viewer, None if anchor.late is None else anchor.late.path)
         except Decline as decline:
             if not reaches_product(anchor.output, viewer):
                 raise Decline(

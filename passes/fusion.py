@@ -146,6 +146,8 @@ class _Run:
         `alone` is why the attention was not fused by itself.
         """
         name = label(anchor.node) or ""
+        if anchor.late is not None:
+            return []  # the gradient is found by its probabilities, which are nowhere
         try:
             pair = fuse_pair(anchor, self.matcher, emitter)
         except PairDecline as decline:

@@ -84,8 +84,11 @@ class Simulation:
                     if moved is None:
                         raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
                     dims = moved
-                case Shift(node, axis):
+                case Shift(node, axis, _, negated):
                     shifted.append((node, dims[axis]))
+                    if negated:
+                        scale = -scale
+                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
                 case Scale(node, factor):
                     scale *= factor
                     if terms:

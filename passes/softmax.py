@@ -8,14 +8,16 @@
              | Div(e, total) | Mul(e, Reciprocal(total)) | Mul(e, Div(1, total))
                                                            e = Exp(Sub(x, ReduceMax(x, axis a, keepdims=1)))
              | Softmax(Sub(x, ReduceMax(x, axis a, keepdims=1))), axis a
+             | e, where product(layout(e), values) / total follows: the division is late
     The reductions may drop the axis and put it back by Unsqueeze or Reshape, and repeat their result by Expand;
     Identity and Max(., -inf), which jax writes there, change nothing.
     total   := ReduceSum(e, axis a, keepdims=1) | Add(total, c) | Max(total, c)    0 <= c <= 1e-7; Max also up to 1
 
 Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
-own definition; its total is at least 1, so that a number that small is lost in it. The difference to ReduceLogSumExp
-rounds like the scores themselves, so that a row of numbers such as -1e9 is rounded away: it is marked, and the matcher
-takes it only where no such number can be added.
+own definition; its total is at least 1, so that a number that small is lost in it. A row's total may as well divide its
+sum of values, for that is linear; in 16 bits such a sum may overflow. The difference to ReduceLogSumExp rounds like the
+scores themselves, so that a row of numbers such as -1e9 is rounded away: it is marked, and the matcher takes it only
+where no such number can be added.
 Without the subtraction of the maximum, Div(e, ReduceSum(e)) with e = Exp(x), the value overflows where Softmax does
 not: that form is an anchor only to be declined.
 """
@@ -28,12 +30,31 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.contraction import contraction
 from fa_compiler.passes.nodes import int_attr, is_op, opset, reduced_axes
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.symbolic import Dim
 
+LATE_LAYOUT = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Mul", "Dropout")
+"""What may lie between exponentials and a product that is divided late."""
 SMALLEST = 1e-7
 """A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
+
+
+@dataclass(frozen=True)
+class LateDivision:
+    """A division behind the product with the values: by `total`, which `summing` computes. `path` leads from the
+    exponentials to the product, its own node the last."""
+
+    total: ir.Value
+    summing: tuple[ir.Node, ...]
+    dividing: tuple[ir.Node, ...]
+    path: tuple[ir.Node, ...]
+
+    @property
+    def output(self) -> ir.Value:
+        """The quotient."""
+        return self.dividing[-1].outputs[0]
 
 
 @dataclass(frozen=True)
@@ -41,7 +62,8 @@ class SoftmaxAnchor:
     """A softmax over one axis. `nodes` are all nodes that compute it, the last of them gives `output`.
 
     `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
-    the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum.
+    the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum. With a `late` division `output` is
+    the exponentials.
     """
 
     scores: ir.Value
@@ -50,6 +72,7 @@ class SoftmaxAnchor:
     nodes: tuple[ir.Node, ...]
     overflows: bool = False
     rounds: bool = False
+    late: LateDivision | None = None
 
     @property
     def node(self) -> ir.Node:
@@ -134,20 +157,44 @@ def _quotients(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[ir.Value, ir.Va
 def _ratio(
     last: ir.Node, exponential: ir.Value, total: ir.Value, dividing: tuple[ir.Node, ...], info: ShapeInfo
 ) -> SoftmaxAnchor | None:
+    plain, guards = _unguarded(total, info)
+    exponential, path = _behind_product(exponential, plain, info)
     exp = exponential.producer()
     scores = exp.inputs[0] if is_op(exp, "Exp") and exp is not None else None
     if exp is None or scores is None:
         return None
-    plain, guards = _unguarded(total, info)
     sums = _reduced(plain, "ReduceSum", exponential, info)
     if sums is None:
         return None
-    axis, summing = sums
-    nodes = (exp, *summing, *guards, *dividing)
+    axis, summing = sums[0], (*sums[1], *guards)
+    late = LateDivision(total, summing, dividing, path) if path else None
+    nodes = (exp,) if late is not None else (exp, *summing, *dividing)
+    output = exponential if late is not None else last.outputs[0]
     shift = shifted_by(scores, "ReduceMax", info)
     if shift is None:
-        return SoftmaxAnchor(scores, last.outputs[0], axis, nodes, overflows=True)
-    return SoftmaxAnchor(shift[1], last.outputs[0], axis, (*shift[2], *nodes)) if shift[0] == axis else None
+        return SoftmaxAnchor(scores, output, axis, nodes, overflows=True, late=late)
+    return SoftmaxAnchor(shift[1], output, axis, (*shift[2], *nodes), late=late) if shift[0] == axis else None
+
+
+def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
+    """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
+    and no way."""
+    node, summed = value.producer(), total.producer()
+    while is_op(summed, "Unsqueeze", "Reshape", "Identity") and summed is not None and summed.inputs[0] is not None:
+        summed = summed.inputs[0].producer()
+    exponential = summed.inputs[0] if is_op(summed, "ReduceSum") and summed is not None else None
+    if exponential is None or node is None or contraction(node, info) is None:
+        return value, ()
+    for operand in node.inputs:
+        path = [node]
+        while operand is not None and operand is not exponential and is_op(operand.producer(), *LATE_LAYOUT):
+            maker = operand.producer()
+            assert maker is not None
+            path.insert(0, maker)
+            operand = maker.inputs[0]
+        if operand is exponential:
+            return exponential, tuple(path)
+    return value, ()
 
 
 def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
@@ -168,13 +215,15 @@ def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Nod
     return total, tuple(reversed(guards))
 
 
-def shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axis)`: the axis, x and the nodes."""
+def shifted_by(
+    value: ir.Value, reduction: str, info: ShapeInfo, turned: bool = False
+) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+    """For `x - reduction(x, axis)`, or its opposite if `turned`: the axis, x and the nodes."""
     sub = value.producer()
     if not is_op(sub, "Sub"):
         return None
     assert sub is not None
-    scores, peak = sub.inputs[0], sub.inputs[1]
+    scores, peak = reversed(sub.inputs) if turned else sub.inputs
     found = None if scores is None or peak is None else _reduced(peak, reduction, scores, info)
     return None if found is None or scores is None else (found[0], scores, (*found[1], sub))
 

@@ -51,6 +51,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "Softmax of every opset": {"softmax": ("op", "op_positive"), "opset": ANY},
         "its maximum subtracted": {"softmax": ("shifted", "decomposed")},
         "Reciprocal": {"softmax": ("reciprocal",)},
+        "division behind the product with the values": "test_late.py",
         "LogSoftmax": {"softmax": ("logarithm",)},
         "ReduceLogSumExp": "test_softmax.py",
         "Dropout": {"dropout": (False, True)},
