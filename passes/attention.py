@@ -37,6 +37,7 @@ from fa_compiler.passes.options import Options
 from fa_compiler.passes.positions import Positions
 from fa_compiler.passes.probabilities import (
     FLOATS,
+    RENORMALISED,
     ProbabilityPath,
     distinct_consumers,
     find_values,
@@ -88,6 +89,11 @@ class Matcher:
                 "exp(scores) / sum(exp(scores)) without their maximum overflows for large scores, the operator does not"
             )
             raise Decline(Code.OVERFLOW, reason, anchor.node)
+        if anchor.masked:
+            reason = (
+                "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
+            )
+            raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED)
         try:
             return self._matched(anchor, before, after, gate, viewer)
         except Decline as decline:

@@ -200,6 +200,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
             raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
         raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
+    if is_op(node, "Gemm"):
+        raise Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
         raise Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
     # A product further up that could not be reached tells more than this node.

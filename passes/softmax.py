@@ -19,7 +19,8 @@ sum of values, for that is linear; in 16 bits such a sum may overflow. The diffe
 scores themselves, so that a row of numbers such as -1e9 is rounded away: it is marked, and the matcher takes it only
 where no such number can be added.
 Without the subtraction of the maximum, Div(e, ReduceSum(e)) with e = Exp(x), the value overflows where Softmax does
-not: that form is an anchor only to be declined.
+not: that form is an anchor only to be declined. So is one whose exponentials are masked, e = Mul(Exp(.), t) or
+Where(c, Exp(.), 0): where the maximum is that of a masked key, and far above the others, nothing is left to divide by.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class SoftmaxAnchor:
     """A softmax over one axis. `nodes` are all nodes that compute it, the last of them gives `output`.
 
     `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
-    the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum. With a `late` division `output` is
-    the exponentials.
+    the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum, `masked` exponentials that are
+    masked before they are summed up. With a `late` division `output` is the exponentials.
     """
 
     scores: ir.Value
@@ -73,6 +74,7 @@ class SoftmaxAnchor:
     overflows: bool = False
     rounds: bool = False
     late: LateDivision | None = None
+    masked: bool = False
 
     @property
     def node(self) -> ir.Node:
@@ -159,7 +161,7 @@ def _ratio(
 ) -> SoftmaxAnchor | None:
     plain, guards = _unguarded(total, info)
     exponential, path = _behind_product(exponential, plain, info)
-    exp = exponential.producer()
+    exp, masking = _unmasked(exponential.producer(), info)
     scores = exp.inputs[0] if is_op(exp, "Exp") and exp is not None else None
     if exp is None or scores is None:
         return None
@@ -168,12 +170,25 @@ def _ratio(
         return None
     axis, summing = sums[0], (*sums[1], *guards)
     late = LateDivision(total, summing, dividing, path) if path else None
-    nodes = (exp,) if late is not None else (exp, *summing, *dividing)
+    nodes = (exp, *masking) if late is not None else (exp, *masking, *summing, *dividing)
     output = exponential if late is not None else last.outputs[0]
     shift = shifted_by(scores, "ReduceMax", info)
     if shift is None:
         return SoftmaxAnchor(scores, output, axis, nodes, overflows=True, late=late)
-    return SoftmaxAnchor(shift[1], output, axis, (*shift[2], *nodes), late=late) if shift[0] == axis else None
+    if shift[0] != axis:
+        return None
+    return SoftmaxAnchor(shift[1], output, axis, (*shift[2], *nodes), late=late, masked=bool(masking))
+
+
+def _unmasked(node: ir.Node | None, info: ShapeInfo) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
+    """The Exp behind a mask on exponentials, and the node that masks; else the node and none."""
+    if node is None or not is_op(node, "Mul", "Where"):
+        return node, ()
+    operands = [each for each in (node.inputs if node.op_type == "Mul" else node.inputs[1:]) if each is not None]
+    if node.op_type == "Mul" and any(info.scalar(each) is not None for each in operands):
+        return node, ()
+    exp = next((each.producer() for each in operands if is_op(each.producer(), "Exp")), None)
+    return (node, ()) if exp is None else (exp, (node,))
 
 
 def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:

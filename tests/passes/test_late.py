@@ -104,6 +104,27 @@ def test_what_is_not_divided_late(late: str, code: str | None) -> None:
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-6)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "f = Cast<to=1>(m) h = Mul(e, f) ",
+        "h = Where(m, e, zero) ",
+    ],
+)
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "p = Div(h, t) y = MatMul(p, v)",
+        "u = Add(t, tiny) p = Div(h, u) y = MatMul(p, v)",
+        "o = MatMul(h, v) y = Div(o, t)",
+    ],
+)
+def test_exponentials_masked_before_they_are_summed_up(mask: str, behind: str) -> None:
+    """A masked key may have the maximum: then the others' exponentials vanish, and 0 / 0 is left."""
+    block = same(model(EXP + mask + "t = ReduceSum<keepdims=1>(h, last) " + behind))
+    assert (block.status, block.code) == ("declined", "probability_term")
+
+
 def test_a_total_that_is_read_elsewhere_stays() -> None:
     proto = model(PLAIN + " z = Log(t)", outputs="float[B,4,S,8] y, float[B,4,S,1] z")
     assert same(proto).code == "scores_are_output"
