@@ -14,6 +14,7 @@ from fa_compiler.passes.layout import Move, Reshape, Transpose, Units
 from fa_compiler.passes.nodes import graph_opset, int_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.symbolic import Dim
 
 AttrValue = int | float | str | Sequence[int]
 PREFIX = "fa"
@@ -56,6 +57,8 @@ class Builder:
     graph: ir.Graph
     names: Names
     info: ShapeInfo
+    lengths: dict[Dim, ir.Value] = field(default_factory=dict)
+    """Sizes that are computed in the graph, int64 [1]: whoever needs an equal one reads it there."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     @property
@@ -140,6 +143,19 @@ class Builder:
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """A vector of int64."""
         return self.constant(np.array(numbers, dtype=np.int64), "shape")
+
+    def length(self, value: ir.Value, axis: int) -> ir.Value:
+        """One dimension of a value of known rank, int64 [1]. Blocks are fused in the order of the graph, so what an
+        earlier one read lies before a later one."""
+        shape = self.info.shape(value)
+        assert shape is not None
+        size = shape[axis]
+        if size.const is not None:
+            return self.ints([size.const])
+        if size not in self.lengths:
+            every = self.op("Shape", [value], INT64)
+            self.lengths[size] = self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
+        return self.lengths[size]
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """The value in this type."""

@@ -77,8 +77,6 @@ class Caches:
     batch: Measure
     assumed: str
     room: Dim
-    count: ir.Value
-    """`room` in the graph, int64 [1]."""
 
     @staticmethod
     def of(call: Call, query: ir.Value, step: Step, past: ir.Value, heads: int) -> Caches:
@@ -93,14 +91,14 @@ class Caches:
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
             raise call.decline(Code.READY_MADE, reason)
         keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
-        held = keys.length(keys.columns)
         if shared:
-            return Caches(call, step, heads, keys.batch, SHARED_CACHES, shape[2], held)
-        count = call.builder.op("Max", [step.total, held], INT64)
+            return Caches(call, step, heads, keys.batch, SHARED_CACHES, shape[2])
+        count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
         content = call.info.content(count)
         room = content[0] if isinstance(content, tuple) and len(content) == 1 else Dim.fresh()
-        count = count if room.const is None else call.builder.ints([room.const])
-        return Caches(call, step, heads, keys.batch, SEPARATE_CACHES, room, count)
+        call.info.set(count, (1,), INT64, (room,))
+        call.builder.lengths.setdefault(room, count)
+        return Caches(call, step, heads, keys.batch, SEPARATE_CACHES, room)
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """What present holds; `new` is [B, K, S, D]."""
@@ -121,7 +119,8 @@ class Caches:
         builder = self.call.builder
         zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
         rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
-        places = builder.units("Unsqueeze", self._range(self.count), (0,))
+        count = builder.lengths[self.room] if self.room.const is None else builder.ints([self.room.const])
+        places = builder.units("Unsqueeze", self._range(count), (0,))
         before, after = (
             builder.units("Unsqueeze", each, (1,)) for each in (self.step.before, self.step.after(self.call))
         )
@@ -130,7 +129,7 @@ class Caches:
         last = self._op("Add", [held, self.step.rows])
         kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
         source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
-        index = self._index(builder.units("Unsqueeze", source, (1, 3)), self.count)
+        index = self._index(builder.units("Unsqueeze", source, (1, 3)), count)
         return self._op("GatherND", [rows, index], self._dtype(new))
 
     def _index(self, places: ir.Value, count: ir.Value) -> ir.Value:
@@ -156,7 +155,7 @@ class Caches:
         return present
 
     def _length(self, measure: Measure) -> ir.Value:
-        return Keys(self.call, measure, measure, measure).length(measure)
+        return self.call.builder.length(measure.value, measure.axis)
 
     def _range(self, count: ir.Value) -> ir.Value:
         """The numbers below a computed one, int64."""

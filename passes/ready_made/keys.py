@@ -177,12 +177,7 @@ class Keys:
 
     def length(self, measure: Measure) -> ir.Value:
         """The length as a vector of one element."""
-        builder = self.call.builder
-        const = self.call.size(measure.value, measure.axis)
-        if const is not None:
-            return builder.ints([const])
-        shape = builder.op("Shape", [measure.value], INT64)
-        return builder.op("Gather", [shape, builder.ints([measure.axis])], INT64, {"axis": 0})
+        return self.call.builder.length(measure.value, measure.axis)
 
     def _range(self, measure: Measure) -> ir.Value:
         builder = self.call.builder

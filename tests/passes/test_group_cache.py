@@ -414,3 +414,31 @@ def test_a_total_that_is_known_says_how_large_the_caches_are() -> None:
             shape = info.shape(output)
             assert shape is not None
             assert all(size.const is not None for size in shape), node.name
+
+
+@pytest.mark.parametrize("word", [SEPARATE, SHARED])
+def test_layers_share_what_is_computed_from_sizes(word: str) -> None:
+    """A layer more adds what its own caches need, and no positions, lengths or masks."""
+    counts = []
+    for layers in (1, 2, 3):
+        model = Case(rotary=8).model()
+        (node,) = model.graph.node
+        for layer in range(1, layers):
+            again = model.graph.node.add()
+            again.CopyFrom(node)
+            again.input[0] = model.graph.node[-2].output[0]
+            names = {name: f"{name}{layer}" for name in ("past_key", "past_value", *node.output)}
+            again.input[3:5] = [names["past_key"], names["past_value"]]
+            again.output[:] = [names[name] for name in node.output]
+            again.name = f"op{layer}"
+            for values in (model.graph.input, model.graph.output):
+                for value in [value for value in values if value.name in names]:
+                    copy = values.add()
+                    copy.CopyFrom(value)
+                    copy.name = names[value.name]
+        result, report = fused(model, assume=(word,))
+        assert [block.status for block in report.blocks] == ["fused"] * layers
+        counts.append([node.op_type for node in result.graph.node])
+    for shared in ("Range", "Less", "Where", "Expand", "Gather"):
+        assert counts[2].count(shared) == counts[1].count(shared) == counts[0].count(shared), shared
+    assert len(counts[2]) - len(counts[1]) == len(counts[1]) - len(counts[0])
