@@ -303,7 +303,7 @@ class Matcher:
             # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
             layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
             layer = layer and _is_weight(qk.product.operands[1 - side], viewer)
-            if not layer and qk.own_label(side, columns, viewer.space) is not None:
+            if not layer and qk.own_labels(side, columns, viewer.space):
                 return side, columns
         raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
 
@@ -335,8 +335,9 @@ class Matcher:
         return Simulation(viewer, self.sets, self.bounds, seen).after(start, after, found)
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
-        label = after.product.summed[0]
-        if viewer.space.resolve(pv.dims[after.side][label]) != viewer.space.resolve(columns):
+        summed = [axis for label in after.product.summed for axis in viewer.space.resolve(pv.dims[after.side][label])]
+        wanted = viewer.space.resolve(columns)
+        if len(summed) != len(wanted) or set(summed) != set(wanted):
             raise Decline(
                 Code.NO_VALUE_MATMUL,
                 "the product after the softmax does not sum over the keys",
@@ -360,7 +361,7 @@ class Matcher:
     ) -> AttentionMatch:
         resolve = viewer.space.resolve
         product, node = before.product, before.product.node
-        own = {row, qk.own_label(key_side, columns, viewer.space)}
+        own = {row, *qk.own_labels(key_side, columns, viewer.space)}
         if len(pv.free(1 - after.side)) > 1:
             raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
         rows = _along(qk, 1 - key_side, row, viewer)

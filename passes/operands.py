@@ -84,10 +84,17 @@ class Operands:
         free = self.free(side)
         return self.dims[side][free[-1]] if free else ()
 
-    def own_label(self, side: int, axes: Axes, space: AxisSpace) -> str | None:
-        """The dimension that only this operand has and that runs along these axes."""
-        wanted = space.resolve(axes)
-        return next((label for label in self.free(side) if space.resolve(self.dims[side][label]) == wanted), None)
+    def own_labels(self, side: int, axes: Axes, space: AxisSpace) -> tuple[str, ...]:
+        """The dimensions that only this operand has and that run along these axes, one after the other; none where
+        there are no such."""
+        own = [(label, space.resolve(self.dims[side][label])) for label in self.free(side)]
+        rest, labels = space.resolve(axes), tuple[str, ...]()
+        while rest or not labels:
+            found = next(((label, dim) for label, dim in own if dim == rest[: len(dim)] and (dim or not rest)), None)
+            if found is None:
+                return ()
+            labels, rest = (*labels, found[0]), rest[len(found[1]) :]
+        return labels
 
     def out_dim(self, label: str) -> Axes:
         """The axes of an output dimension: those of the operand that is not broadcast along it."""

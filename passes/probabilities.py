@@ -15,7 +15,8 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one
                                                               mask on the scores masks or does not; one guard in all
-    output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis
+    output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
+                     over all the dimensions that this axis was taken apart into
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
+from fa_compiler.passes.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.infinity_tests import InfinityTests
@@ -113,8 +114,8 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
         if len(consumers) != 1:
             raise _read_elsewhere(current, consumers)
         node = consumers[0]
-        product = contraction(node, viewer.info)
-        if product is not None:
+        product = any_contraction(node, viewer.info)
+        if product is not None and product.summed:
             if product.operands[0] is product.operands[1]:
                 raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
             _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
