@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.attention import Matcher
-from fa_compiler.passes.backward import GRADIENT, PairDecline, fuse_pair
+from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
@@ -107,7 +107,7 @@ class _Run:
         try:
             return [self._emitted(name, anchor, emitter, ranks)]
         except Decline as decline:
-            return self._fuse_pair(anchor, emitter, decline) or [_declined(name, decline)]
+            return self._fuse_pair(anchor, emitter, ranks, decline) or [_declined(name, decline)]
 
     def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> Block:
         """The block of an attention after it was fused. A second product in its scores is a part of them where the
@@ -134,13 +134,16 @@ class _Run:
         found = emit_listed(match, emitter, sets, self.notes) or emit_selected(match, emitter, sets)
         if found is None:
             return None
-        block = self._fused(name, match, found.fused)
-        if found.indexer is None:
+        return self._ranked(self._fused(name, match, found.fused), found.indexer)
+
+    def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
+        """The block of an attention to the keys an indexer ranks, if there is one."""
+        if indexer is None:
             return block
-        self.notes.append(f"{found.indexer.name}: LightningIndexer ranks the keys that {found.fused.node.name} attends")
+        self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
-    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, alone: Decline) -> list[Block]:
+    def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, alone: Decline) -> list[Block]:
         """The blocks of an attention and its gradient; none when the gradient is not there.
 
         `alone` is why the attention was not fused by itself.
@@ -149,7 +152,7 @@ class _Run:
         if anchor.late is not None:
             return []  # the gradient is found by its probabilities, which are nowhere
         try:
-            pair = fuse_pair(anchor, self.matcher, emitter)
+            pair = fuse_pair(anchor, self.matcher, emitter, ranks)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
             forward = _declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
@@ -160,12 +163,12 @@ class _Run:
             return [_declined(name, decline)] if nearer else []
         if pair is None:
             return []
-        forward = self._fused(name, pair.match.forward, pair.fused)
+        forward = self._ranked(self._fused(name, pair.match.forward, pair.fused), pair.indexer)
         backward = replace(
             forward,
             kind="backward",
             anchor=label(pair.match.backward.node) or name,
-            op=GRADIENT,
+            op=pair.node.op_type,
             node=pair.node.name,
             extensions=extensions_used(node_view(pair.node, self.info)),
         )

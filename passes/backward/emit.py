@@ -8,46 +8,32 @@ original product that costs least, multiplied by the factor that is between the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, OpSpec, full_attrs, get, place_inputs
-from fa_compiler.passes.axes import Arrangement, Axes
-from fa_compiler.passes.backward.match import Gradient, GradientMatch, Place, Role
-from fa_compiler.passes.backward.quantities import TOLERANCE
+from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
+from fa_compiler.passes.backward.match import GradientMatch, Place, Role
 from fa_compiler.passes.build import PREFIX, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
-from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout_plan import LayoutPlan, Source, cheapest_source
-from fa_compiler.passes.match import AttentionMatch, Roles
+from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View
 
 OP = "FlashAttentionScoreGrad"
 RENAMED = {"real_shift": "pse_shift"}
 """Inputs of FlashAttentionScore that its gradient takes under another name."""
-OUTPUTS: dict[Role, str] = {"query": "dq", "key": "dk", "value": "dv"}
-
-
-@dataclass(frozen=True)
-class Landing:
-    """A place for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
-    axes in front."""
-
-    place: Place
-    summed: Axes
-    plan: tuple[Move, ...]
-
-    @property
-    def cost(self) -> int:
-        """The work added minus the work saved."""
-        extra = COPY_COST * (bool(self.summed) + (not _is_one(self.place.factor)))
-        return cost(self.plan) + extra - self.place.saved
+OUTPUTS: dict[Role, str] = {
+    "query": "dq",
+    "key": "dk",
+    "value": "dv",
+    "query_rope": "dq_rope",
+    "key_rope": "dk_rope",
+}
 
 
 @dataclass
@@ -64,40 +50,16 @@ class Backward:
         return (self.record.dy,)
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with repeated key and value heads where their gradients are wanted one by one.
-
-        The operator adds up the gradients of the query heads that share a key head.
-        """
-        space, roles = match.space, match.roles
-        owned = {*roles.batch, *roles.kv_heads, *roles.columns, *roles.depth, *roles.value_depth}
-        for gradient in self.record.gradients:
-            places = (space.resolve_all(place.dims) for place in gradient.places)
-            if gradient.role != "query" and not any(_axes(dims) <= owned for dims in places):
-                return replace(match, roles=replace(roles, kv_heads=roles.heads))
-        return match
+        """The match with roles that serve both."""
+        return adapted(self.record, match)
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
         dy = cheapest_source(self.record.dy, plan.output, match.space)
-        landings = [self._landing(gradient, match, plan.name) for gradient in self.record.gradients]
+        landings = [landing_of(gradient, match, plan.name) for gradient in self.record.gradients]
         if dy is None or None in landings:
             return None
         return dy.cost + sum(landing.cost for landing in landings if landing is not None)
-
-    def _landing(self, gradient: Gradient, match: AttentionMatch, layout: str) -> Landing | None:
-        dims = _arrangement(gradient.role, match.roles, layout)
-        best: Landing | None = None
-        for place in gradient.places:
-            wanted = match.space.resolve_all(place.dims)
-            left = _axes(wanted)
-            summed = tuple(axis for dim in dims for axis in dim if axis not in left)
-            plan = moves(dims, (summed, *wanted) if summed else wanted)
-            if plan is None or not left <= _axes(dims):
-                continue
-            landing = Landing(place, summed, plan)
-            if best is None or landing.cost <= best.cost:
-                best = landing
-        return best
 
     def build(
         self,
@@ -116,24 +78,17 @@ class Backward:
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
         pairs: list[tuple[Place, ir.Value]] = []
         for each in self.record.gradients:
-            landing = self._landing(each, match, plan.name)
+            landing = landing_of(each, match, plan.name)
             assert landing is not None
-            dims = _arrangement(each.role, match.roles, plan.name)
-            pairs.append((landing.place, self._result(spec_outputs[OUTPUTS[each.role]], dims, landing, match, mover)))
+            dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
+            pairs.append((landing.place, landed(value, dims, landing, match.dtype, self.emitter.builder, mover)))
         self.nodes.append(gradient)
 
-        def land() -> None:
-            landed: set[ir.Value] = set()
-            for place, result in pairs:
-                maker = place.value.producer()
-                assert maker is not None
-                self.emitter.replaced.append(maker)
-                # The same gradient may be asked for twice: each place has its own name.
-                replace_value(place.value, self.emitter.builder.alias(result) if result in landed else result)
-                landed.add(result)
+        def put() -> None:
+            land(pairs, self.emitter)
             self.emitter.replaced.extend(self.record.dead)
 
-        return land
+        return put
 
     @property
     def _spec(self) -> OpSpec:
@@ -188,7 +143,9 @@ class Backward:
         """Shapes of all outputs: as their inputs, and of absent ones [0]."""
         space, info = match.space, self.emitter.builder.info
         shapes: dict[str, Sequence[Dim] | None] = {
-            OUTPUTS[role]: [space.size(dim) for dim in _arrangement(role, match.roles, layout)] for role in OUTPUTS
+            OUTPUTS[role]: [space.size(dim) for dim in gradient_dims(role, match, layout)]
+            for role in OUTPUTS
+            if match.rope is not None or not role.endswith("_rope")
         }
         if shift is not None:
             shapes["dpse"] = info.shape(shift)
@@ -197,39 +154,3 @@ class Backward:
             if output.name and shape is not None:
                 info.set(output, shape, output.dtype)
                 output.shape = ir.Shape([size.const for size in shape])
-
-    def _result(
-        self, value: ir.Value, dims: Arrangement, landing: Landing, match: AttentionMatch, mover: Mover
-    ) -> ir.Value:
-        """The operator's output as the value it replaces."""
-        builder = self.emitter.builder
-        value = mover.apply(value, dims, landing.plan)
-        if landing.summed:
-            value = self._sum_first(value, match.dtype)
-        if not _is_one(landing.place.factor):
-            number = builder.constant(np.array(landing.place.factor, dtype=match.dtype.numpy()), "number")
-            value = builder.op("Mul", [value, number], match.dtype)
-        wanted = builder.info.dtype(landing.place.value)
-        return value if wanted is None else builder.cast(value, wanted)
-
-    def _sum_first(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        builder = self.emitter.builder
-        if builder.opset >= 13:
-            return builder.op("ReduceSum", [value, builder.ints([0])], dtype, {"keepdims": 0})
-        return builder.op("ReduceSum", [value], dtype, {"axes": (0,), "keepdims": 0})
-
-
-def _arrangement(role: Role, roles: Roles, layout: str) -> Arrangement:
-    """The axes of a gradient: those of what it is the gradient of."""
-    if role == "query":
-        return arrangement(layout, roles.batch, roles.heads, roles.rows, roles.depth)
-    depth = roles.depth if role == "key" else roles.value_depth
-    return arrangement(layout, roles.batch, roles.kv_heads, roles.columns, depth)
-
-
-def _axes(dims: Arrangement) -> set[object]:
-    return {axis for dim in dims for axis in dim}
-
-
-def _is_one(factor: float) -> bool:
-    return abs(factor - 1.0) <= TOLERANCE

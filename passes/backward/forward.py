@@ -205,7 +205,14 @@ def match_forward(
 ) -> tuple[AttentionMatch, Findings]:
     """The attention along one path, and what was found on the way; raises Decline."""
     training = ForwardMatcher(
-        matcher.info, matcher.sets, matcher.bounds, matcher.options, path=path, positions=matcher.positions
+        matcher.info,
+        matcher.sets,
+        matcher.bounds,
+        matcher.options,
+        matcher.positions,
+        matcher.ropes,
+        matcher.seconds,
+        path,
     )
     match = training.match(anchor)
     return replace(match, dropout=training.findings.dropout), training.findings

@@ -2,41 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.backward.emit import OP, Backward
+from fa_compiler.passes.backward.empty_rows import keep_empty_rows
+from fa_compiler.passes.backward.listed import ListedBackward
 from fa_compiler.passes.backward.match import Pair, PairDecline, match_pair
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.sparse import Selected, emit_selected
 
 
 @dataclass(frozen=True)
 class FusedPair:
-    """What was matched and built, for the report; `node` is the gradient."""
+    """What was matched and built, for the report; `node` is the gradient, `indexer` what lists the keys, if it is a
+    node of its own."""
 
     match: Pair
     fused: Fused
     node: ir.Node
+    indexer: ir.Node | None = None
 
 
-def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
-    """Fuse the attention around an anchor with its gradient; None when there is no gradient.
+def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: bool) -> FusedPair | None:
+    """Fuse the attention around an anchor with its gradient; None when there is no gradient. A second product in its
+    scores is a part of them as for the attention alone: see fusion.py, and for `ranks`.
 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
-    pair = match_pair(anchor, matcher)
-    if pair is None:
-        return None
+    failure: Decline | None = None
+    if matcher.options.target == "ort" or ranks:
+        summed = replace(matcher, ropes=True)
+        try:
+            found = match_pair(anchor, summed)
+            if found is not None and found.forward.rope is not None:
+                return _fused(found, summed, emitter)
+        except Decline as decline:
+            failure = decline if summed.seconds else None
+    try:
+        pair = match_pair(anchor, matcher)
+        return None if pair is None else _fused(pair, matcher, emitter)
+    except Decline as decline:
+        raise failure or decline from None
+
+
+def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
     try:
         if not matcher.options.has_gradients:
             raise Decline(Code.TRAINING, f"the library for ONNX Runtime has no {OP} yet", pair.backward.node)
+        listed = _listed(pair, matcher, emitter)
+        if listed is not None:
+            return listed
+        pair = keep_empty_rows(pair, matcher.options)
         backward = Backward(pair.backward, emitter)
         fused = emitter.emit(pair.forward, backward)
     except Decline as decline:
         raise PairDecline.about(pair.backward.node, decline) from decline
     return FusedPair(pair, fused, backward.nodes[-1])
+
+
+def _listed(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
+    """The pair on selected keys; None where it is none."""
+
+    def attempt(pair: Pair, every_row: bool) -> tuple[Selected | None, ListedBackward]:
+        backward = ListedBackward(pair.backward, emitter, every_row)
+        return emit_selected(pair.forward, emitter, matcher.sets, backward), backward
+
+    # Where every row has a key, what the others would give does not matter.
+    attempts: tuple[tuple[Callable[[], Pair], bool], ...] = (
+        (lambda: pair, True),
+        (lambda: keep_empty_rows(pair, matcher.options), False),
+    )
+    for given, every_row in attempts:
+        try:
+            tried = given()
+        except PairDecline:
+            return None
+        selected, backward = attempt(tried, every_row)
+        if selected is not None:
+            return FusedPair(tried, selected.fused, backward.nodes[-1], selected.indexer)
+    return None

@@ -4,17 +4,10 @@
     gradient of key   := c * product(dS, query)      summed over the query rows, and heads of a group
     gradient of value := c * product(P, dO)          summed over the query rows, and heads of a group
 
-with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py). What the graph computes need not be *the*
-gradient: any factor c is kept, and any of the three may be missing. Every value of the region has to be read inside of
-it only, forward and backward part taken together; nodes whose result nobody needs do not count.
-
-What fully masked rows give to the gradients has to be what the operator gives them:
-
-    forward part's row        the graph's dS in that row       what is emitted
-    none, or 0                anything finite                  the plan as it is: the operator gives zeros
-    mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
-    a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
-    mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
+with dS = P * (dO V^T - D), D its row sums, in any spelling (region.py); of scores that are the sum of two products, of
+the second's query and key likewise. What the graph computes need not be *the* gradient: any factor c is kept, and any
+of them may be missing. Every value of the region has to be read inside of it only, forward and backward part taken
+together; nodes whose result nobody needs do not count.
 """
 
 from __future__ import annotations
@@ -33,17 +26,15 @@ from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout import COPY_COST
-from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.terms import AddTerm, Put
+from fa_compiler.passes.terms import AddTerm
 from fa_compiler.passes.views import View, Viewer
 
-Role = Literal["query", "key", "value"]
+Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 MAX_TAIL = 32
 """More operators than this behind a product are not looked at for a better place."""
 
@@ -91,10 +82,11 @@ class GradientMatch:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attention with its gradient."""
+    """An attention with its gradient. What rows without a key give is not looked at yet: see empty_rows.py."""
 
     forward: AttentionMatch
     backward: GradientMatch
+    findings: Findings
 
 
 class PairDecline(Decline):
@@ -173,8 +165,7 @@ class _Finder:
         resolved = self.viewer.space.resolve_all
         shapes = tuple((node, resolved(self._tensor(value).dims)) for node, value in self.shapes)
         match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
-        match, empty_rows = self._fully_masked_rows(match)
-        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), empty_rows))
+        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead)), self.findings)
 
     def _tensor(self, value: ir.Value) -> Tensor:
         tensor = self.region.tensor(value)
@@ -238,15 +229,19 @@ class _Finder:
         factor = tensor.quantity.score_gradient(self.region.dropout)
         if factor is None:
             return None
-        options: tuple[tuple[Role, View], ...] = (("query", self.match.key), ("key", self.match.query))
-        for role, view in options:
+        rope, scale = self.match.rope, self.match.scale
+        options: list[tuple[Role, View, float]] = [("query", self.match.key, scale), ("key", self.match.query, scale)]
+        if rope is not None:
+            # The operator is given the second query times its ratio.
+            options.extend((("query_rope", rope.key, scale), ("key_rope", rope.query, scale * rope.ratio)))
+        for role, view, share in options:
             known = self.region.tracer.trace(product.operands[1 - side], seeds(view.stops))
             if known is None or not self._sums(product, side, tensor.dims, role):
                 continue
             if not self.region.walk(product, 1 - side, known.dims, tensor.dims):
                 continue
             dims = self.region.arranged(product, side, tensor.dims, known.dims)
-            total = product.factor * factor * known.factor / self.match.scale
+            total = product.factor * factor * known.factor / share
             return self._placed(role, product, tensor, dims, total)
         return None
 
@@ -271,7 +266,7 @@ class _Finder:
         roles = self.match.roles.refined(space)
         by_label = dict(zip(product.labels[side], dims, strict=True))
         summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
-        if role == "query":
+        if role in ("query", "query_rope"):
             return tuple(summed) == roles.columns
         shared = {*roles.batch, *roles.heads}
         return set(roles.rows) <= set(summed) and set(summed) - set(roles.rows) <= shared
@@ -352,53 +347,6 @@ class _Finder:
         if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
             raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)
-
-    def _fully_masked_rows(self, match: AttentionMatch) -> tuple[AttentionMatch, str]:
-        """The plan whose fully masked rows give the gradients what the graph gave them."""
-        plan = match.mask
-        if plan.value is not None:
-            self._check_mask_value(plan.value)
-            return match, ""
-        states = {gradient.rows for gradient in self.gradients}
-        scores = {gradient.rows for gradient in self.gradients if gradient.role != "value"}
-        values = {gradient.rows for gradient in self.gradients if gradient.role == "value"}
-        used_raw = any(gradient.source.raw for gradient in self.gradients)
-        if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
-            raise self._rows_differ("the gradient uses the probabilities before their guard")
-        carried_out = any(isinstance(step, Put) for step in plan.shifts)
-        if carried_out and states != {Rows.SAME} and NO_EMPTY_ROWS not in self.matcher.options.assume:
-            raise self._rows_differ("a selection is a bias here, and the gradient is zero where it masks a whole row")
-        if plan.empty_rows in ("", "zero"):
-            return match, plan.empty_rows
-        if scores <= {Rows.ZERO} and values <= {Rows.SAME} and plan.empty_rows in ("mean", "nan"):
-            return match, plan.empty_rows
-        if states == {Rows.SAME}:
-            return replace(match, mask=self._as_bias()), ""
-        raise self._rows_differ("rows that are masked everywhere get another gradient than the operator gives")
-
-    def _check_mask_value(self, value: float) -> None:
-        """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked."""
-        for gradient in self.gradients:
-            wanted = Rows.SAME if gradient.role == "value" else Rows.ZERO
-            source = gradient.source
-            if source.rows is not wanted or source.spoilt or source.raw or (gradient.role == "value" and source.zeroed):
-                reason = f"masked scores become {value:g}, which other scores could undercut, and not so the gradient"
-                hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
-                raise PairDecline(Code.MASK_VALUE, reason, gradient.node, hint)
-
-    def _as_bias(self) -> MaskPlan:
-        """The plan with every mask as a bias, exactly as it was added or put in."""
-        given = self.findings.planner
-        assert given is not None
-        return replace(given, as_bias=True).plan(self.findings.terms, self.findings.guard)
-
-    def _rows_differ(self, reason: str) -> Decline:
-        return PairDecline(
-            Code.EMPTY_ROWS,
-            reason,
-            self.gradients[0].node,
-            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
-        )
 
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_ir as ir
 
@@ -26,6 +28,24 @@ def is_plain(match: AttentionMatch) -> bool:
     if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
         return False
     return not mask.shifts and mask.value is None and mask.nan_rows in ("", "zero")
+
+
+class Companion(Protocol):
+    """What is emitted together with an attention because it takes its results: its gradient (backward/listed.py)."""
+
+    every_row: bool
+    """Has every row to be proven to have a key?"""
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """Its own operands."""
+
+    def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
+        """The match with roles that serve both; None where there are none."""
+
+    def build(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> Callable[[], None] | None:
+        """Add the companion of a node and return what puts its results in place; None where the target forbids it.
+        Raises Decline."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +101,17 @@ class Call:
         return MaskBuilder(match, self.builder, self.mover, Options(), []).atten_mask()
 
     def emit(
-        self, inputs: dict[str, ir.Value], places: list[Place], word: str, mode: int = 0, block: int = 1
+        self,
+        inputs: dict[str, ir.Value],
+        places: list[Place],
+        word: str,
+        mode: int = 0,
+        block: int = 1,
+        companion: Companion | None = None,
     ) -> Fused | None:
-        """Build the node and let its result take the place of the attention's; None where the target forbids it, or a
-        batch or row might be broadcast in some run. `word` is the report's for what excludes keys."""
+        """Build the node and let its result take the place of the attention's, and so for its companion, if any; None
+        where the target forbids it, or a batch or row might be broadcast in some run. `word` is the report's for what
+        excludes keys. Raises Decline before any use is changed."""
         match, roles, space = self.match, self.match.roles, self.match.space
         shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
         batches = {None if shape is None else shape[0] for shape in shapes.values()}
@@ -94,14 +121,21 @@ class Call:
         if landing is None or len(batches) > 1 or len(of_rows) > 1:
             return None
         rows = Rows(match.mask.empty_rows, match.mask.nan_rows == "zero")
-        made = attention(inputs, match.scale, mode, rows, self.builder, self.emitter.options, block)
+        made = attention(
+            inputs, match.scale, mode, rows, self.builder, self.emitter.options, block, companion is not None
+        )
         if made is None:
             return None
         node, result = made
+        self.emitter.made.append(node)
         result = self.emitter.result(match, result, output, landing, self.mover)
+        land = None if companion is None else companion.build(node, inputs, self)
+        if companion is not None and land is None:
+            return None
         self.emitter.substitute(self.emitter.substitutes(match, self.mover))
         self.emitter.land(landing, result)
-        self.emitter.made.append(node)
+        if land is not None:
+            land()
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
         return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), word)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.symbolic import Dim
+
+STATISTICS = ("softmax_max", "softmax_sum")
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ def domain_node(
     attrs: Mapping[str, int | float | str],
     builder: Builder,
     options: Options,
+    wanted: Collection[str] = (),
 ) -> ir.Node | None:
-    """A node whose first output alone is read, with return_softmax_lse the statistics, too; None where the target
-    forbids it."""
+    """A node of which the `wanted` outputs are read, by default the first; None where the target forbids it."""
     try:
         spec = get(op_type, options.cann)
     except RegistryError:
@@ -53,34 +55,45 @@ def domain_node(
         num_outputs=len(spec.outputs),
         name=builder.names.new(f"{PREFIX}_{op_type}"),
     )
-    count = 3 if attrs.get("return_softmax_lse") else 1
-    for place, (output, declared) in enumerate(zip(node.outputs, spec.outputs, strict=True)):
-        output.name = builder.names.new(f"{node.name}_{declared.name}") if place < count else ""
+    wanted = wanted or {spec.outputs[0].name}
+    for output, declared in zip(node.outputs, spec.outputs, strict=True):
+        output.name = builder.names.new(f"{node.name}_{declared.name}") if declared.name in wanted else ""
     view = node_view(node, builder.info)
     product = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
     faults = verify(view, product, options.cann)
     if any(product != "ort" or fault.extension is None for fault in faults):
         return None
     found = infer(op_type, view.inputs, view.attrs)
-    query = builder.info.shape(inputs["query"])
-    for index, (output, declared) in enumerate(zip(node.outputs[:count], spec.outputs, strict=False)):
-        shape, number = found[declared.name].shape, dtypes.to_onnx(found[declared.name].dtype)
-        if shape is None or query is None or number is None:
+    for output, declared in zip(node.outputs, spec.outputs, strict=True):
+        if not output.name:
+            continue
+        number = dtypes.to_onnx(found[declared.name].dtype)
+        sizes = _sizes(declared.name, found[declared.name].shape, inputs, builder)
+        if sizes is None or number is None:
             return None
-        # Results begin with the batch and rows of the query, statistics with key heads between; these are numbers.
-        rows = 2 if index else 1
-        sizes = [
-            query[0] if place == 0 else query[1] if place == rows else Dim(size) if isinstance(size, int) else None
-            for place, size in enumerate(shape)
-        ]
-        if None in sizes:
-            return None
-        known = [size for size in sizes if size is not None]
-        builder.info.set(output, known, ir.DataType(number))
+        builder.info.set(output, sizes, ir.DataType(number))
         output.dtype = ir.DataType(number)
-        output.shape = ir.Shape([size.const for size in known])
+        output.shape = ir.Shape([size.const for size in sizes])
     builder.graph.append(node)
     return node
+
+
+def _sizes(
+    name: str, shape: Sequence[object] | None, inputs: Mapping[str, ir.Value], builder: Builder
+) -> list[Dim] | None:
+    """The sizes of an output: of a gradient those of its input; else results begin with the batch and rows of the
+    query, statistics with key heads between, and what comes behind are numbers."""
+    if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
+        return list(builder.info.shape(own) or ()) or None
+    query = builder.info.shape(inputs["query"])
+    if shape is None or query is None:
+        return None
+    rows = 2 if name in STATISTICS else 1
+    sizes = [
+        query[0] if place == 0 else query[1] if place == rows else Dim(size) if isinstance(size, int) else None
+        for place, size in enumerate(shape)
+    ]
+    return None if None in sizes else [size for size in sizes if size is not None]
 
 
 @dataclass(frozen=True)
@@ -99,8 +112,10 @@ def attention(
     builder: Builder,
     options: Options,
     block: int = 1,
+    statistics: bool = False,
 ) -> tuple[ir.Node, ir.Value] | None:
-    """A SparseFlashAttention in BSND and its result; None where the target forbids it.
+    """A SparseFlashAttention in BSND and its result, with `statistics` for a gradient; None where the target forbids
+    it.
 
     A row without a key is 0 on Ascend, and statistics are not to be had in a graph there. The operator's softmax_sum is
     NaN where a score is NaN or +inf, or all are -inf: that is where a guard against NaN probabilities gives 0.
@@ -116,9 +131,11 @@ def attention(
         return None
     if rows.empty and options.target == "ort":
         attrs["cpu_empty_rows"] = rows.empty
-    if rows.nan_is_zero:
+    wanted = ["attention_out"]
+    if rows.nan_is_zero or statistics:
         attrs["return_softmax_lse"] = 1
-    node = domain_node("SparseFlashAttention", inputs, attrs, builder, options)
+        wanted.extend(STATISTICS)
+    node = domain_node("SparseFlashAttention", inputs, attrs, builder, options, wanted)
     if node is None or not rows.nan_is_zero:
         return None if node is None else (node, node.outputs[0])
     out, total = node.outputs[0], node.outputs[2]

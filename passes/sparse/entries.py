@@ -27,8 +27,9 @@ from fa_compiler.passes.build import INT64, Builder, Mover
 from fa_compiler.passes.layout import moves
 from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import CLOSE_RANKS, Options
+from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
-from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores
+from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.selection import Condition, Selection
 from fa_compiler.passes.sparse.visible import Hidden, Visible, hidden_keys, visible
 from fa_compiler.passes.symbolic import Dim
@@ -117,10 +118,7 @@ class _Maker:
 
     def visible(self, condition: Condition) -> Visible | None:
         """What a condition leaves visible, if it is of that kind."""
-        rank = len(self.builder.info.shape(condition.value) or ())
-        if rank not in (2, 4 if condition.heads else 3):
-            return None
-        return visible(condition.value, condition.when, self.sizes.rows, self.sizes.keys, self.builder.info)
+        return _visible(condition, self.sizes, self.builder.info)
 
     def blocks(self, parts: list[Visible | None]) -> Entries | None:
         """Entries that are blocks of keys; None where a mask is neither causal nor nothing."""
@@ -269,3 +267,34 @@ class _Maker:
         number = np.zeros(heads + 1, np.float32)
         number[-1] = BEHIND
         return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)
+
+
+def selects_in_every_row(found: Selection, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
+    """Is every row proven to have a listed key that nothing excludes?
+
+    So it is without other masks; and where the keys are ranked under the very mask that stands beside the selection,
+    and that is causal with no more rows than keys: then the first key of the list is one that the row sees.
+    """
+    listed = info.shape(found.indices)
+    if listed is None or not listed[2].is_at_least(1) or found.block != 1:
+        return False
+    parts = [_visible(condition, sizes, info) for condition in found.others]
+    if not parts:
+        return True
+    ranked, largest = input_of(found.top, 0), found.top.attributes.get("largest")
+    causal = all(part == Visible(causal=True) for part in parts) and (sizes.keys - sizes.rows).is_at_least(0)
+    if ranked is None or (largest and largest.as_int() != 1) or not causal or info.dtype(ranked) != FLOAT:
+        return False
+    masks = [mask for _, mask in unmasked(ranked, info, sets) if mask is not None]
+    return any(
+        len(info.shape(mask.value) or ()) in (2, 3)
+        and visible(mask.value, mask.when, sizes.rows, sizes.keys, info) == Visible(causal=True)
+        for mask in masks
+    )
+
+
+def _visible(condition: Condition, sizes: Sizes, info: ShapeInfo) -> Visible | None:
+    rank = len(info.shape(condition.value) or ())
+    if rank not in (2, 4 if condition.heads else 3):
+        return None
+    return visible(condition.value, condition.when, sizes.rows, sizes.keys, info)

@@ -15,18 +15,19 @@ what is not listed; ONNX's TopK lists no key twice; a row without a key gives wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.axes import Axes
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.layout_plan import Place, landing_places
-from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.match import AttentionMatch, shared_heads
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.call import Call, is_plain
+from fa_compiler.passes.sparse.call import Call, Companion, is_plain
 from fa_compiler.passes.sparse.emit import Sizes
-from fa_compiler.passes.sparse.entries import Entries
+from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
 from fa_compiler.passes.value_sets import ValueSets
 
@@ -42,8 +43,11 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(match: AttentionMatch, emitter: Emitter, sets: ValueSets) -> Selected | None:
-    """Put a SparseFlashAttention in the place of an attention to selected keys; None where it is none."""
+def emit_selected(
+    match: AttentionMatch, emitter: Emitter, sets: ValueSets, companion: Companion | None = None
+) -> Selected | None:
+    """Put a SparseFlashAttention in the place of an attention to selected keys, together with its companion, if any;
+    None where it is none."""
     if (
         not is_plain(match)
         or match.mask.empty_rows not in EMPTY_ROWS
@@ -52,7 +56,7 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, sets: ValueSets) -> S
         return None
     places = landing_places(match, emitter.builder)
     try:
-        return _emit(match.refined(), places, emitter, sets)
+        return _emit(_heads_apart(match.refined()), places, emitter, sets, companion)
     except Decline:
         return None
 
@@ -70,10 +74,37 @@ def _may_select(mask: ir.Value) -> bool:
     return False
 
 
-def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, sets: ValueSets) -> Selected | None:
+def _heads_apart(match: AttentionMatch) -> AttentionMatch:
+    """The match whose batch and rows are those of the lists: what no mask runs along are heads that a product had among
+    its batch or rows. Any choice is right, for attention does the same for every index of any of them."""
+    roles, space = match.roles, match.space
+    known = {axis for part in match.mask.masked for dim in space.resolve_all(part.view.base_dims) for axis in dim}
+
+    def apart(axes: Axes) -> tuple[Axes, Axes]:
+        others = tuple(axis for axis in axes if axis not in known)
+        found = len(others) < len(axes) or axes == roles.batch
+        movable = found and space.size(others).const is not None
+        return (tuple(axis for axis in axes if axis in known), others) if movable else (axes, ())
+
+    (batch, outer), (rows, inner) = apart(roles.batch), apart(roles.rows)
+    if not outer and not inner:
+        return match
+    heads = (*outer, *roles.heads, *inner)
+    kv_heads = shared_heads(match.key, match.value, heads, space)
+    return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, rows=rows))
+
+
+def _emit(
+    match: AttentionMatch, places: list[Place], emitter: Emitter, sets: ValueSets, companion: Companion | None
+) -> Selected | None:
     builder = emitter.builder
+    if companion is not None:
+        adapted = companion.adapted(match)
+        if adapted is None:
+            return None
+        match = adapted
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
-    call = Call.of(match, sources, match.roles.columns, emitter)
+    call = Call.of(match, sources, match.roles.columns, emitter, () if companion is None else companion.views)
     mask = call.mask(match)
     found = None if mask is None else selection(mask, builder.info, sets)
     if found is None:
@@ -85,16 +116,16 @@ def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, sets: Va
     sizes = Sizes(query[0], query[1], key[1])
     if not _fits(found, sizes, emitter):
         return None
+    if companion is not None and companion.every_row and not selects_in_every_row(found, sizes, builder.info, sets):
+        return None
     entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, sets, emitter.options)
     if entries is None:
         return None
-    inputs["sparse_indices"] = entries.indices
-    fused = call.emit(inputs, places, "selected", entries.mode, entries.block)
-    if fused is None:
-        return None
     if entries.indexer is not None:
         emitter.made.append(entries.indexer)
-    return Selected(fused, entries.indexer)
+    inputs["sparse_indices"] = entries.indices
+    fused = call.emit(inputs, places, "selected", entries.mode, entries.block, companion)
+    return None if fused is None else Selected(fused, entries.indexer)
 
 
 def _fits(found: Selection, sizes: Sizes, emitter: Emitter) -> bool:

@@ -66,13 +66,13 @@ def index_scores(ranked: ir.Value, whole: Shape, info: ShapeInfo, sets: ValueSet
     """The index scores [B,S1,S2] that a TopK ranks, of the shape `whole`; None where they are none."""
     if info.dtype(ranked) != ir.DataType.FLOAT or info.shape(ranked) != whole:
         return None
-    for scores, mask in _unmasked(ranked, info, sets):
+    for scores, mask in unmasked(ranked, info, sets):
         if info.shape(scores) == whole and (found := _Reader(Viewer(info, AxisSpace()), mask).read(scores)) is not None:
             return found
     return None
 
 
-def _unmasked(ranked: ir.Value, info: ShapeInfo, sets: ValueSets) -> Iterator[tuple[ir.Value, Mask | None]]:
+def unmasked(ranked: ir.Value, info: ShapeInfo, sets: ValueSets) -> Iterator[tuple[ir.Value, Mask | None]]:
     """What may be ranked before a mask, and the mask."""
     yield ranked, None
     node = producer(ranked)

@@ -39,7 +39,10 @@ class Training:
     """none, mul, div, query, both."""
     mask: str = "none"
     """none, select (input), select_const (a triangle), select_twice, add (input of 0 and fill), bias (input), packed
-    (sequences end to end by cumulative lengths), packed_causal."""
+    (sequences end to end by cumulative lengths), packed_causal, listed (the two keys that rank highest), listed_causal
+    (of those that the row sees)."""
+    second: bool = False
+    """A second product, of qr and kr, is added to the scores."""
     fill: float = -math.inf
     guard: str = "none"
     """none, nan: Where(IsNaN(p), 0, p), with the gradient of the guarded or of the plain probabilities; safe."""
@@ -59,11 +62,12 @@ class Tape:
 
     def __init__(self, case: Training) -> None:
         sizes = dict(case.sizes)
-        if case.mask.startswith("packed"):
+        if case.mask.startswith("packed") or case.mask == "listed_causal":
             sizes["T"] = sizes["S"]
+        sizes["R"] = 3
         sizes["G"] = sizes["N"] // sizes["K"]
         self.case, self.writer = case, Writer(17, sizes, case.symbolic, "computed")
-        if case.mask.startswith("packed"):
+        if case.mask.startswith("packed") or case.mask == "listed_causal":
             self.writer.equal["T"] = "S"
         self.records: list[tuple[str, Rule]] = []
         self.dims: dict[str, list[str]] = {}
@@ -151,6 +155,9 @@ class Tape:
     def added(self, x: str, term: str) -> str:
         return self.made(self.writer.op("Add", x, term), self.dims[x], lambda g: {x: g})
 
+    def sum(self, a: str, b: str) -> str:
+        return self.made(self.writer.op("Add", a, b), self.dims[a], lambda g: {a: g, b: g})
+
     def softmax(self, x: str) -> str:
         """The probabilities, guarded if the case says so."""
         w, case = self.writer, self.case
@@ -231,22 +238,16 @@ def compose(case: Training) -> Composed:
     w = tape.writer
     layouts = {"BNSD": "B{n}{s}{d}", "BSND": "B{s}{n}{d}", "BSH": "B{s}({n}{d})"}
     inputs = [("q", "N", "S", "D"), ("k", "K", "T", "D"), ("v", "K", "T", "E")]
+    inputs += [("qr", "N", "S", "R"), ("kr", "K", "T", "R")] if case.second else []
     leaves = {name: tape.input(name, layouts[case.layout].format(n=n, s=s, d=d)) for name, n, s, d in inputs}
-    query, key, value = (_heads_apart(tape, leaves[name], n, s, d) for name, n, s, d in inputs)
-    root = math.sqrt(0.4)
-    if case.scale in ("query", "both"):
-        query = tape.scaled(query, 0.4 if case.scale == "query" else root)
+    query, key, value, *parts = (_heads_apart(tape, leaves[name], n, s, d) for name, n, s, d in inputs)
+    scores = _product(tape, query, key, "D")
+    if case.second:
+        scores = tape.sum(scores, _product(tape, *parts, "R"))
     if case.gqa == "expand":
-        key, value = tape.repeated(key), tape.repeated(value)
-    key = tape.transpose(key, [0, 1, 3, 2])
-    if case.scale == "both":
-        key = tape.scaled(key, root)
+        value = tape.repeated(value)
     if case.product == "folded":
-        query, key = tape.reshape(query, ["BN", "S", "D"]), tape.reshape(key, ["BN", "D", "T"])
         value = tape.reshape(value, ["BN", "T", "E"])
-    scores = tape.matmul(query, key)
-    if case.product == "folded":
-        scores = tape.reshape(scores, ["B", "N", "S", "T"])
     if case.scale in ("mul", "div"):
         scores = tape.scaled(scores, 0.4, case.scale == "div")
     scores = _masked(tape, scores)
@@ -262,7 +263,8 @@ def compose(case: Training) -> Composed:
         result = tape.reshape(result, ["B", "S", "NE"])
     dy = tape.input("dy", layouts[case.layout].format(n="N", s="S", d="E"))
     gradients = tape.backward(result, dy)
-    outputs = {"y": result} | {f"d{name}": gradients[leaves[name]] for name in case.wanted}
+    wanted = [*case.wanted, *(("qr", "kr") if case.second else ())]
+    outputs = {"y": result} | {f"d{name}": gradients[leaves[name]] for name in wanted}
     nodes = [helper.make_node("Identity", [value], [name], name=f"last_{name}") for name, value in outputs.items()]
     rank = 3 if case.layout == "BSH" else 4
     graph = helper.make_graph(
@@ -282,6 +284,22 @@ def _heads_apart(tape: Tape, value: str, heads: str, length: str, depth: str) ->
     return value if tape.case.layout == "BNSD" else tape.transpose(value, [0, 2, 1, 3])
 
 
+def _product(tape: Tape, query: str, key: str, depth: str) -> str:
+    """Query times key over this depth, [B,N,S,T], scaled where the case has that on the operands."""
+    case, root = tape.case, math.sqrt(0.4)
+    if case.scale in ("query", "both"):
+        query = tape.scaled(query, 0.4 if case.scale == "query" else root)
+    if case.gqa == "expand":
+        key = tape.repeated(key)
+    key = tape.transpose(key, [0, 1, 3, 2])
+    if case.scale == "both":
+        key = tape.scaled(key, root)
+    if case.product == "folded":
+        query, key = tape.reshape(query, ["BN", "S", depth]), tape.reshape(key, ["BN", depth, "T"])
+    scores = tape.matmul(query, key)
+    return tape.reshape(scores, ["B", "N", "S", "T"]) if case.product == "folded" else scores
+
+
 def _masked(tape: Tape, scores: str) -> str:
     case, w = tape.case, tape.writer
     rows, columns = w.size("S"), w.size("T")
@@ -290,6 +308,8 @@ def _masked(tape: Tape, scores: str) -> str:
         return tape.selected(scores, keep, case.fill)
     if case.mask.startswith("packed"):
         return tape.selected(scores, _own_sequence(tape, case.mask == "packed_causal"), case.fill)
+    if case.mask.startswith("listed"):
+        return tape.selected(scores, _listed(tape, case.mask == "listed_causal"), case.fill)
     padding = [w.size("B"), 1, 1, columns]
     if case.mask in ("select", "select_twice"):
         for index in range(1 if case.mask == "select" else 2):
@@ -320,6 +340,22 @@ def _own_sequence(tape: Tape, causal: bool) -> str:
     if not causal:
         return same
     return w.op("And", same, w.op("LessOrEqual", w.unsqueeze(places, 0), w.unsqueeze(places, 1)))
+
+
+def _listed(tape: Tape, causal: bool) -> str:
+    """True at the keys that rank highest, of those a row sees; ranks often tie."""
+    w = tape.writer
+    shape = [w.size(letter) for letter in "BST"]
+    ranks = w.input("i", TensorProto.FLOAT, "BST", lambda rng: rng.integers(0, 4, shape).astype(np.float32))
+    seen = w.op("LessOrEqual", w.unsqueeze(w.range("T"), 0), w.unsqueeze(w.range("S"), 1))
+    if causal:
+        ranks = w.op("Where", seen, ranks, w.const(np.float32(FLOAT32_MIN)))
+    indices = w.op("TopK", ranks, w.const([2], "int64"), axis=-1, count=2) + "_1"
+    empty = w.op("ConstantOfShape", w.op("Shape", ranks), value=helper.make_tensor("no", TensorProto.BOOL, [1], [0]))
+    true = helper.make_tensor("yes", TensorProto.BOOL, [1], [1])
+    updates = w.op("ConstantOfShape", w.op("Shape", indices), value=true)
+    listed = w.unsqueeze(w.op("ScatterElements", empty, indices, updates, axis=-1), 1)
+    return w.op("And", listed, seen) if causal else listed
 
 
 def _some_rows_empty(rng: np.random.Generator, shape: Sequence[int]) -> Array:

@@ -1,0 +1,78 @@
+"""What rows without a key give to the gradients, as the dense operator gives it.
+
+What fully masked rows give to the gradients has to be what the operator gives them:
+
+    forward part's row        the graph's dS in that row       what is emitted
+    none, or 0                anything finite                  the plan as it is: the operator gives zeros
+    mean or NaN               zeros (a selection)              cpu_empty_rows at the gradient, too
+    a number as score         zeros (a selection), everywhere  cpu_mask_value at the gradient, too
+    mean, NaN or unmasked     computed like any other          the mask as a bias, which makes it a row like any other
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fa_compiler.passes.backward.match import Pair, PairDecline
+from fa_compiler.passes.backward.quantities import Rows
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.mask import MaskPlan
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.terms import Put
+
+
+def keep_empty_rows(pair: Pair, options: Options) -> Pair:
+    """The pair with the plan whose fully masked rows give the gradients what the graph gave them. Raises
+    PairDecline."""
+    match, empty_rows = _planned(pair, options)
+    return replace(pair, forward=match, backward=replace(pair.backward, empty_rows=empty_rows))
+
+
+def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
+    match, gradients = pair.forward, pair.backward.gradients
+    plan = match.mask
+    if plan.value is not None:
+        _check_mask_value(pair, plan.value)
+        return match, ""
+    states = {gradient.rows for gradient in gradients}
+    scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
+    values = {gradient.rows for gradient in gradients if gradient.role == "value"}
+    used_raw = any(gradient.source.raw for gradient in gradients)
+    if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
+        raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
+    carried_out = any(isinstance(step, Put) for step in plan.shifts)
+    if carried_out and states != {Rows.SAME} and NO_EMPTY_ROWS not in options.assume:
+        raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
+    if plan.empty_rows in ("", "zero"):
+        return match, plan.empty_rows
+    if scores <= {Rows.ZERO} and values <= {Rows.SAME} and plan.empty_rows in ("mean", "nan"):
+        return match, plan.empty_rows
+    if states == {Rows.SAME}:
+        return replace(match, mask=_as_bias(pair)), ""
+    raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
+
+
+def _check_mask_value(pair: Pair, value: float) -> None:
+    """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked."""
+    for gradient in pair.backward.gradients:
+        wanted = Rows.SAME if gradient.role == "value" else Rows.ZERO
+        source = gradient.source
+        if source.rows is not wanted or source.spoilt or source.raw or (gradient.role == "value" and source.zeroed):
+            reason = f"masked scores become {value:g}, which other scores could undercut, and not so the gradient"
+            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
+            raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
+
+
+def _as_bias(pair: Pair) -> MaskPlan:
+    """The plan with every mask as a bias, exactly as it was added or put in."""
+    given = pair.findings.planner
+    assert given is not None
+    return replace(given, as_bias=True).plan(pair.findings.terms, pair.findings.guard)
+
+
+def _rows_differ(pair: Pair, reason: str) -> PairDecline:
+    node = pair.backward.node
+    hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+    return PairDecline.about(node, Decline(Code.EMPTY_ROWS, reason, node, hint))

@@ -1,0 +1,115 @@
+"""Where the gradients of an operator land: behind the products they replace, at the place that costs least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axes
+from fa_compiler.passes.backward.match import Gradient, GradientMatch, Place, Role
+from fa_compiler.passes.backward.quantities import TOLERANCE
+from fa_compiler.passes.build import Builder, Mover
+from fa_compiler.passes.emit import Emitter
+from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.surgery import replace_value
+
+
+@dataclass(frozen=True)
+class Landing:
+    """A place for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
+    axes in front."""
+
+    place: Place
+    summed: Axes
+    plan: tuple[Move, ...]
+
+    @property
+    def cost(self) -> int:
+        """The work added minus the work saved."""
+        extra = COPY_COST * (bool(self.summed) + (not _is_one(self.place.factor)))
+        return cost(self.plan) + extra - self.place.saved
+
+
+def adapted(record: GradientMatch, match: AttentionMatch) -> AttentionMatch:
+    """The match with repeated key and value heads where their gradients are wanted one by one.
+
+    The operator adds up the gradients of the query heads that share a key head.
+    """
+    space, roles = match.space, match.roles
+    owned = {*roles.batch, *roles.kv_heads, *roles.columns, *roles.depth, *roles.value_depth}
+    owned.update(() if match.rope is None else match.rope.depth)
+    for gradient in record.gradients:
+        places = (space.resolve_all(place.dims) for place in gradient.places)
+        if gradient.role not in ("query", "query_rope") and not any(_axes(dims) <= owned for dims in places):
+            return replace(match, roles=replace(roles, kv_heads=roles.heads))
+    return match
+
+
+def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement:
+    """The axes of a gradient: those of what it is the gradient of."""
+    roles = match.roles
+    rope = () if match.rope is None else match.rope.depth
+    depth = {"value": roles.value_depth, "query_rope": rope, "key_rope": rope}.get(role, roles.depth)
+    if role in ("query", "query_rope"):
+        return arrangement(layout, roles.batch, roles.heads, roles.rows, depth)
+    return arrangement(layout, roles.batch, roles.kv_heads, roles.columns, depth)
+
+
+def landing_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Landing | None:
+    """The cheapest place for a gradient; None where it cannot be brought to any."""
+    dims = gradient_dims(gradient.role, match, layout)
+    best: Landing | None = None
+    for place in gradient.places:
+        wanted = match.space.resolve_all(place.dims)
+        left = _axes(wanted)
+        summed = tuple(axis for dim in dims for axis in dim if axis not in left)
+        plan = moves(dims, (summed, *wanted) if summed else wanted)
+        if plan is None or not left <= _axes(dims):
+            continue
+        landing = Landing(place, summed, plan)
+        if best is None or landing.cost <= best.cost:
+            best = landing
+    return best
+
+
+def landed(
+    value: ir.Value, dims: Arrangement, landing: Landing, dtype: ir.DataType, builder: Builder, mover: Mover
+) -> ir.Value:
+    """An operator's output of this arrangement and type as the value whose place it takes."""
+    value = mover.apply(value, dims, landing.plan)
+    if landing.summed:
+        value = _sum_first(value, dtype, builder)
+    if not _is_one(landing.place.factor):
+        number = builder.constant(np.array(landing.place.factor, dtype=dtype.numpy()), "number")
+        value = builder.op("Mul", [value, number], dtype)
+    wanted = builder.info.dtype(landing.place.value)
+    return value if wanted is None else builder.cast(value, wanted)
+
+
+def land(pairs: list[tuple[Place, ir.Value]], emitter: Emitter) -> None:
+    """Let results take the place of the values they replace."""
+    seen: set[ir.Value] = set()
+    for place, result in pairs:
+        maker = place.value.producer()
+        assert maker is not None
+        emitter.replaced.append(maker)
+        # The same gradient may be asked for twice: each place has its own name.
+        replace_value(place.value, emitter.builder.alias(result) if result in seen else result)
+        seen.add(result)
+
+
+def _sum_first(value: ir.Value, dtype: ir.DataType, builder: Builder) -> ir.Value:
+    if builder.opset >= 13:
+        return builder.op("ReduceSum", [value, builder.ints([0])], dtype, {"keepdims": 0})
+    return builder.op("ReduceSum", [value], dtype, {"axes": (0,), "keepdims": 0})
+
+
+def _axes(dims: Arrangement) -> set[object]:
+    return {axis for dim in dims for axis in dim}
+
+
+def _is_one(factor: float) -> bool:
+    return abs(factor - 1.0) <= TOLERANCE

@@ -1,0 +1,96 @@
+"""From a matched gradient to a SparseFlashAttentionGrad node beside its SparseFlashAttention.
+
+    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys (sparse/fuse.py);
+                no guard against NaN probabilities; rows without a key give the gradients nothing
+    emitted     SparseFlashAttentionGrad with the forward node's inputs, list, statistics and result
+    left        (both are then the dense pair)
+                a row that may be without a key and gives the gradients something; what the target forbids
+
+Sound because the dense gradient was proven to be that of the attention under its mask, where P is 0 at every key that
+is not listed, and the operator sums the same terms over the listed keys. A key that is also value, or part of it, is so
+in the graph: it adds up the two gradients itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
+from fa_compiler.passes.backward.match import GradientMatch, Place, Role
+from fa_compiler.passes.emit import Emitter
+from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.sparse.call import Call
+from fa_compiler.passes.sparse.emit import domain_node
+from fa_compiler.passes.views import View
+
+OP = "SparseFlashAttentionGrad"
+LAYOUT = "BSND"
+OUTPUTS: dict[Role, str] = {
+    "query": "d_query",
+    "key": "d_key",
+    "value": "d_value",
+    "query_rope": "d_query_rope",
+    "key_rope": "d_key_rope",
+}
+
+
+@dataclass
+class ListedBackward:
+    """Emits the gradient as the companion of an attention to selected keys (see sparse/call.py). `every_row` says
+    whether every row has to be proven to have a key."""
+
+    record: GradientMatch
+    emitter: Emitter
+    every_row: bool
+    nodes: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The gradient of the output."""
+        return (self.record.dy,)
+
+    def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
+        """The match with roles that serve both; None where the gradients are not the operator's."""
+        mask = match.mask
+        if mask.nan_rows or (not self.every_row and {mask.empty_rows, self.record.empty_rows} - {"", "zero"}):
+            return None
+        return adapted(self.record, match)
+
+    def build(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> Callable[[], None] | None:
+        """Add the gradient of a forward node; what is returned puts its results in place. None where the target forbids
+        it. Raises Decline."""
+        match, builder = call.match, self.emitter.builder
+        landings = [landing_of(each, match, LAYOUT) for each in self.record.gradients]
+        if None in landings:
+            return None
+        roles = match.roles
+        given = inputs | {
+            "d_out": call.moved(self.record.dy, (roles.batch, roles.rows, roles.heads, roles.value_depth), match.dtype),
+            "out": node.outputs[0],
+            "softmax_max": node.outputs[1],
+            "softmax_sum": node.outputs[2],
+        }
+        names = ("scale_value", "sparse_block_size", "sparse_mode")
+        attrs = {name: node.attributes[name].value for name in names} | {"layout": LAYOUT}
+        wanted = {OUTPUTS[each.role] for each in self.record.gradients}
+        gradient = domain_node(OP, given, attrs, builder, self.emitter.options, wanted)
+        if gradient is None:
+            return None
+        self.emitter.made.append(gradient)
+        results = {output.name: output for output in gradient.outputs}
+        pairs: list[tuple[Place, ir.Value]] = []
+        for each, landing in zip(self.record.gradients, landings, strict=True):
+            assert landing is not None
+            value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
+            dims = gradient_dims(each.role, match, LAYOUT)
+            pairs.append((landing.place, landed(value, dims, landing, match.dtype, builder, call.mover)))
+        self.nodes.append(gradient)
+
+        def put() -> None:
+            land(pairs, self.emitter)
+            self.emitter.replaced.extend(self.record.dead)
+
+        return put
