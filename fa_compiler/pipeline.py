@@ -68,7 +68,7 @@ def optimize(
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
         assume: what you vouch for: "no-empty-rows", "masks-dominate", "unbroken-sequences", "close-ranks", "decode",
-            "shared-caches", "separate-caches".
+            "shared-caches", "separate-caches", "loss-floor".
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.

@@ -164,6 +164,8 @@ class _Run:
         if pair is None:
             return []
         forward = self._ranked(self._fused(name, pair.match.forward, pair.fused), pair.indexer)
+        for loss in pair.losses:
+            self.notes.append(f"{loss.name}: {loss.op_type} is the loss of an indexer, with its gradients")
         backward = replace(
             forward,
             kind="backward",
@@ -171,6 +173,7 @@ class _Run:
             op=pair.node.op_type,
             node=pair.node.name,
             extensions=extensions_used(node_view(pair.node, self.info)),
+            assumed=(*forward.assumed, *pair.match.backward.assumed),
         )
         return [replace(forward, pair=1), replace(backward, pair=-1)]
 

@@ -14,6 +14,7 @@ MASKS_DOMINATE = "masks-dominate"
 UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
 HALF_ATTENTION = "half-attention"
+LOSS_FLOOR = "loss-floor"
 EMPTY_BIAS = "empty-bias"
 DECODE = "decode"
 SEPARATE_CACHES = "separate-caches"
@@ -24,6 +25,7 @@ ASSUMPTIONS = {
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
+    LOSS_FLOOR: "in the loss of an indexer, probabilities below 1e-8 may count as 1e-8",
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",

@@ -47,7 +47,12 @@ class Backward:
     @property
     def views(self) -> tuple[View, ...]:
         """The gradient of the output."""
-        return (self.record.dy,)
+        return (self._dy,)
+
+    @property
+    def _dy(self) -> View:
+        assert self.record.dy is not None
+        return self.record.dy
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
         """The match with roles that serve both."""
@@ -55,7 +60,7 @@ class Backward:
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
-        dy = cheapest_source(self.record.dy, plan.output, match.space)
+        dy = cheapest_source(self._dy, plan.output, match.space)
         landings = [landing_of(gradient, match, plan.name) for gradient in self.record.gradients]
         if dy is None or None in landings:
             return None
@@ -70,7 +75,7 @@ class Backward:
         mover: Mover,
     ) -> Callable[[], None]:
         """Add the gradient of a forward node; what is returned puts its results in place."""
-        source = cheapest_source(self.record.dy, plan.output, match.space)
+        source = cheapest_source(self._dy, plan.output, match.space)
         assert source is not None
         gradient = self._node(node, match, inputs, self._output_gradient(source, match, mover))
         self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))

@@ -22,12 +22,13 @@ from fa_compiler.passes.sparse import Selected, emit_selected
 @dataclass(frozen=True)
 class FusedPair:
     """What was matched and built, for the report; `node` is the gradient, `indexer` what lists the keys, if it is a
-    node of its own."""
+    node of its own, `losses` an indexer's loss beside the gradient."""
 
     match: Pair
     fused: Fused
     node: ir.Node
     indexer: ir.Node | None = None
+    losses: tuple[ir.Node, ...] = ()
 
 
 def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: bool) -> FusedPair | None:
@@ -59,6 +60,9 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
         listed = _listed(pair, matcher, emitter)
         if listed is not None:
             return listed
+        if (loss := pair.backward.divergence) is not None:
+            reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
+            raise Decline(Code.TRAINING, reason, loss.node)
         pair = keep_empty_rows(pair, matcher.options)
         backward = Backward(pair.backward, emitter)
         fused = emitter.emit(pair.forward, backward)
@@ -71,7 +75,7 @@ def _listed(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
     """The pair on selected keys; None where it is none."""
 
     def attempt(pair: Pair, every_row: bool) -> tuple[Selected | None, ListedBackward]:
-        backward = ListedBackward(pair.backward, emitter, every_row)
+        backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
         return emit_selected(pair.forward, emitter, matcher.sets, backward), backward
 
     # Where every row has a key, what the others would give does not matter.
@@ -86,5 +90,7 @@ def _listed(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
             return None
         selected, backward = attempt(tried, every_row)
         if selected is not None:
-            return FusedPair(tried, selected.fused, backward.nodes[-1], selected.indexer)
+            return FusedPair(tried, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
+        if backward.failure is not None:
+            raise backward.failure
     return None

@@ -18,12 +18,16 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
 from fa_compiler.passes.backward.match import GradientMatch, Place, Role
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.sparse.call import Call
 from fa_compiler.passes.sparse.emit import domain_node
+from fa_compiler.passes.sparse.selection import Selection
+from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View
 
 OP = "SparseFlashAttentionGrad"
@@ -45,12 +49,15 @@ class ListedBackward:
     record: GradientMatch
     emitter: Emitter
     every_row: bool
+    sets: ValueSets
     nodes: list[ir.Node] = field(default_factory=list)
+    failure: Decline | None = None
+    """Why the loss of an indexer could not be built."""
 
     @property
     def views(self) -> tuple[View, ...]:
         """The gradient of the output."""
-        return (self.record.dy,)
+        return () if self.record.dy is None else (self.record.dy,)
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
         """The match with roles that serve both; None where the gradients are not the operator's."""
@@ -59,9 +66,33 @@ class ListedBackward:
             return None
         return adapted(self.record, match)
 
-    def build(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> Callable[[], None] | None:
-        """Add the gradient of a forward node; what is returned puts its results in place. None where the target forbids
-        it. Raises Decline."""
+    def build(
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection
+    ) -> Callable[[], None] | None:
+        """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
+        target forbids it. Raises Decline."""
+        pairs = self._gradients(node, inputs, call)
+        if pairs is None:
+            return None
+        if self.record.divergence is not None:
+            try:
+                loss, more = IndexLoss(self.record.divergence, found, self.emitter, self.sets).build(node, inputs, call)
+            except Decline as decline:
+                self.failure = decline
+                raise
+            self.nodes.append(loss)
+            pairs.extend(more)
+
+        def put() -> None:
+            land(pairs, self.emitter)
+            self.emitter.replaced.extend(self.record.dead)
+
+        return put
+
+    def _gradients(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> list[tuple[Place, ir.Value]] | None:
+        """Add the gradient, if any is wanted: what takes which place."""
+        if self.record.dy is None:
+            return []
         match, builder = call.match, self.emitter.builder
         landings = [landing_of(each, match, LAYOUT) for each in self.record.gradients]
         if None in landings:
@@ -88,9 +119,4 @@ class ListedBackward:
             dims = gradient_dims(each.role, match, LAYOUT)
             pairs.append((landing.place, landed(value, dims, landing, match.dtype, builder, call.mover)))
         self.nodes.append(gradient)
-
-        def put() -> None:
-            land(pairs, self.emitter)
-            self.emitter.replaced.extend(self.record.dead)
-
-        return put
+        return pairs

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.forward import Findings, match_forward, paths
 from fa_compiler.passes.backward.quantities import Quantity, Rows
 from fa_compiler.passes.backward.region import Region, Tensor
@@ -28,6 +29,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout import COPY_COST
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -67,16 +69,25 @@ class Gradient:
 @dataclass(frozen=True)
 class GradientMatch:
     """The backward part of an attention. `dead` are nodes that read inner values for nothing; `empty_rows` as the
-    operator's attribute cpu_empty_rows."""
+    operator's attribute cpu_empty_rows; `divergence` the loss of an indexer that learns from the probabilities. Without
+    gradients, and `dy`, there is that alone."""
 
-    dy: View
+    dy: View | None
     gradients: tuple[Gradient, ...]
     dead: tuple[ir.Node, ...]
     empty_rows: str = ""
+    divergence: Divergence | None = None
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What the user has vouched for that it needs, besides the attention."""
+        return (LOSS_FLOOR,) if self.divergence is not None and "loss" in self.divergence.results else ()
 
     @property
     def node(self) -> ir.Node:
-        """The node the report names: the product that makes the first gradient."""
+        """The node the report names: the product that makes the first gradient, or what the loss is made of."""
+        if self.divergence is not None and not self.gradients:
+            return self.divergence.node
         return self.gradients[0].node
 
 
@@ -120,7 +131,7 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
         try:
             pair = finder.pair()
         except PairDecline as decline:
-            decline.gradient = finder.gradients[0].node
+            decline.gradient = finder.gradients[0].node if finder.gradients else decline.culprit or match.node
             raise
         # A row sum of the gradient reads like a product with values of one number for each key.
         if pair is not None:
@@ -150,22 +161,32 @@ class _Finder:
 
     def pair(self) -> Pair | None:
         strangers = self._follow()
-        if not self.gradients:
+        divergence = self._divergence(strangers)
+        if not self.gradients and divergence is None:
             return None
         if self.match.sink is not None:
             raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
         for factor in (*self.match.query_factors, *self.match.output_factors):
             reason = "the gradient of an attention with a factor that is no number known before the run is not fused"
             raise PairDecline(Code.TRAINING, reason, factor.node)
-        if strangers:
+        if strangers and divergence is None:
             raise self._foreign(*strangers[0])
-        dy = self.region.dy
-        assert dy is not None
-        self._check_output_gradient(dy)
+        dy = self.region.dy if self.gradients else None
+        if dy is not None:
+            self._check_output_gradient(dy)
         resolved = self.viewer.space.resolve_all
         shapes = tuple((node, resolved(self._tensor(value).dims)) for node, value in self.shapes)
         match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
-        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead)), self.findings)
+        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence), self.findings)
+
+    def _divergence(self, strangers: list[tuple[ir.Value, ir.Node | None]]) -> Divergence | None:
+        """The loss that all readers belong to which are no part of the gradient, if it is one."""
+        if not strangers or self.findings.dropout is not None:
+            return None
+        try:
+            return match_divergence(strangers, self.region, self.matcher.sets, self.matcher.options)
+        except Decline as decline:
+            raise PairDecline(decline.code, decline.reason, decline.culprit, decline.hint) from decline
 
     def _tensor(self, value: ir.Value) -> Tensor:
         tensor = self.region.tensor(value)

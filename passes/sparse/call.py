@@ -19,6 +19,7 @@ from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.emit import Rows, attention
+from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.views import View
 
 
@@ -43,7 +44,9 @@ class Companion(Protocol):
     def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
         """The match with roles that serve both; None where there are none."""
 
-    def build(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> Callable[[], None] | None:
+    def build(
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection
+    ) -> Callable[[], None] | None:
         """Add the companion of a node and return what puts its results in place; None where the target forbids it.
         Raises Decline."""
 
@@ -107,7 +110,7 @@ class Call:
         word: str,
         mode: int = 0,
         block: int = 1,
-        companion: Companion | None = None,
+        beside: tuple[Companion, Selection] | None = None,
     ) -> Fused | None:
         """Build the node and let its result take the place of the attention's, and so for its companion, if any; None
         where the target forbids it, or a batch or row might be broadcast in some run. `word` is the report's for what
@@ -121,16 +124,14 @@ class Call:
         if landing is None or len(batches) > 1 or len(of_rows) > 1:
             return None
         rows = Rows(match.mask.empty_rows, match.mask.nan_rows == "zero")
-        made = attention(
-            inputs, match.scale, mode, rows, self.builder, self.emitter.options, block, companion is not None
-        )
+        made = attention(inputs, match.scale, mode, rows, self.builder, self.emitter.options, block, beside is not None)
         if made is None:
             return None
         node, result = made
         self.emitter.made.append(node)
         result = self.emitter.result(match, result, output, landing, self.mover)
-        land = None if companion is None else companion.build(node, inputs, self)
-        if companion is not None and land is None:
+        land = None if beside is None else beside[0].build(node, inputs, self, beside[1])
+        if beside is not None and land is None:
             return None
         self.emitter.substitute(self.emitter.substitutes(match, self.mover))
         self.emitter.land(landing, result)

@@ -85,6 +85,8 @@ def _sizes(
     query, statistics with key heads between, and what comes behind are numbers."""
     if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
         return list(builder.info.shape(own) or ()) or None
+    if name == "loss":
+        return [Dim(1)]
     query = builder.info.shape(inputs["query"])
     if shape is None or query is None:
         return None

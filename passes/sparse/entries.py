@@ -118,7 +118,7 @@ class _Maker:
 
     def visible(self, condition: Condition) -> Visible | None:
         """What a condition leaves visible, if it is of that kind."""
-        return _visible(condition, self.sizes, self.builder.info)
+        return visible_part(condition, self.sizes, self.builder.info)
 
     def blocks(self, parts: list[Visible | None]) -> Entries | None:
         """Entries that are blocks of keys; None where a mask is neither causal nor nothing."""
@@ -278,12 +278,16 @@ def selects_in_every_row(found: Selection, sizes: Sizes, info: ShapeInfo, sets: 
     listed = info.shape(found.indices)
     if listed is None or not listed[2].is_at_least(1) or found.block != 1:
         return False
-    parts = [_visible(condition, sizes, info) for condition in found.others]
-    if not parts:
-        return True
+    parts = [visible_part(condition, sizes, info) for condition in found.others]
+    causal = all(part == Visible(causal=True) for part in parts)
+    return not parts or (causal and ranks_causally(found, sizes, info, sets))
+
+
+def ranks_causally(found: Selection, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
+    """Are the keys ranked under a causal mask, under which every row sees one?"""
     ranked, largest = input_of(found.top, 0), found.top.attributes.get("largest")
-    causal = all(part == Visible(causal=True) for part in parts) and (sizes.keys - sizes.rows).is_at_least(0)
-    if ranked is None or (largest and largest.as_int() != 1) or not causal or info.dtype(ranked) != FLOAT:
+    enough = (sizes.keys - sizes.rows).is_at_least(0)
+    if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
         return False
     masks = [mask for _, mask in unmasked(ranked, info, sets) if mask is not None]
     return any(
@@ -293,7 +297,8 @@ def selects_in_every_row(found: Selection, sizes: Sizes, info: ShapeInfo, sets: 
     )
 
 
-def _visible(condition: Condition, sizes: Sizes, info: ShapeInfo) -> Visible | None:
+def visible_part(condition: Condition, sizes: Sizes, info: ShapeInfo) -> Visible | None:
+    """What a condition leaves visible, if it is of that kind."""
     rank = len(info.shape(condition.value) or ())
     if rank not in (2, 4 if condition.heads else 3):
         return None

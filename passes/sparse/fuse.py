@@ -116,15 +116,18 @@ def _emit(
     sizes = Sizes(query[0], query[1], key[1])
     if not _fits(found, sizes, emitter):
         return None
-    if companion is not None and companion.every_row and not selects_in_every_row(found, sizes, builder.info, sets):
-        return None
+    if companion is not None and companion.every_row:
+        if not selects_in_every_row(found, sizes, builder.info, sets):
+            return None
+        call = replace(call, match=replace(match, mask=replace(match.mask, empty_rows="")))
     entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, sets, emitter.options)
     if entries is None:
         return None
     if entries.indexer is not None:
         emitter.made.append(entries.indexer)
     inputs["sparse_indices"] = entries.indices
-    fused = call.emit(inputs, places, "selected", entries.mode, entries.block, companion)
+    beside = None if companion is None else (companion, found)
+    fused = call.emit(inputs, places, "selected", entries.mode, entries.block, beside)
     return None if fused is None else Selected(fused, entries.indexer)
 
 

@@ -47,13 +47,17 @@ class Mask:
 @dataclass(frozen=True)
 class IndexScores:
     """Query, key and weights as views over the axes of batch, rows, heads, keys and head size. The weights are to be
-    multiplied by `factor`; `mask` is what the scores are masked by, if anything."""
+    multiplied by `factor`; `mask` is what the scores are masked by, if anything. `rectified` is the Relu's result, of
+    the arrangement `rectified_dims`: `slope` times relu(q k^T)."""
 
     space: AxisSpace
     views: tuple[View, View, View]
     axes: tuple[Axes, Axes, Axes, Axes, Axes]
     factor: float
     mask: Mask | None
+    rectified: ir.Value
+    rectified_dims: Arrangement
+    slope: float
 
     @property
     def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
@@ -70,6 +74,13 @@ def index_scores(ranked: ir.Value, whole: Shape, info: ShapeInfo, sets: ValueSet
         if info.shape(scores) == whole and (found := _Reader(Viewer(info, AxisSpace()), mask).read(scores)) is not None:
             return found
     return None
+
+
+def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
+    """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None where they are none."""
+    if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.shape(scores) or ()) != 3:
+        return None
+    return _Reader(viewer, None).read(scores)
 
 
 def unmasked(ranked: ir.Value, info: ShapeInfo, sets: ValueSets) -> Iterator[tuple[ir.Value, Mask | None]]:
@@ -95,6 +106,19 @@ def _outweighs(mask: ir.Value, sets: ValueSets) -> bool:
 
 
 @dataclass(frozen=True)
+class _Rectified:
+    """A product of this arrangement under a Relu whose result is `slope` times the rectified product of the operands'
+    bases; `factor` is that with the factors behind it."""
+
+    product: Contraction
+    dims: Arrangement
+    relu: ir.Value
+    relu_dims: Arrangement
+    slope: float
+    factor: float
+
+
+@dataclass(frozen=True)
 class _Reader:
     viewer: Viewer
     mask: Mask | None
@@ -111,8 +135,7 @@ class _Reader:
             own = self.viewer.walked(weights, outer)
             if found is None or own is None:
                 continue
-            product, dims, factor = found
-            read = self._products(product, dims, (batch, rows, heads, keys), own, factor)
+            read = self._products(found, (batch, rows, heads, keys), own)
             if read is not None:
                 return read
         return None
@@ -167,8 +190,8 @@ class _Reader:
 
         return over, (arranged(0), arranged(1))
 
-    def _rectified(self, value: ir.Value, dims: Arrangement) -> tuple[Contraction, Arrangement, float] | None:
-        """The product under a Relu, its arrangement, and the factors on both."""
+    def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
+        """The product under a Relu."""
         outer = self.viewer.walked(value, dims, factors=True)
         relu = None if outer is None else producer(outer.base)
         if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
@@ -179,27 +202,31 @@ class _Reader:
             return None
         scale = inner.scale * product.factor
         factor = scale * outer.scale
-        return (product, inner.base_dims, factor) if scale > 0 and math.isfinite(factor) else None
+        if scale <= 0 or not math.isfinite(factor):
+            return None
+        return _Rectified(product, inner.base_dims, relu.outputs[0], outer.base_dims, scale, factor)
 
-    def _products(
-        self,
-        product: Contraction,
-        dims: Arrangement,
-        axes: tuple[Axes, Axes, Axes, Axes],
-        weights: View,
-        factor: float,
-    ) -> IndexScores | None:
+    def _products(self, found: _Rectified, axes: tuple[Axes, Axes, Axes, Axes], weights: View) -> IndexScores | None:
         space = self.viewer.space
         batch, rows, heads, keys = axes
-        depth, operands = self._operands(product, dims)
+        depth, operands = self._operands(found.product, found.dims)
         views = [self.viewer.walked(value, own) for value, own in operands]
         if None in views or not heads or not depth or None in (space.size(heads).const, space.size(depth).const):
             return None
         for query, key in (views, views[::-1]):
             assert query is not None and key is not None
-            found = IndexScores(space, (query, key, weights), (batch, rows, heads, keys, depth), factor, self.mask)
-            if all(self._fits(view, wanted) for view, wanted in zip(found.views, found.wanted, strict=True)):
-                return found
+            scores = IndexScores(
+                space,
+                (query, key, weights),
+                (batch, rows, heads, keys, depth),
+                found.factor,
+                self.mask,
+                found.relu,
+                found.relu_dims,
+                found.slope,
+            )
+            if all(self._fits(view, wanted) for view, wanted in zip(scores.views, scores.wanted, strict=True)):
+                return scores
         return None
 
     def _fits(self, view: View, wanted: Arrangement) -> bool:

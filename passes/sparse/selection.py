@@ -205,3 +205,13 @@ def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | N
         return None
     condition, of = found[0]
     return replace(of, others=tuple(other for other in conditions if other is not condition))
+
+
+def conditions(mask: ir.Value, when: bool, info: ShapeInfo, sets: ValueSets) -> list[Condition]:
+    """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is `when`."""
+    return list(_Reader(info, sets).conditions(mask, when, heads=False))
+
+
+def selection_of(condition: Condition, info: ShapeInfo, sets: ValueSets) -> Selection | None:
+    """The selection that a condition is, without others; None where it is none."""
+    return _Reader(info, sets).selected(condition)

@@ -1,0 +1,251 @@
+"""The loss of a lightning indexer in a training graph: how far its distribution over the selected keys is from that of
+attention, and its gradients.
+
+    target   := the mean of attention's probabilities over its heads, in any spelling; no gradient flows into it
+    loss     := c * sum over batch, rows and keys of target * (ln target - l)
+    l        := LogSoftmax over the keys of masked(index scores)
+    masked   := index scores (sparse/index_scores.py) | Where(c, f, masked) | Where(c, masked, f) | Add(masked, mask)
+                f finite and at most -1e30, the mask 0 or such a number
+    gradients:= c * sum over the keys of (y - p) r                        of the weights
+                c * product((y - p) w [r > 0], key), (.., query)          of query and key
+
+with p the target, y the softmax and r the rectified products, in any spelling (index_region.py); c are numbers known
+before the run, one for each. Loss or gradients may be missing. Everything behind the sum over attention's heads has to
+end in one of these four; what is the indexer's alone may be read by anybody.
+
+The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: where a graph has the loss, and not
+its gradients alone, the user has to allow that ("loss-floor"). Its gradients are y - p everywhere, as those of the
+graph. That the masks leave what attention attends is looked at when its list is known (backward/listed.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.backward.index_region import IndexRegion, K
+from fa_compiler.passes.backward.region import Region
+from fa_compiler.passes.backward.tracing import seeds
+from fa_compiler.passes.contraction import Contraction, any_contraction
+from fa_compiler.passes.decline import Decline, label
+from fa_compiler.passes.nodes import int_attr, is_op, producer
+from fa_compiler.passes.options import LOSS_FLOOR, Options
+from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.sparse.index_scores import OUTWEIGHS, IndexScores, Mask, plain_scores
+from fa_compiler.passes.value_sets import ValueSets
+
+MAX_MASKS = 8
+
+
+@dataclass(frozen=True)
+class Result:
+    """A value of the graph that is `factor` times an output of the operator, and its arrangement."""
+
+    value: ir.Value
+    dims: Arrangement
+    factor: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A loss with its gradients: `results` by the outputs of SparseLightningIndexerGradKLLoss. `node` is the logarithm
+    of the indexer's distribution."""
+
+    scores: IndexScores
+    masks: tuple[Mask, ...]
+    results: dict[str, Result]
+    node: ir.Node
+
+
+def match_divergence(
+    readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region, sets: ValueSets, options: Options
+) -> Divergence | None:
+    """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
+    starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean") and node is not None]
+    if len(starts) != len(readers):
+        return None
+    log = _logarithm(starts)
+    if log is None:
+        return None
+    found = _masked_scores(log, region, sets)
+    if found is None:
+        reason = f"{label(log)} takes no index scores under masks of finite numbers"
+        raise Decline(Code.TRAINING, reason, log)
+    scores, masks = found
+    inner = IndexRegion(region, scores, masks, log.outputs[0])
+    results = _Results(inner).found(starts)
+    _check_axes(scores, region, log)
+    if "loss" in results and LOSS_FLOOR not in options.assume:
+        reason = "the operator's loss takes a probability below 1e-8 for 1e-8"
+        raise Decline(Code.TRAINING, reason, log, f"--assume {LOSS_FLOOR} if that is all right")
+    return Divergence(scores, masks, results, log)
+
+
+def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
+    """Decline where two axes of the indexer were taken for one, or its heads or head size for one of attention's:
+    elementwise operators and products name axes after those they walk with, of whatever meaning."""
+    space, roles = scores.space, region.match.roles.refined(region.viewer.space)
+    batch, rows, heads, keys, depth = (space.resolve(axes) for axes in scores.axes)
+    every = (*batch, *rows, *heads, *keys, *depth)
+    attended = {
+        *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.rows),
+        *(*roles.columns, *roles.depth, *roles.value_depth),
+    }
+    if len(set(every)) != len(every) or not attended.isdisjoint((*heads, *depth)):
+        raise Decline(Code.TRAINING, "one axis would have to play two roles in the loss of an indexer", log)
+
+
+def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
+    """The LogSoftmax that something behind the starts takes beside them, it or its exponential."""
+    pending, seen = list(starts), set(starts)
+    while pending and len(seen) < limit:
+        node = pending.pop(0)
+        for value in node.inputs:
+            maker = producer(value)
+            if is_op(maker, "Exp") and maker is not None:
+                maker = producer(maker.inputs[0])
+            if is_op(maker, "LogSoftmax"):
+                return maker
+        for output in node.outputs:
+            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
+            pending.extend(fresh)
+            seen.update(fresh)
+    return None
+
+
+def _masked_scores(log: ir.Node, region: Region, sets: ValueSets) -> tuple[IndexScores, tuple[Mask, ...]] | None:
+    """The scores under a LogSoftmax over the keys, and what they are masked by."""
+    value = log.inputs[0]
+    masks: list[Mask] = []
+    shape = None if value is None else region.viewer.info.shape(value)
+    if shape is None or int_attr(log, "axis", -1) not in (-1, len(shape) - 1):
+        return None
+    while value is not None and len(masks) <= MAX_MASKS:
+        scores = plain_scores(value, region.viewer)
+        if scores is not None:
+            return scores, tuple(masks)
+        found = _mask(value, region, sets)
+        if found is None or region.viewer.info.shape(found[0]) != shape:
+            return None
+        value, mask = found
+        masks.append(mask)
+    return None
+
+
+def _mask(value: ir.Value, region: Region, sets: ValueSets) -> tuple[ir.Value, Mask] | None:
+    """What a value is before a mask, and the mask."""
+    node = value.producer()
+    if node is None or any(each is None for each in node.inputs):
+        return None
+    inputs = [each for each in node.inputs if each is not None]
+    if is_op(node, "Where"):
+        condition, chosen, other = inputs
+        for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
+            number = region.viewer.filler(fill, inner)
+            if number is not None and -float("inf") < number <= OUTWEIGHS:
+                return inner, Mask(condition, when)
+    if is_op(node, "Add"):
+        for inner, mask in (inputs, inputs[::-1]):
+            numbers = sets.of(mask)
+            if numbers is not None and all(number == 0 or -float("inf") < number <= OUTWEIGHS for number in numbers):
+                return inner, Mask(mask, True)
+    return None
+
+
+@dataclass
+class _Results:
+    inner: IndexRegion
+
+    def found(self, starts: Sequence[ir.Node]) -> dict[str, Result]:
+        """The results that everything behind the starts ends in. Raises Decline."""
+        results: dict[str, Result] = {}
+        pending, seen = list(starts), set(starts)
+        while pending:
+            node = pending.pop(0)
+            result = self._result(node)
+            if result is not None:
+                name, one = result
+                if name in results:
+                    raise self._foreign(node, f"there are two of {name}")
+                results[name] = one
+                continue
+            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.part(node.outputs[0]) is None:
+                raise self._foreign(node, "it is no part of the loss or its gradients")
+            for output in node.outputs:
+                if output.is_graph_output():
+                    raise self._foreign(node, f"{output.name!r} is a model output")
+                readers = distinct_consumers(output)
+                if any(reader.graph is not node.graph for reader in readers):
+                    raise self._foreign(node, f"{output.name!r} is read in a subgraph")
+                pending.extend(reader for reader in readers if reader not in seen)
+                seen.update(readers)
+        return results
+
+    def _foreign(self, node: ir.Node, why: str) -> Decline:
+        return Decline(
+            Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
+        )
+
+    def _result(self, node: ir.Node) -> tuple[str, Result] | None:
+        inner, value = self.inner, node.outputs[0]
+        product = any_contraction(node, inner.viewer.info)
+        if product is not None:
+            return self._product(product)
+        if not is_op(node, "ReduceSum", "ReduceMean"):
+            return None
+        part, source = inner.part(value), inner.part(node.inputs[0])
+        if part is not None and not any(part.dims) and (factor := part.only(K)) is not None:
+            return "loss", Result(value, part.dims, factor)
+        factor = None if source is None else source.difference("r")
+        if source is None or factor is None:
+            return None
+        return self._weights(node, source.dims, factor)
+
+    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, Result] | None:
+        """The gradient of the weights: a sum over the keys, and nothing else."""
+        kept = self.inner.summed_dims(node, dims)
+        if kept is None or node.op_type != "ReduceSum":
+            return None
+        gone, left = kept
+        space, scores = self.inner.viewer.space, self.inner.scores
+        if gone != space.resolve(scores.axes[3]) or not self._covers(left, scores.wanted[2]):
+            return None
+        return "d_weight", Result(node.outputs[0], left, factor)
+
+    def _product(self, product: Contraction) -> tuple[str, Result] | None:
+        """The gradient of query or key."""
+        inner, scores = self.inner, self.inner.scores
+        space, region = inner.viewer.space, inner.region
+        rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
+        for side in (0, 1):
+            part = inner.part(product.operands[side])
+            factor = None if part is None else part.difference("wh")
+            if part is None or factor is None or len(part.dims) != len(product.labels[side]):
+                continue
+            by_label = dict(zip(product.labels[side], part.dims, strict=True))
+            summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
+            for name, other, place, over in (
+                ("d_query_index", scores.views[1], 0, keys),
+                ("d_key_index", scores.views[0], 1, (*rows, *heads)),
+            ):
+                known = inner.tracer.trace(product.operands[1 - side], seeds(other.stops))
+                if known is None or len(summed) != len(over) or set(summed) != set(over):
+                    continue
+                if not region.walk(product, 1 - side, known.dims, part.dims):
+                    continue
+                dims = region.arranged(product, side, part.dims, known.dims)
+                if not self._covers(dims, scores.wanted[place]):
+                    continue
+                total = product.factor * factor * known.factor / scores.factor
+                return name, Result(product.output, dims, total)
+        return None
+
+    def _covers(self, dims: Arrangement, wanted: Arrangement) -> bool:
+        """Are these all of the wanted axes and no others, each once?"""
+        space = self.inner.viewer.space
+        own = [axis for dim in space.resolve_all(dims) for axis in dim]
+        return len(own) == len(set(own)) and set(own) == {axis for dim in wanted for axis in dim}

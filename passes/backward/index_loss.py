@@ -1,0 +1,138 @@
+"""From a matched loss of an indexer to a SparseLightningIndexerGradKLLoss node.
+
+    accepted    a loss with gradients (divergence.py) beside an attention to selected keys, one list for all heads, one
+                head of keys; the list a sorted TopK of scores under a causal mask, attention and the indexer's scores
+                under that list and a causal mask and nothing else; no more rows than keys
+    emitted     SparseLightningIndexerGradKLLoss with the attention's inputs and statistics and the TopK's list
+    refused     anything else, and what the target forbids
+
+The operator takes the first min(K, visible) entries of a row for the keys: a sorted TopK under a causal mask lists the
+keys that a row sees before all others, so these are the listed keys that the masks leave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.backward.divergence import Divergence, Result
+from fa_compiler.passes.backward.landing import Landing, landed
+from fa_compiler.passes.backward.match import Place
+from fa_compiler.passes.build import Mover
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emit import Emitter
+from fa_compiler.passes.factors import scaled
+from fa_compiler.passes.layout import moves
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.sparse.call import Call
+from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
+from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
+from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
+from fa_compiler.passes.sparse.visible import Visible
+from fa_compiler.passes.value_sets import ValueSets
+
+OP = "SparseLightningIndexerGradKLLoss"
+GRADIENTS = ("d_query_index", "d_key_index", "d_weight")
+INT32 = ir.DataType.INT32
+
+
+@dataclass(frozen=True)
+class IndexLoss:
+    """Emits a loss beside an attention to the keys of `found`."""
+
+    record: Divergence
+    found: Selection
+    emitter: Emitter
+    sets: ValueSets
+
+    def build(
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call
+    ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
+        """The node, and what takes which place. Raises Decline."""
+        builder, record = self.emitter.builder, self.record
+        self._check(inputs, call)
+        views, resolve = record.scores.views, call.match.space.resolve_all
+        stops = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
+        mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
+        given = self._index_inputs(mover)
+        given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
+        listed = builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
+        given |= {"sparse_indices": listed} | dict(zip(STATISTICS, node.outputs[1:3], strict=True))
+        attrs: dict[str, int | float | str] = {
+            "scale_value": node.attributes["scale_value"].as_float(),
+            "layout": "BSND",
+            "sparse_mode": 3,
+        }
+        made = domain_node(OP, given, attrs, builder, self.emitter.options, tuple(record.results))
+        if made is None:
+            raise self._decline(f"the target has no {OP} of these sizes and types")
+        self.emitter.made.append(made)
+        outputs = {output.name: output for output in made.outputs}
+        results = record.results.items()
+        return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, mover) for name, result in results]
+
+    def _decline(self, reason: str) -> Decline:
+        return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
+
+    def _check(self, inputs: dict[str, ir.Value], call: Call) -> None:
+        info, roles = call.builder.info, call.match.roles
+        query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
+        if query is None or key is None or key[2].const != 1:
+            raise self._decline("attention has more than one head of keys")
+        batch, rows, _, keys, _ = self.record.scores.axes
+        resolve = call.match.space.resolve
+        if (resolve(batch), resolve(rows), resolve(keys)) != (roles.batch, roles.rows, roles.columns):
+            raise self._decline("its scores are not those of attention's batches, rows and keys")
+        sizes = Sizes(query[0], query[1], key[1])
+        if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:
+            raise self._decline("the list of keys is not sorted by their scores")
+        causal = Visible(causal=True)
+        attended = [visible_part(condition, sizes, info) for condition in self.found.others]
+        if not attended or any(part != causal for part in attended):
+            raise self._decline("attention has another mask than a causal one beside the selection")
+        if not ranks_causally(self.found, sizes, info, self.sets):
+            raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
+        selected, seen = 0, 0
+        for mask in self.record.masks:
+            for condition in conditions(mask.value, mask.when, info, self.sets):
+                if self._is_selection(condition, call):
+                    selected += 1
+                elif visible_part(condition, sizes, info) == causal:
+                    seen += 1
+                else:
+                    raise self._decline(f"{condition.value.name!r} masks its scores and not those of attention")
+        if not selected or not seen:
+            raise self._decline("its scores are not masked as those of attention are")
+
+    def _is_selection(self, condition: Condition, call: Call) -> bool:
+        other = selection_of(condition, call.builder.info, self.sets)
+        return other is not None and other.indices is self.found.indices and other.block == 1
+
+    def _index_inputs(self, mover: Mover) -> dict[str, ir.Value]:
+        """query_index, key_index and weight, which takes all factors."""
+        builder, scores = self.emitter.builder, self.record.scores
+        arranged: list[ir.Value] = []
+        for view, wanted in zip(scores.views, scores.wanted, strict=True):
+            own = scores.space.resolve_all(view.base_dims)
+            plan = moves(own, wanted)
+            if plan is None:
+                raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
+            arranged.append(mover.apply(view.base, own, plan))
+        query, key, weight = arranged
+        return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
+
+    def _placed(self, name: str, value: ir.Value, result: Result, mover: Mover) -> tuple[Place, ir.Value]:
+        """A result as the value whose place it takes."""
+        place = Place(result.value, result.dims, result.factor, 0)
+        builder, scores = self.emitter.builder, self.record.scores
+        if name == "loss":
+            rank = len(builder.info.shape(result.value) or ())
+            value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
+            return place, landed(value, (), Landing(place, (), ()), ir.DataType.FLOAT, builder, mover)
+        dims = scores.wanted[list(GRADIENTS).index(name)]
+        plan = moves(dims, scores.space.resolve_all(result.dims))
+        if plan is None:
+            raise self._decline(f"{result.value.name!r} could not be made of the operator's result")
+        return place, landed(value, dims, Landing(place, (), plan), ir.DataType.FLOAT, builder, mover)
