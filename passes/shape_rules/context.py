@@ -26,11 +26,12 @@ class UnresolvedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of one value. None: nothing."""
+    """What is known of one value. None: nothing. `parts` are the shapes of a sequence's elements."""
 
     shape: Shape | None = None
     dtype: ir.DataType | None = None
     content: Content | None = None
+    parts: tuple[Shape, ...] | None = None
 
 
 UNKNOWN = Fact()

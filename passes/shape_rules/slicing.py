@@ -101,12 +101,36 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
     return None
 
 
-@rule("Split", "SplitToSequence")
+@rule("SplitToSequence")
+def _split_to_sequence(ctx: Context) -> Fact:
+    """Parts of given sizes, or of one size but for the last one; where none is given, one for each index."""
+    unknown, shape, sizes = Fact(None, ctx.dtype(0)), ctx.shape(0), ctx.ints(1)
+    axis = None if shape is None else axis_in(ctx.int_attr("axis", 0), len(shape))
+    if shape is None or axis is None or sizes is None:
+        return unknown
+    if ctx.shape(1) == ():
+        length, (part,) = shape[axis].const, sizes
+        if length is None or part < 1 or length > LIMIT * part:
+            return unknown
+        sizes = [min(part, length - start) for start in range(0, length, part)]
+    return Fact(None, ctx.dtype(0), parts=tuple((*shape[:axis], Dim(part), *shape[axis + 1 :]) for part in sizes))
+
+
+@rule("SequenceAt")
+def _sequence_at(ctx: Context) -> Fact:
+    parts, index = ctx.fact(0).parts, ctx.ints(1)
+    if parts is None or index is None or len(index) != 1 or not -len(parts) <= index[0] < len(parts):
+        declared = ctx.node.outputs[0].shape
+        return Fact(None if declared is None else fresh(len(declared)), ctx.dtype(0))
+    return Fact(parts[index[0]], ctx.dtype(0))
+
+
+@rule("Split")
 def _split(ctx: Context) -> list[Fact]:
     dtype = ctx.dtype(0)
     count = len(ctx.node.outputs)
     shape = ctx.shape(0)
-    if ctx.node.op_type != "Split" or shape is None:
+    if shape is None:
         return [Fact(None, dtype)] * count
     axis = axis_in(ctx.int_attr("axis", 0), len(shape))
     if axis is None:

@@ -373,6 +373,35 @@ def test_integer_arithmetic_that_wraps_around_is_not_followed() -> None:
     assert found.content("t") is None and found.content("u") is None
 
 
+@pytest.mark.parametrize(
+    ("sizes", "index", "expected"),
+    [
+        ("int64[2] n = {2, 4}", 1, (B, 4)),
+        ("int64[2] n = {2, 4}", -2, (B, 2)),
+        ("int64 n = {4}", 0, (B, 4)),
+        ("int64 n = {4}", 1, (B, 2)),
+        ("int64[1] n = {6}", 0, (B, 6)),
+    ],
+)
+def test_parts_of_a_sequence(sizes: str, index: int, expected: tuple[Dim | int, ...]) -> None:
+    """As torch writes a split where its sizes are computed, or where nothing was folded."""
+    body = "s = SplitToSequence<axis = 1>(x, n) y = SequenceAt(s, i)"
+    model = parse("float[B,6] x", body, more=f"<{sizes}, int64 i = {{{index}}}>")
+    shape = Checked(model, sizes=()).shape()
+    assert shape == expected and shape is not None
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {"x": np.zeros((3, 6), np.float32)})
+    assert [size.evaluate({"B": 3}) for size in shape] == list(result.shape)
+
+
+def test_parts_of_unknown_size() -> None:
+    for inputs, sizes in (("float[B,S] x", "int64 n = {4}"), ("float[B,6] x, int64[2] n", "int64 m = {0}")):
+        body = "s = SplitToSequence<axis = 1>(x, n) y = SequenceAt(s, i)"
+        found = Checked(parse(inputs, body, more=f"<{sizes}, int64 i = {{0}}>"), sizes=())
+        shape = found.shape()
+        assert shape is None or shape[1].const is None
+
+
 def test_an_axis_that_is_named_twice_makes_no_shape() -> None:
     for op_type in ("Unsqueeze", "Squeeze", "ReduceSum"):
         found = Checked(parse("float[1,1,1] x", f"y = {op_type}(x, a)", more="<int64[2] a = {1, 1}>"), sizes=())
