@@ -13,6 +13,9 @@ namespace fa {
 // What one number of a tensor is stored as.
 enum class Cell : uint8_t { float32, float16, bfloat16, int8 };
 
+// (static: see attention.hpp)
+static inline int64_t bytes_of(Cell cell) { return cell == Cell::float32 ? 4 : cell == Cell::int8 ? 1 : 2; }
+
 inline constexpr float kMaskedScore = -1e12f;
 
 // A score this far above kMaskedScore leaves a masked key no weight: exp(-88) is the smallest normal float.
@@ -70,7 +73,7 @@ struct Decode {
 
 using Decoding = Outcome (*)(const Decode&, const Runtime&);
 
-// Where token `t` of an entry lies, as an index from the tensor's (or pool's) beginning. (static: see attention.hpp)
+// Where token `t` of an entry lies, as an index from the tensor's (or pool's) beginning.
 static inline int64_t row_of(const Decode& decode, const DecodeEntry& entry, int64_t t) {
   if (decode.block_size == 0) return t * decode.row_stride;
   const int64_t block = entry.blocks[t / decode.block_size];

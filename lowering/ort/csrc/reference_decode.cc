@@ -86,7 +86,7 @@ Outcome decode(const Decode& d, const Runtime&) {
   try {
     for (int64_t i = 0; i < d.entry_count; ++i) {
       const bool empty = d.entries[i].length == 0;
-      const int64_t bytes = d.heads * d.size * (d.out_cell == Cell::float32 ? 4 : d.out_cell == Cell::int8 ? 1 : 2);
+      const int64_t bytes = d.heads * d.size * bytes_of(d.out_cell);
       if (empty) std::memset(static_cast<char*>(d.out) + i * bytes, 0, static_cast<size_t>(bytes));
       for (int64_t head = 0; head < d.heads && !empty; ++head) DecodeRow{d, d.entries[i], i, head}.attend();
     }

@@ -29,8 +29,6 @@ Cell cell_of(E type) {
                                                                                                       : Cell::int8;
 }
 
-int64_t bytes_of_cell(Cell cell) { return cell == Cell::float32 ? 4 : cell == Cell::int8 ? 1 : 2; }
-
 }  // namespace
 
 Call::Call(const std::string& node, const Attributes& attributes, const Inputs& inputs)
@@ -172,7 +170,7 @@ void Call::read_entries() {
   first_.assign(room.size(), 0);
   read_padding(room, first_, lengths);
   entries_.resize(room.size());
-  const int64_t cell = bytes_of_cell(decode_.cell);
+  const int64_t cell = bytes_of(decode_.cell);
   for (int64_t i = 0; i < batch_; ++i) {
     DecodeEntry& entry = entries_[i];
     entry.length = decode_.size == 0 ? 0 : lengths[i];

@@ -36,6 +36,17 @@ FA_INLINE Vec widen_float16s(HalfVec x) {
 #endif
 }
 
+FA_INLINE Vec widen_int8s(Int8Vec x) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
+  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#else
+  return __builtin_convertvector(x, Vec);
+#endif
+}
+
 FA_INLINE uint16_t narrow_bfloat16(float x) {
   const uint32_t bits = to_bits(x);
   const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
@@ -66,7 +77,7 @@ FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count,
   }
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    store(buffer + i, widen_float16s(*reinterpret_cast<const HalfVec*>(in + i)));
+    store(buffer + i, widen_float16s(load_as<HalfVec>(in + i)));
   }
   for (; i < count; ++i) buffer[i] = widen_float16(in[i]);
   return buffer;

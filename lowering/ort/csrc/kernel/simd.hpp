@@ -82,9 +82,16 @@ FA_INLINE IntVec nonzero_bytes(const uint8_t* p) {
   return __builtin_convertvector(bytes, IntVec) != 0;
 }
 
-// kLanes numbers of 16 bits as numbers of 32.
-typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-FA_INLINE BitVec widen(const uint16_t* p) { return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), BitVec); }
+// kLanes numbers of 16 or 8 bits.
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));
+typedef int8_t Int8Vec __attribute__((vector_size(kLanes)));
+
+template <class Vector>
+FA_INLINE Vector load_as(const void* p) {
+  Vector v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
 
 template <int... kLane>
 struct LaneList {};

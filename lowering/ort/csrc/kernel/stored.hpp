@@ -22,16 +22,16 @@ struct StoredFloats {
   }
 };
 
-// 16 bits to a number.
-template <Vec (*kWiden)(HalfVec)>
-struct StoredHalves {
-  using Number = uint16_t;
+// Numbers of 8 or 16 bits, kLanes of them in a `Bits`, widened to floats.
+template <class Bits, class Stored, Vec (*kWiden)(Bits)>
+struct StoredNarrow {
+  using Number = Stored;
   static constexpr int kStep = kLanes;
   static constexpr bool kPairs = false;
 
-  FA_INLINE Vec load(const Number* p) { return kWiden(*reinterpret_cast<const HalfVec*>(p)); }
+  FA_INLINE Vec load(const Number* p) { return kWiden(load_as<Bits>(p)); }
   FA_INLINE Vec load_some(const Number* p, int64_t count) {
-    HalfVec v{};
+    Bits v{};
     __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));
     return kWiden(v);
   }
@@ -62,7 +62,8 @@ struct JoinedOf<true> {
 template <class Stored>
 using Joined = typename JoinedOf<Stored::kPairs>::Stored;
 
-using StoredFloat16 = StoredHalves<widen_float16s>;
-using StoredBfloat16 = StoredHalves<widen_bfloat16s>;
+using StoredFloat16 = StoredNarrow<HalfVec, uint16_t, widen_float16s>;
+using StoredBfloat16 = StoredNarrow<HalfVec, uint16_t, widen_bfloat16s>;
+using StoredInt8 = StoredNarrow<Int8Vec, int8_t, widen_int8s>;
 
 }  // namespace fa::FA_ISA

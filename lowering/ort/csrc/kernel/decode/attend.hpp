@@ -1,7 +1,7 @@
 // One step of decoding: some tokens of one key head, and the query heads that read it.
 #pragma once
 
-#include "products.hpp"
+#include "output.hpp"
 #include "state.hpp"
 
 namespace fa::FA_ISA {
@@ -46,23 +46,14 @@ struct Group {
   const DecodeEntry& entry;
   int64_t key_head;
   int64_t rows;     // query heads
+  int64_t end;      // of the tokens of the task
   int64_t columns;  // of a row of sums and queries: whole vectors
   const float* queries;
   const float* constants;
   State state;
 
-  int64_t next_token;  // where the next step begins, with this key head: its keys are asked for
-  int64_t next_head;
-
   int64_t head(int64_t r) const { return key_head * rows + r; }
   int64_t at(int64_t token) const { return row_of(d, entry, token) + key_head * entry.head_stride; }
-
-  // The keys of token `j` of the next step; null where there is none.
-  const char* next_keys(int64_t j, int64_t cell) const {
-    if (next_token + j >= entry.length) return nullptr;
-    const int64_t index = row_of(d, entry, next_token + j) + next_head * entry.head_stride;
-    return static_cast<const char*>(entry.key) + index * cell;
-  }
 
   // Tokens from `token` on, below `end`, that lie one row after the other.
   int64_t together(int64_t token, int64_t end) const {
@@ -70,19 +61,40 @@ struct Group {
   }
 };
 
-template <Cell kCell>
-FA_INLINE void score_tokens(const Group& g, const Tokens& t, float* scores) {
-  const int64_t row = g.d.row_stride * kCellBytes<kCell>;
-  for (int64_t j = 0; j < t.count; j += kLanes) {
-    const char* key = static_cast<const char*>(g.entry.key) + g.at(t.first + j) * kCellBytes<kCell>;
-    const char* value = static_cast<const char*>(g.entry.value) + g.at(t.first + j) * kCellBytes<kCell>;
-    const int64_t count = smaller(kLanes, t.count - j);
-    for (int64_t r = 0; r < g.rows; r += kMostRows) {
-      with_rows(smaller(kMostRows, g.rows - r), [&]<int kRows>() {
-        score_tile<kCell, kRows>(g.queries + r * g.columns, g.columns, key, row, count, g.d.size, g.constants + r,
-                                 scores + r * kTokenRow + j, kTokenRow, r == 0 ? value : nullptr);
-      });
+// Keys or values of a group from `token` on.
+template <class Stored>
+FA_INLINE StoredRows<Stored> rows_at(const Group& g, const void* data, int64_t token) {
+  return {static_cast<const typename Stored::Number*>(data) + g.at(token), g.d.row_stride};
+}
+
+// Bytes asked for of what is read when a run of rows has ended: the processor does not foresee it. 4096 are no better.
+inline constexpr int64_t kRunAhead = 1024;
+
+// Asks for the first keys or values from `token` on, where there are some. Between rows of other heads the products ask
+// for themselves.
+template <class Stored>
+FA_INLINE void ask_for_run(const Group& g, const void* data, int64_t token) {
+  if (token >= g.end || g.d.row_stride != g.d.size) return;
+  const int64_t bytes = g.together(token, g.end) * g.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
+  ask_for_lines(reinterpret_cast<const char*>(rows_at<Stored>(g, data, token).data), smaller(kRunAhead, bytes));
+}
+
+template <class Stored>
+static void score_tokens(const Group& g, const Tokens& t, float* scores) {
+  for (int64_t j = 0; j < t.count;) {
+    const int64_t count = g.together(t.first + j, t.first + t.count);
+    const StoredRows<Stored> keys = rows_at<Stored>(g, g.entry.key, t.first + j);
+    const bool last = j + count == t.count;
+    ask_for_run<Stored>(g, last ? g.entry.value : g.entry.key, last ? t.first : t.first + j + count);
+    for (int64_t r = 0; r < g.rows; r += kDirectRows) {
+      direct_scores(smaller(kDirectRows, g.rows - r), {g.queries + r * g.columns, g.columns}, keys, count, g.d.size,
+                    scores + r * kTokenRow + j, kTokenRow);
     }
+    j += count;
+  }
+  if (g.d.key_offset == nullptr) return;
+  for (int64_t r = 0; r < g.rows; ++r) {
+    for (int64_t j = 0; j < t.count; ++j) scores[r * kTokenRow + j] += g.constants[r];
   }
 }
 
@@ -117,48 +129,45 @@ FA_INLINE void soften_tokens(const Group& g, const Tokens& t, const DecodeScratc
 }
 
 // Adds the values of tokens [begin, end) of the step.
-template <Cell kCell>
-FA_INLINE void add_run(const Group& g, const Tokens& t, int64_t begin, int64_t end, const float* weights) {
-  const int64_t row = g.d.row_stride * kCellBytes<kCell>;
+template <class Stored>
+static void add_run(const Group& g, const Tokens& t, int64_t begin, int64_t end, const float* weights) {
   for (int64_t j = begin; j < end;) {
     const int64_t count = g.together(t.first + j, t.first + end);
-    const char* value = static_cast<const char*>(g.entry.value) + g.at(t.first + j) * kCellBytes<kCell>;
-    const char* next = g.next_keys(j, kCellBytes<kCell>);
-    for (int64_t r = 0; r < g.rows; r += kMostRows) {
-      with_rows(smaller(kMostRows, g.rows - r), [&]<int kRows>() {
-        add_values<kCell, kRows>(weights + r * kTokenRow + j, kTokenRow, value, row, count, g.d.size,
-                                 g.state.sums + r * g.columns, g.columns, r == 0 ? next : nullptr);
-      });
+    const StoredRows<Stored> values = rows_at<Stored>(g, g.entry.value, t.first + j);
+    ask_for_run<Stored>(g, j + count == t.count ? g.entry.key : g.entry.value, t.first + j + count);
+    for (int64_t r = 0; r < g.rows; r += kDirectRows) {
+      direct_values(smaller(kDirectRows, g.rows - r), weights + r * kTokenRow + j, kTokenRow, values, count, g.d.size,
+                    g.state.sums + r * g.columns, g.columns);
     }
     j += count;
   }
 }
 
 // Where masked tokens have a score, those without weight are still not read.
-template <Cell kCell>
+template <class Stored>
 static void add_weighted(const Group& g, const Tokens& t, const float* weights) {
   for (int64_t j = 0; j < t.count; ++j) {
-    const char* value = static_cast<const char*>(g.entry.value) + g.at(t.first + j) * kCellBytes<kCell>;
+    const StoredRows<Stored> value = rows_at<Stored>(g, g.entry.value, t.first + j);
     for (int64_t r = 0; r < g.rows; ++r) {
       const float* weight = weights + r * kTokenRow + j;
       if (t.hidden != nullptr && t.hidden[j] != 0 && *weight == 0) continue;
-      add_values<kCell, 1>(weight, kTokenRow, value, 0, 1, g.d.size, g.state.sums + r * g.columns, g.columns, nullptr);
+      direct_values(1, weight, kTokenRow, value, 1, g.d.size, g.state.sums + r * g.columns, g.columns);
     }
   }
 }
 
-template <Cell kCell>
+template <class Keys, class Values>
 static void attend_tokens(const Group& g, const Tokens& t, const DecodeScratch& s) {
-  score_tokens<kCell>(g, t, s.scores);
+  score_tokens<Keys>(g, t, s.scores);
   soften_tokens(g, t, s);
   if (t.filled) {
-    add_weighted<kCell>(g, t, s.scores);
+    add_weighted<Values>(g, t, s.scores);
     return;
   }
   for (int64_t j = 0; j < t.count;) {
     int64_t end = t.hidden == nullptr ? t.count : j;
     while (end < t.count && t.hidden[end] == 0) ++end;
-    add_run<kCell>(g, t, j, end, s.scores);
+    add_run<Values>(g, t, j, end, s.scores);
     j = end;
     while (j < t.count && t.hidden[j] != 0) ++j;
   }

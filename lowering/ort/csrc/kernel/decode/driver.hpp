@@ -111,13 +111,21 @@ class Decoder {
     }
   }
 
-  // The queries of a task as floats, the scale of quantised keys in them; what is beyond the head size is 0.
+  // The queries of a task as the keys want them: pairs, or floats with the scale of quantised keys in them. What is beyond
+  // the head size is 0.
   void read_queries(int64_t index, int64_t part, const DecodeScratch& s) const {
     const int64_t first_head = part * task_rows();
     for (int64_t r = 0; r < task_rows(); ++r) {
       const int64_t head = first_head + r;
+      const int64_t at = (index * d_.heads + head) * d_.size;
       float* to = s.queries + r * columns_;
-      const float* from = as_floats(d_.query, (index * d_.heads + head) * d_.size, d_.size, type_of(d_.query_cell), to);
+      if (kHasPairs && d_.cell == Cell::bfloat16) {
+        const size_t bytes = static_cast<size_t>(d_.size) * sizeof(uint16_t);
+        __builtin_memcpy(to, static_cast<const uint16_t*>(d_.query) + at, bytes);
+        __builtin_memset(reinterpret_cast<char*>(to) + bytes, 0, static_cast<size_t>(columns_) * sizeof(float) - bytes);
+        continue;
+      }
+      const float* from = as_floats(d_.query, at, d_.size, type_of(d_.query_cell), to);
       if (from != to) __builtin_memcpy(to, from, static_cast<size_t>(d_.size) * sizeof(float));
       for (int64_t i = d_.size; i < columns_; ++i) to[i] = 0;
       float constant = 0;
@@ -132,24 +140,20 @@ class Decoder {
     }
   }
 
-  Group group_of(int64_t index, int64_t part, int64_t n, float* states, const DecodeScratch& s) const {
-    return {d_, d_.entries[index], part * plan_.heads_at_once + n, group_, columns_, s.queries + n * group_ * columns_,
-            s.constants + n * group_, State(states + n * state_floats_, group_), 0, 0};
+  Group group_of(int64_t index, int64_t part, int64_t n, int64_t end, float* states, const DecodeScratch& s) const {
+    return {d_, d_.entries[index], part * plan_.heads_at_once + n, group_, end, columns_, s.queries + n * group_ * columns_,
+            s.constants + n * group_, State(states + n * state_floats_, group_)};
   }
 
   void attend(int64_t index, int64_t part, int64_t begin, int64_t end, float* states, bool filled,
               const DecodeScratch& s) const {
     const DecodeEntry& entry = d_.entries[index];
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) group_of(index, part, n, states, s).state.clear(group_, columns_);
+    for (int64_t n = 0; n < plan_.heads_at_once; ++n) State(states + n * state_floats_, group_).clear(group_, columns_);
     for (int64_t first = begin; first < end; first += plan_.tokens) {
       Tokens tokens{first, smaller(plan_.tokens, end - first), nullptr, filled};
       if (entry.mask != nullptr && hide(entry.mask + first, tokens, s.hidden)) continue;
       for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-        Group group = group_of(index, part, n, states, s);
-        const bool last = n + 1 == plan_.heads_at_once;
-        group.next_token = last ? first + plan_.tokens : first;
-        group.next_head = last ? group.key_head - n : group.key_head + 1;
-        step(group, tokens, s);
+        step(group_of(index, part, n, end, states, s), tokens, s);
       }
     }
   }
@@ -171,10 +175,13 @@ class Decoder {
 
   void step(const Group& g, const Tokens& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return attend_tokens<Cell::float32>(g, t, s);
-      case Cell::float16: return attend_tokens<Cell::float16>(g, t, s);
-      case Cell::bfloat16: return attend_tokens<Cell::bfloat16>(g, t, s);
-      case Cell::int8: return attend_tokens<Cell::int8>(g, t, s);
+      case Cell::float32: return attend_tokens<StoredFloats, StoredFloats>(g, t, s);
+      case Cell::float16: return attend_tokens<StoredFloat16, StoredFloat16>(g, t, s);
+      case Cell::bfloat16:
+        // The query is bfloat16, too, so products of pairs round nothing. Weights would be rounded.
+        if constexpr (kHasPairs) return attend_tokens<StoredPairs, StoredBfloat16>(g, t, s);
+        return attend_tokens<StoredBfloat16, StoredBfloat16>(g, t, s);
+      case Cell::int8: return attend_tokens<StoredInt8, StoredInt8>(g, t, s);
     }
   }
 
@@ -188,7 +195,9 @@ class Decoder {
     if (d_.entries[index].mask != nullptr && masked_tokens_matter(states)) {
       attend(index, part, 0, d_.entries[index].length, states, true, s);
     }
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) write(index, group_of(index, part, n, states, s), s.row);
+    for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
+      write(index, group_of(index, part, n, d_.entries[index].length, states, s), s.row);
+    }
   }
 
   // A masked token has a score, too, only a very low one.

@@ -1,9 +1,12 @@
 // One row of the result, as the caller wants it stored.
 #pragma once
 
-#include "cells.hpp"
+#include "../../decode.hpp"
+#include "../convert.hpp"
 
 namespace fa::FA_ISA {
+
+FA_INLINE Type type_of(Cell cell) { return static_cast<Type>(cell); }
 
 // Ties to even, saturated; NaN, which no int8 is, becomes 0.
 FA_INLINE int8_t to_int8(float x) {
