@@ -5,13 +5,19 @@
 
 A step can be no faster than reading the keys and values once; that read, by as many threads, is timed in the same
 rounds, the caches flushed before either. `peer` is the fastest of ONNX Runtime's own operators on the same problem
-(GroupQueryAttention, Attention, MultiHeadAttention; none has pages or int8 here). Medians of the rounds. Results are
-compared with float64 first. 32 query heads of size 128 on 8 key heads, as Llama 3 has them, or on 32.
+(GroupQueryAttention, also with an int8 cache, Attention, MultiHeadAttention; none has pages), `ratio` its time over
+ours. Medians of the rounds. Results are compared with float64 first. 32 query heads of size 128 on 8 key heads, as
+Llama 3 has them, or on 32.
+
+Steps of several rows (speculative decoding, a chunk of a prompt) are FlashAttentionScore's; all rows see all keys. They
+have no aim, for with many rows the products take longer than the read.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import itertools
 import re
 import statistics
@@ -27,7 +33,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from bench.speed import ort_peers, truth
+from bench.speed import graphs, ort_peers, truth
 from bench.speed.cases import Case
 from bench.speed.limits import Machine
 from bench.speed.peer import NotOffered, Problem
@@ -46,6 +52,8 @@ CACHES = {
 
 PEERS = {"gqa": ort_peers.group_query, "attention": ort_peers.attention, "mha": ort_peers.multi_head}
 FLUSH = 64 << 20
+ROWS, ROWS_BATCH = (2, 4, 8, 16), 8
+"""Of the steps with several rows."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,19 @@ class Step:
     key_heads: int
     keys: int
     layout: str = "BNSD"
+    rows: int = 1
 
     @property
     def name(self) -> str:
         storage = "pages" if self.paged else self.layout
-        return f"{self.cache}-{storage}-{HEADS}/{self.key_heads}-b{self.batch}-{self.keys}"
+        rows = f"-{self.rows}rows" if self.rows > 1 else ""
+        return f"{self.cache}-{storage}-{HEADS}/{self.key_heads}-b{self.batch}-{self.keys}{rows}"
+
+    @property
+    def case(self) -> Case:
+        """The same as the benchmark of forward parts has it; an int8 cache counts as one of the query's type."""
+        dtype: Any = self.query
+        return Case(self.name, "decode", self.batch, HEADS, self.key_heads, self.rows, self.keys, SIZE, dtype)
 
     @property
     def bytes(self) -> int:
@@ -71,7 +87,9 @@ class Step:
         return 2 * self.batch * self.key_heads * self.keys * SIZE * np.dtype(CACHES[self.cache][0]).itemsize
 
     @property
-    def aim(self) -> int:
+    def aim(self) -> int | None:
+        if self.rows > 1:
+            return None
         return CACHES["int8" if self.paged else self.cache][2]
 
 
@@ -85,6 +103,8 @@ def steps(batches: list[int], keys: list[int]) -> Iterator[Step]:
         yield Step("float32", "float32", False, batch, HEADS, length)
         yield Step("int8", "float32", False, batch, HEADS, length)
         yield Step("float32", "float32", False, batch, 8, length, "BSND")
+    for length, rows, cache in itertools.product(keys, ROWS, ("float32", "float16")):
+        yield Step(cache, cache, False, ROWS_BATCH, 8, length, rows=rows)
 
 
 def inputs_of(step: Step) -> dict[str, Any]:
@@ -166,26 +186,91 @@ def error(step: Step, inputs: dict[str, Any], out: Any) -> float:
     return float(np.abs(truth.from_bits(out[:1], step.query) - right).max())
 
 
+def _drawn(step: Step) -> dict[str, Any]:
+    """The inputs of the case, the query with its heads first where it has several rows."""
+    data = truth.draw(step.case)
+    if step.rows > 1:
+        data["q"] = np.ascontiguousarray(truth.heads_first(data["q"], step.case, HEADS))
+    return data
+
+
+def several_rows(step: Step, threads: int, folder: Path) -> tuple[Callable[[], object], dict[str, Any], float]:
+    """A call of FlashAttentionScore, its inputs and the largest difference from float64, of the first batch entry."""
+    case, data = step.case, _drawn(step)
+    peer = ort_peers.ours(Problem(case, data, folder, threads))
+    peer.call()
+    first = {name: array[:1] for name, array in data.items()}
+    right = truth.truth(dataclasses.replace(case, batch=1), first)[1][0]
+    found = peer.results()[0][:1].swapaxes(1, 2).reshape(right.shape)
+    difference = np.abs(found - right).max()
+    return peer.call, {"key": data["k"], "value": data["v"]}, float(difference)
+
+
 def peers(step: Step, threads: int, folder: Path) -> dict[str, Callable[[], object]]:
     """ONNX Runtime's own operators on the same sizes."""
-    if step.paged or step.cache == "int8" or step.layout != "BNSD":
+    if step.paged or step.layout != "BNSD":
         return {}
-    case = Case(step.name, "decode", step.batch, HEADS, step.key_heads, 1, step.keys, SIZE, step.cache)  # type: ignore[arg-type]  # a cache that is no int8 is a Dtype
+    if step.cache == "int8":
+        return {"gqa": int8_group_query(step, threads)}
+    case, data = step.case, _drawn(step)
     found: dict[str, Callable[[], object]] = {}
     for name, factory in PEERS.items():
+        if step.rows > 1 and name != "attention":  # the others know one new row of a cache only
+            continue
         try:
-            found[name] = factory(Problem(case, truth.draw(case), folder, threads)).call
+            found[name] = factory(Problem(case, data, folder, threads)).call
         except (NotOffered, RuntimeError, NotImplementedError, ort.capi.onnxruntime_pybind11_state.NotImplemented):
             continue
     return found
 
 
+def int8_group_query(step: Step, threads: int) -> Callable[[], object]:
+    """GroupQueryAttention with an int8 cache, which it updates where it lies."""
+    model = graphs.group_query(step.case)
+    node = model.graph.node[0]
+    for name, value in (("k_quant_type", "PER_TENSOR"), ("v_quant_type", "PER_TENSOR"), ("kv_cache_bit_width", 8)):
+        node.attribute.append(helper.make_attribute(name, value))
+    scales = ("k_scale", "v_scale")
+    node.input.extend([""] * (12 - len(node.input)) + list(scales))
+    model.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in scales)
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name.startswith(("past_", "present_")):
+            value.type.tensor_type.elem_type = TensorProto.INT8
+    rng = np.random.default_rng(0)
+    fixed: dict[str, Any] = dict.fromkeys(scales, np.float32(0.01))
+    fixed |= {"lengths": np.int32(step.keys - 1), "total": np.int32(step.keys)}
+    made = ort_peers.session(model, threads)
+    arrays: dict[str, Any] = {"out": np.empty([step.batch, 1, HEADS * SIZE], np.float32)}
+    for tensor in made.get_inputs():
+        if tensor.name.startswith("past_"):
+            arrays[tensor.name] = rng.integers(-128, 128, tensor.shape, np.int8)
+        elif tensor.name in fixed:
+            arrays[tensor.name] = np.full(tensor.shape, fixed[tensor.name])
+        else:
+            arrays[tensor.name] = rng.standard_normal(tensor.shape, np.float32)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()}
+    binding = made.io_binding()
+    for tensor in made.get_inputs():
+        binding.bind_ortvalue_input(tensor.name, values[tensor.name])
+    for tensor in made.get_outputs():
+        binding.bind_ortvalue_output(tensor.name, values[tensor.name.replace("present", "past")])
+    return functools.partial(_run, made, binding, values)
+
+
+def _run(made: ort.InferenceSession, binding: ort.IOBinding, values: dict[str, ort.OrtValue]) -> None:
+    """`values` are what is bound: they hold the arrays for as long as this is called."""
+    made.run_with_iobinding(binding)
+
+
 def measure(step: Step, threads: int, rounds: int, machine: Machine, folder: Path) -> str:
     """A row of the table."""
-    inputs = inputs_of(step)
-    call, out = ours(step, inputs, threads)
-    call()
-    difference = error(step, inputs, out)
+    if step.rows > 1:
+        call, inputs, difference = several_rows(step, threads, folder)
+    else:
+        inputs = inputs_of(step)
+        call, out = ours(step, inputs, threads)
+        call()
+        difference = error(step, inputs, out)
     flush = np.zeros(FLUSH, np.uint8)
     calls = {"ours": call, **peers(step, threads, folder)}
     times: dict[str, list[float]] = {name: [] for name in (*calls, "read")}
@@ -202,15 +287,16 @@ def measure(step: Step, threads: int, rounds: int, machine: Machine, folder: Pat
     others = {name: value for name, value in median.items() if name not in ("ours", "read")}
     best = min(others, key=lambda name: others[name], default="")
     peer = f"{best} {100 * median['read'] / others[best]:.0f} %" if best else "-"
-    verdict = "yes" if share >= step.aim else "no"
+    ratio = f"{others[best] / median['ours']:.2f}" if best else "-"
+    aim, verdict = ("-", "-") if step.aim is None else (f"{step.aim} %", "yes" if share >= step.aim else "no")
     speed = step.bytes / median["ours"] / 1e9
     cells = [step.name, threads, f"{step.bytes / 1e6:.1f}", f"{1e3 * median['ours']:.3f}", f"{speed:.1f}"]
-    cells += [f"{share:.0f} %", f"{step.aim} %", verdict, peer, f"{difference:.1e}"]
+    cells += [f"{share:.0f} %", aim, verdict, peer, ratio, f"{difference:.1e}"]
     return f"| {' | '.join(map(str, cells))} |"
 
 
-HEADER = """| step | threads | MB | ms | GB/s | of a read | aim | reached | best peer | error |
-|---|--:|--:|--:|--:|--:|--:|---|---|--:|"""
+HEADER = """| step | threads | MB | ms | GB/s | of a read | aim | reached | best peer | ratio | error |
+|---|--:|--:|--:|--:|--:|--:|---|---|--:|--:|"""
 
 
 def main() -> int:
@@ -228,9 +314,7 @@ def main() -> int:
     args = parser.parse_args()
     threads, batches, keys = ([int(n) for n in getattr(args, name).split(",")] for name in numbers)
     chosen = [
-        step
-        for step in steps(batches, keys)
-        if re.search(args.cases, step.name) and step.bytes <= args.limit_mb * 1e6
+        step for step in steps(batches, keys) if re.search(args.cases, step.name) and step.bytes <= args.limit_mb * 1e6
     ]
     rows = [f"onnxruntime {ort.__version__}, onnx {onnx.__version__}", "", *HEADER.splitlines()]
     print("\n".join(rows))
