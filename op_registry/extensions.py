@@ -164,6 +164,14 @@ EXTENSIONS = (
         attr="cpu_empty_rows",
         values=("", "zero", "mean", "nan"),
     ),
+    Extension(
+        "EXT-LOSS-FLOOR",
+        ("SparseLightningIndexerGradKLLoss",),
+        "the attribute cpu_loss_floor is what smaller probabilities count as in the loss, instead of 1e-8; with 0 "
+        "there is no floor, and a key whose target is 0 adds nothing",
+        attr="cpu_loss_floor",
+        kind="Float",
+    ),
 )
 
 

@@ -13,9 +13,10 @@ with p the target, y the softmax and r the rectified products, in any spelling (
 before the run, one for each. Loss or gradients may be missing. Everything behind the sum over attention's heads has to
 end in one of these four; what is the indexer's alone may be read by anybody.
 
-The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: where a graph has the loss, and not
-its gradients alone, the user has to allow that ("loss-floor"). Its gradients are y - p everywhere, as those of the
-graph. That the masks leave what attention attends is looked at when its list is known (backward/listed.py).
+The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: for ONNX Runtime the attribute
+cpu_loss_floor takes that away; on Ascend the user has to allow it ("loss-floor") where a graph has the loss, and not
+its gradients alone. Its gradients are y - p everywhere, as those of the graph. That the masks leave what attention
+attends is looked at when its list is known (index_loss.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.backward.index_region import IndexRegion, K
+from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.contraction import Contraction, any_contraction
@@ -53,12 +55,13 @@ class Result:
 @dataclass(frozen=True)
 class Divergence:
     """A loss with its gradients: `results` by the outputs of SparseLightningIndexerGradKLLoss. `node` is the logarithm
-    of the indexer's distribution."""
+    of the indexer's distribution, `assumed` what the user has vouched for."""
 
     scores: IndexScores
     masks: tuple[Mask, ...]
     results: dict[str, Result]
     node: ir.Node
+    assumed: tuple[str, ...]
 
 
 def match_divergence(
@@ -79,10 +82,11 @@ def match_divergence(
     inner = IndexRegion(region, scores, masks, log.outputs[0])
     results = _Results(inner).found(starts)
     _check_axes(scores, region, log)
-    if "loss" in results and LOSS_FLOOR not in options.assume:
+    floor = "loss" in results and options.target == "ascend"
+    if floor and LOSS_FLOOR not in options.assume:
         reason = "the operator's loss takes a probability below 1e-8 for 1e-8"
         raise Decline(Code.TRAINING, reason, log, f"--assume {LOSS_FLOOR} if that is all right")
-    return Divergence(scores, masks, results, log)
+    return Divergence(scores, masks, results, log, (LOSS_FLOOR,) if floor else ())
 
 
 def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
@@ -171,6 +175,8 @@ class _Results:
                 name, one = result
                 if name in results:
                     raise self._foreign(node, f"there are two of {name}")
+                if not 1 / FACTORS < abs(one.factor) < FACTORS:
+                    raise self._foreign(node, f"it is {one.factor:g} times as large")
                 results[name] = one
                 continue
             if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.part(node.outputs[0]) is None:

@@ -3,7 +3,8 @@
     accepted    a loss with gradients (divergence.py) beside an attention to selected keys, one list for all heads, one
                 head of keys; the list a sorted TopK of scores under a causal mask, attention and the indexer's scores
                 under that list and a causal mask and nothing else; no more rows than keys
-    emitted     SparseLightningIndexerGradKLLoss with the attention's inputs and statistics and the TopK's list
+    emitted     SparseLightningIndexerGradKLLoss with the attention's inputs and statistics and the TopK's list, or that
+                of the LightningIndexer in its place
     refused     anything else, and what the target forbids
 
 The operator takes the first min(K, visible) entries of a row for the keys: a sorted TopK under a causal mask lists the
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.backward.divergence import Divergence, Result
 from fa_compiler.passes.backward.landing import Landing, landed
 from fa_compiler.passes.backward.match import Place
@@ -58,13 +60,15 @@ class IndexLoss:
         mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
         given = self._index_inputs(mover)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
-        listed = builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
-        given |= {"sparse_indices": listed} | dict(zip(STATISTICS, node.outputs[1:3], strict=True))
+        given["sparse_indices"] = self._listed(inputs["sparse_indices"])
+        given |= dict(zip(STATISTICS, node.outputs[1:3], strict=True))
         attrs: dict[str, int | float | str] = {
             "scale_value": node.attributes["scale_value"].as_float(),
             "layout": "BSND",
             "sparse_mode": 3,
         }
+        if self.emitter.options.target == "ort" and "loss" in record.results:
+            attrs["cpu_loss_floor"] = 0.0
         made = domain_node(OP, given, attrs, builder, self.emitter.options, tuple(record.results))
         if made is None:
             raise self._decline(f"the target has no {OP} of these sizes and types")
@@ -72,6 +76,15 @@ class IndexLoss:
         outputs = {output.name: output for output in made.outputs}
         results = record.results.items()
         return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, mover) for name, result in results]
+
+    def _listed(self, attended: ir.Value) -> ir.Value:
+        """The list: attention's where that is an indexer's, for the statistics are of these keys; else the TopK's,
+        which ends in keys that the row does not see."""
+        maker = attended.producer()
+        if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
+            return attended
+        builder = self.emitter.builder
+        return builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
 
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)

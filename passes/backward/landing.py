@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Place, Role
-from fa_compiler.passes.backward.quantities import TOLERANCE
+from fa_compiler.passes.backward.quantities import FACTORS, TOLERANCE
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
@@ -67,7 +67,7 @@ def landing_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Landin
         left = _axes(wanted)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
         plan = moves(dims, (summed, *wanted) if summed else wanted)
-        if plan is None or not left <= _axes(dims):
+        if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(place.factor) < FACTORS:
             continue
         landing = Landing(place, summed, plan)
         if best is None or landing.cost <= best.cost:

@@ -29,7 +29,6 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout import COPY_COST
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
-from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -81,7 +80,7 @@ class GradientMatch:
     @property
     def assumed(self) -> tuple[str, ...]:
         """What the user has vouched for that it needs, besides the attention."""
-        return (LOSS_FLOOR,) if self.divergence is not None and "loss" in self.divergence.results else ()
+        return () if self.divergence is None else self.divergence.assumed
 
     @property
     def node(self) -> ir.Node:

@@ -28,6 +28,8 @@ MAX_POWER = 4
 """Higher powers do not occur in a gradient."""
 TOLERANCE = 2.0**-20
 """Two factors this close are one number, rounded twice."""
+FACTORS = 2.0**60
+"""What is so many times an operator's result, or a part of it as small, may be infinite or 0 where that is not."""
 
 
 class Rows(Enum):

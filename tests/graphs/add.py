@@ -17,18 +17,15 @@ import numpy as np
 import onnx
 
 
-def add(
-    name: str, model: onnx.ModelProto, feeds: dict[str, np.ndarray], source: str, assume: list[str] | None = None
-) -> None:
-    """Store the graph and its entry, which says nothing yet of what the compiler makes of it, but for what it may
-    assume."""
+def add(name: str, model: onnx.ModelProto, feeds: dict[str, np.ndarray], source: str) -> None:
+    """Store the graph and its entry, which says nothing yet of what the compiler makes of it."""
     wanted = {value.name for value in model.graph.input}
     described = {
         key: harness.describe_input(array, seed) for seed, (key, array) in enumerate(feeds.items()) if key in wanted
     }
     harness.store(name, model)
     index = harness.read_index() if harness.INDEX.exists() else {}
-    index[name] = {"source": source, "inputs": described} | ({"assume": assume} if assume else {})
+    index[name] = {"source": source, "inputs": described}
     harness.write_index(index)
 
 
@@ -39,12 +36,11 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("inputs", type=Path, help="an npz; two-byte void arrays are bfloat16")
     parser.add_argument("--source", required=True)
-    parser.add_argument("--assume", action="append", help="what is vouched for, as for `fa-compiler optimize`")
     arguments = parser.parse_args()
     with np.load(arguments.inputs) as archive:
         feeds = {key: archive[key] for key in archive.files}
     feeds = {k: v.view(ml_dtypes.bfloat16) if v.dtype.kind == "V" else v for k, v in feeds.items()}
-    add(arguments.name, onnx.load(str(arguments.model)), feeds, arguments.source, arguments.assume)
+    add(arguments.name, onnx.load(str(arguments.model)), feeds, arguments.source)
 
 
 if __name__ == "__main__":

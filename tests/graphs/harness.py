@@ -3,8 +3,6 @@
 `NAME.onnx.xz` is an exported model without its weights (see examples/weights.py). `index.json` says for
 each what it is of (`source`), its inputs, and what the compiler makes of it.
 
-An entry with "assume" is compiled with that vouched for.
-
 An input is written as {"dtype", "shape"} and either "values" (the numbers, in order) or "normal"
 [mean, std, seed]. bfloat16 is written as float32 values.
 """

@@ -88,6 +88,16 @@ def test_index_loss(seed: int, dtype: Any) -> None:
 
 
 @seeds
+@pytest.mark.parametrize("floor", [0.0, 0.02])
+@sweep
+@pytest.mark.usefixtures("isa")
+def test_index_loss_with_another_floor(seed: int, dtype: Any, floor: float) -> None:
+    """None, or one that many probabilities are below."""
+    inputs, attrs = problems.indexer_loss(seed, dtype)
+    compare("SparseLightningIndexerGradKLLoss", inputs, attrs | {"cpu_loss_floor": floor})
+
+
+@seeds
 @sweep
 @pytest.mark.usefixtures("isa")
 def test_indexer(seed: int, dtype: Any) -> None:

@@ -237,8 +237,9 @@ def test_loss_gradients_are_derivatives(seed: int) -> None:
             np.testing.assert_allclose(gradients[f"d_{name}"][place], slope, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("floor", [None, 0.0, 0.01])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_loss_is_a_divergence(seed: int) -> None:
+def test_the_loss_is_a_divergence(seed: int, floor: float | None) -> None:
     """The same sums by dense matrices; a distribution compared with itself gives 0."""
     inputs, attrs = problems.indexer_loss(seed, np.float64)
     ends = ("actual_seq_lengths_query", "actual_seq_lengths_key")
@@ -260,6 +261,8 @@ def test_the_loss_is_a_divergence(seed: int) -> None:
             p /= p.sum()
             y = np.exp(index_scores[i, at])
             y /= y.sum()
-            expected += float(np.sum(np.maximum(p, 1e-8) * np.log(np.maximum(p, 1e-8) / np.maximum(y, 1e-8))))
-    loss = run("SparseLightningIndexerGradKLLoss", inputs, attrs, ("loss",))["loss"]
+            least = 1e-8 if floor is None else floor
+            expected += float(np.sum(np.maximum(p, least) * np.log(np.maximum(p, least) / np.maximum(y, least))))
+    settings = attrs if floor is None else attrs | {"cpu_loss_floor": floor}
+    loss = run("SparseLightningIndexerGradKLLoss", inputs, settings, ("loss",))["loss"]
     np.testing.assert_allclose(loss, [expected], rtol=1e-5, atol=1e-5)

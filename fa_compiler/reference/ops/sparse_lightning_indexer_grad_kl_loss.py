@@ -13,7 +13,8 @@ With sinks, which the statistics then include, what went to the sinks is left ou
     p_j = sum_g exp(...) / sum_g  /  (N1 - sum_g exp(sink_g - max_g) / sum_g)
 
 p is a constant: it sums to 1 where the statistics come from the same keys (and sinks). The gradients are those
-of the loss as long as p and y exceed 1e-8 and p sums to 1.
+of the loss as long as p and y exceed 1e-8 and p sums to 1. The extension attribute cpu_loss_floor is another number
+than 1e-8; with 0 there is no floor, and a key with p = 0 adds nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ import numpy as np
 
 from fa_compiler.reference.call import Call, Output, operator
 from fa_compiler.reference.sparse import SparseCall, joined
-
-FLOOR = 1e-8
 
 
 @operator("SparseLightningIndexerGradKLLoss")
@@ -38,7 +37,9 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
     indices = side.indices()[:, 0]
     top, total = side.statistics("softmax_max"), side.statistics("softmax_sum")
     sinks = side.sinks()
-    scale = float(call.attrs["scale_value"])
+    scale, floor = float(call.attrs["scale_value"]), float(call.attrs.get("cpu_loss_floor", 1e-8))
+    if not floor >= 0:
+        raise call.error("cpu_loss_floor", f"must be at least 0, got {floor:g}")
     d_query, d_key, d_weight = np.zeros_like(query_index), np.zeros_like(key_index), np.zeros_like(weight)
     loss = 0.0
     for row in side.rows():
@@ -56,11 +57,13 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
         p = np.sum(np.exp(scores - top[row.token][:, None]) / total[row.token][:, None], axis=0) / heads
         relu = np.maximum(query_index[row.token] @ key_index[places].T, 0.0)
         index_scores = weight[row.token] @ relu
-        y = np.exp(index_scores - index_scores.max())
-        y /= y.sum()
-        d_scores = y - p
-        p_floor, y_floor = np.maximum(p, FLOOR), np.maximum(y, FLOOR)
-        loss += float(np.sum(p_floor * (np.log(p_floor) - np.log(y_floor))))
+        shifted = index_scores - index_scores.max()
+        log_y = shifted - np.log(np.sum(np.exp(shifted)))
+        d_scores = np.exp(log_y) - p
+        target = np.maximum(p, floor)
+        with np.errstate(divide="ignore"):
+            parts = np.log(target) - np.maximum(log_y, np.log(floor))
+        loss += float(np.sum(target[target != 0] * parts[target != 0]))
         d_weight[row.token] = relu @ d_scores
         d_s = d_scores * weight[row.token][:, None] * (relu > 0)
         d_query[row.token] = d_s @ key_index[places]

@@ -143,9 +143,11 @@ constexpr sparse::Rules kRules = {"KL", 3, 6, 7, 7, 10, 0, 8, 9, 11};
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-      : sparse::Kernel(api, info, node, kRules), scale_(node.number("scale_value", 1.0f)) {
+      : sparse::Kernel(api, info, node, kRules), scale_(node.number("scale_value", 1.0f)),
+        floor_(node.number("cpu_loss_floor", sparse::IndexGradient().floor)) {
     layout_ = layout_of(checks_, node, "layout", "layout");
     read_mode(checks_, node, "sparse_mode", true, 0, layout_);
+    if (!(floor_ >= 0)) checks_.fail(13, "attribute cpu_loss_floor is " + std::to_string(floor_) + ", expected 0 or more");
   }
 
   void compute(ort::KernelContext* context) const override {
@@ -172,6 +174,7 @@ class Kernel final : public sparse::Kernel {
     }
     call.check_entries(g.lists);
     g.attention = &a;
+    g.floor = floor_;
     const Type type = g.index.query.type;
     const bool nothing = a.batch.rows == 0;
     g.query = output(context, output_d_query_index, query_index.dims, type, call.has_gaps());
@@ -182,7 +185,7 @@ class Kernel final : public sparse::Kernel {
   }
 
  private:
-  float scale_;
+  float scale_, floor_;
 };
 
 }  // namespace

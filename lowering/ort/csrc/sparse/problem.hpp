@@ -106,6 +106,7 @@ struct IndexGradient {
   void* key = nullptr;
   void* weights = nullptr;
   float* loss = nullptr;
+  float floor = 1e-8f;  // smaller probabilities count as this in the loss; with 0 there is none, and 0 ln 0 is 0
 };
 
 // The kernels of one instruction set.

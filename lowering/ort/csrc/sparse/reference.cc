@@ -5,7 +5,7 @@
 //     dsink = -sum_i exp(sink - max_i) / sum_i rowsum(dO O)_i
 //     I_ij = sum over h of w_ih r_ihj;  r_ihj = relu(q_ih . k_j);  dw_ih = sum_j dI_ij r_ihj
 //     dS_ihj = dI_ij w_ih [r_ihj > 0];  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
-//     loss = sum_ij p (ln p - ln y), each at least 1e-8;  y = softmax(I);  dI = y - p;  p = mean of P over attention's
+//     loss = sum_ij p (ln p - ln y), each at least 1e-8 (or another floor);  y = softmax(I);  dI = y - p;  p = mean of P over attention's
 //     heads, or with sinks the sum of P over what the sinks leave of the heads
 #include <algorithm>
 #include <numeric>
@@ -210,13 +210,14 @@ Numbers differences(const sparse::IndexGradient& g, const sparse::Sequence& sequ
   }
   const double top = y.empty() ? 0 : *std::max_element(y.begin(), y.end());
   double sum = 0;
-  for (double& x : y) sum += x = std::exp(x - top);
+  for (double x : y) sum += std::exp(x - top);
   Numbers back;
+  const double floor = g.floor, least = std::log(floor);
   for (size_t n = 0; n < y.size(); ++n) {
-    const double p = mean_probability(*g.attention, sequence, row, tokens[n]), floor = 1e-8;
-    y[n] /= sum;
-    loss += std::max(p, floor) * (std::log(std::max(p, floor)) - std::log(std::max(y[n], floor)));
-    back.push_back(y[n] - p);
+    const double p = mean_probability(*g.attention, sequence, row, tokens[n]), log_y = y[n] - top - std::log(sum);
+    const double q = std::max(p, floor);
+    if (q != 0) loss += q * (std::log(q) - std::max(log_y, least));
+    back.push_back(std::exp(log_y) - p);
   }
   return back;
 }

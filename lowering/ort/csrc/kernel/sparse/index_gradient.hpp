@@ -6,8 +6,6 @@
 
 namespace fa::FA_ISA {
 
-inline constexpr float kLossFloor = 1e-8f;
-
 // Listed keys that a row uses; all of them are keys of its sequence.
 FA_INLINE int64_t listed_keys(const sparse::IndexGradient& g, const sparse::Sequence& sequence, int64_t row) {
   if (!g.index.batch.causal) return g.lists.count;
@@ -167,20 +165,32 @@ class RowIndexGradient {
   float compare(const Left& left) {
     float top = -kInfinity;
     for (int64_t j = 0; j < left.count; ++j) top = scores_[j] > top ? scores_[j] : top;
-    double sum = 0;
+    const float floor = g_.floor;
+    double sum = 0, loss = 0, mass = 0;
+    // Without a floor, from the scores: a probability may be too small for a float and its logarithm is not.
+    for (int64_t j = 0; floor == 0 && j < left.count; ++j) {
+      const float p = target(left, j);
+      if (p == 0) continue;
+      mass += p;
+      loss += p * (__builtin_log(p) - (scores_[j] - top));
+    }
     for (int64_t j = 0; j < left.count; j += kLanes) {
       store(scores_ + j, exp_nonpositive(load(scores_ + j) - splat(top)));
       for (int64_t n = j; n < smaller(j + kLanes, left.count); ++n) sum += scores_[n];
     }
-    double loss = 0;
+    if (floor == 0) loss += mass * __builtin_log(sum);
     for (int64_t j = 0; j < left.count; ++j) {
-      float& p = block(left, j)[padded_ * kGatherKeys + j % kGatherKeys];
+      float& p = target(left, j);
       const float y = static_cast<float>(scores_[j] / sum);
-      const float p_floor = p > kLossFloor ? p : kLossFloor, y_floor = y > kLossFloor ? y : kLossFloor;
-      loss += p_floor * (__builtin_log(p_floor) - __builtin_log(y_floor));
+      const float p_floor = p > floor ? p : floor, y_floor = y > floor ? y : floor;
+      if (floor != 0) loss += p_floor * (__builtin_log(p_floor) - __builtin_log(y_floor));
       p = y - p;
     }
     return static_cast<float>(loss);
+  }
+
+  float& target(const Left& left, int64_t j) const {
+    return block(left, j)[padded_ * kGatherKeys + j % kGatherKeys];
   }
 
   const sparse::IndexGradient& g_;
