@@ -1,11 +1,11 @@
-// The two products for a few query rows whose keys, and values, lie side by side, so few numbers each that a whole key, or
-// the sums of all columns, fit the registers beside a row or more.
+// The two products for one or two query rows, few enough that a whole key, or the sums of all columns, fit the registers
+// beside each other.
 //
 // Memory is the limit then, so what comes first is that it is asked for in its own order, one key after the other, each
 // from its beginning to its end, and each load instruction steps from key to key by the same distance: so the processor
-// fetches ahead by itself as fast as it can (Zen 4: 27 GB/s on one core, as a plain read). Two keys side by side are read
-// at half of that, at 60 to 75 % where their lines are asked for, too. More rows than fit take the next pass over kLanes
-// keys, which are near by then: queries from memory would cost a load each, as much as the product.
+// fetches ahead by itself as fast as it can (Zen 4: 30 GB/s). Two keys side by side are read at a third of that, at 60 to
+// 75 % where their lines are asked for, too. It looks ahead as far as its load queue reaches, so there are no loads but
+// those of keys and values.
 #pragma once
 
 #include "stored.hpp"
@@ -191,15 +191,10 @@ static void value_pass(const float* weights, int64_t weight_row, StoredRows<Stor
   }
 }
 
-// Whether a number is converted, by one or two instructions, whenever it is loaded.
-template <class Stored>
-inline constexpr bool kConverted = !Stored::kPairs && sizeof(typename Stored::Number) < sizeof(float);
-
-// Whether rows of so many numbers, `row` of them apart, are read this way. With many query rows the passes would convert a
-// number too often.
+// Whether rows of so many numbers, `row` of them apart, are read this way.
 template <class Stored>
 FA_INLINE bool in_order(int64_t rows, int64_t size, int64_t row) {
-  return row == size && blocks_of(size, Stored::kStep) <= kRegisters / 2 && (!kConverted<Stored> || rows <= 4);
+  return row == size && rows * blocks_of(size, Stored::kStep) <= kRegisters / 2;
 }
 
 // Calls pass(r) as pass.operator()<kRows>(r) for all rows.
@@ -207,18 +202,17 @@ template <class Pass>
 FA_INLINE void in_passes(int64_t rows, int64_t most, Pass pass) {
   int64_t r = 0;
   for (; most >= 4 && r + 4 <= rows; r += 4) pass.template operator()<4>(r);
-  for (; most >= 2 && r + 2 <= rows; r += 2) pass.template operator()<2>(r);
-  for (; r < rows; ++r) pass.template operator()<1>(r);
+  for (; r + 2 <= rows; r += 2) pass.template operator()<2>(r);
+  if (r < rows) pass.template operator()<1>(r);
 }
 
 // Scores of `count` keys, `size` numbers each; whole vectors of scores are written.
 template <class Stored>
 static void scores_in_order(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
                             float* scores, int64_t score_row) {
-  const int64_t most = kRegisters / 2 / blocks_of(size, Stored::kStep);
   for (int64_t c = 0; c < count; c += kLanes) {
     const StoredRows<Stored> own{keys.data + c * keys.row, keys.row};
-    in_passes(rows, most, [&]<int kRows>(int64_t r) {
+    in_passes(rows, rows, [&]<int kRows>(int64_t r) {
       score_pass<Stored, kRows>({queries.data + r * queries.row, queries.row}, own, count - c, size,
                                 scores + r * score_row + c, score_row);
     });
@@ -229,12 +223,11 @@ static void scores_in_order(int64_t rows, QueryRows queries, StoredRows<Stored> 
 template <class Stored>
 static void values_in_order(int64_t rows, const float* weights, int64_t weight_row, StoredRows<Stored> values,
                             int64_t count, int64_t size, float* sums, int64_t columns) {
-  // What is converted is read in halves rather than twice. Sums of pairs take twice the registers.
-  const int64_t most = kConverted<Stored> ? 4 : kRegisters / 2 / blocks_of(size, kLanes);
+  constexpr int64_t kMost = Stored::kPairs ? 2 : 4;  // sums of pairs take twice the registers
   for (int64_t c = 0; c < count; c += kValueKeys) {
     const StoredRows<Stored> own{values.data + c * values.row, values.row};
     const int64_t keys = smaller(kValueKeys, count - c);
-    in_passes(rows, most, [&]<int kRows>(int64_t r) {
+    in_passes(rows, kMost, [&]<int kRows>(int64_t r) {
       value_pass<Stored, kRows>(weights + r * weight_row + c, weight_row, own, keys, size, sums + r * columns, columns);
     });
   }
