@@ -35,7 +35,9 @@ seeds = given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
 
 def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
     """Every output, NaN and infinities included. The bound: inputs are of order 1 and sums at most a few hundred long,
-    so float32 arithmetic is wrong by some 1e-6 of the largest number, and 16 bits are rounded once more."""
+    so float32 arithmetic is wrong by some 1e-6 of the largest number, and 16 bits are rounded once more. Where
+    bfloat16 is multiplied in pairs, probabilities and their gradients are rounded to it, too (as on the device): each
+    by 2**-9 of itself, and numbers made of them by less than 2**-8 of the largest."""
     expected = reference.run(op, inputs, attrs, dtype="float64", cann=cann)
     found = ops.run(op, inputs, attrs, cann=cann)
     for name, right in expected.items():
@@ -47,7 +49,8 @@ def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
         largest = np.abs(right[~special]).max(initial=0.0)
         # The statistic of an empty row is exact and no measure for the others.
         largest = 0.0 if largest > 1e37 and name == "softmax_max" else largest
-        bound = 4e-6 * max(largest, 1.0) + UNIT[found[name].dtype] * np.abs(right[~special])
+        rounded = 2.0**-8 * largest if found[name].dtype == ml_dtypes.bfloat16 else 0.0
+        bound = 4e-6 * max(largest, 1.0) + UNIT[found[name].dtype] * np.abs(right[~special]) + rounded
         worst = np.abs(value[~special] - right[~special]) - bound
         assert (worst <= 0).all(), (name, float(worst.max()))
 
@@ -185,23 +188,24 @@ def test_long_lists_and_rows_of_many_tasks() -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("heads", [1, 3, 6, 8, 13, 16, 40])
-def test_rows_read_in_place(heads: int) -> None:
-    """Whole vectors of float32 are read where they lie: no number of a key that is not listed may be read with them;
-    key that is listed twice gets both gradients."""
+def test_rows_read_in_place(heads: int, dtype: Any) -> None:
+    """Whole vectors of float32, or of bfloat16 for more heads than eight, are read where they lie: no number of a key
+    that is not listed may be read with them; a key that is listed twice gets both gradients."""
     rng = np.random.default_rng(heads)
     tokens, keys, width, rope = 3, 130, 64, 32
     listed = rng.permutation(keys)[:70]
-    latent, key_rope = (rng.standard_normal((keys, 1, n)).astype(np.float32) for n in (width, rope))
+    latent, key_rope = (rng.standard_normal((keys, 1, n)).astype(dtype) for n in (width, rope))
     for tensor in (latent, key_rope):
         tensor[np.setdiff1d(np.arange(keys), listed)] = np.nan
     inputs: Any = {
-        "query": rng.standard_normal((tokens, heads, width)).astype(np.float32),
+        "query": rng.standard_normal((tokens, heads, width)).astype(dtype),
         "key": latent,
         "sparse_indices": np.stack([np.append(rng.permutation(listed), listed[:5]) for _ in range(tokens)])
         .astype(np.int32)
         .reshape(tokens, 1, -1),
-        "query_rope": rng.standard_normal((tokens, heads, rope)).astype(np.float32),
+        "query_rope": rng.standard_normal((tokens, heads, rope)).astype(dtype),
         "key_rope": key_rope,
         "actual_seq_lengths_query": np.array([tokens], np.int32),
         "actual_seq_lengths_kv": np.array([keys], np.int32),
@@ -212,9 +216,40 @@ def test_rows_read_in_place(heads: int) -> None:
         given = inputs | {"value": value}
         compare("SparseFlashAttention", given, attrs | packed)
         result = reference.run("SparseFlashAttention", given, attrs | packed)
-        given |= {"d_out": rng.standard_normal((tokens, heads, width)).astype(np.float32)}
+        given |= {"d_out": rng.standard_normal((tokens, heads, width)).astype(dtype)}
         given |= {"out": result["attention_out"]} | {name: result[name] for name in ("softmax_max", "softmax_sum")}
         compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"})
+    given |= {"value": None, "sinks": rng.standard_normal(heads).astype(np.float32)}
+    compare("SparseFlashAttentionGrad", given, attrs | {"layout": "TND"}, problems.REORDERED)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("heads", [1, 9, 16, 33, 64])
+@pytest.mark.parametrize("width", [32, 128])
+def test_index_heads_of_bfloat16_pairs(heads: int, width: int) -> None:
+    """More keys than a block, an odd number of them, and the sizes at which bfloat16 is multiplied in pairs."""
+    rng = np.random.default_rng(heads)
+    tokens, keys, count = 5, 190, 77
+    inputs: Any = {
+        "query": rng.standard_normal((1, tokens, heads, width)).astype(ml_dtypes.bfloat16),
+        "key": rng.standard_normal((1, keys, 1, width)).astype(ml_dtypes.bfloat16),
+        "weights": (rng.standard_normal((1, tokens, heads)) / heads).astype(ml_dtypes.bfloat16),
+        "sparse_indices": np.stack([rng.permutation(keys - tokens)[:count] for _ in range(tokens)])
+        .astype(np.int32)
+        .reshape(1, tokens, 1, count),
+        "dy": rng.standard_normal((1, tokens, count)).astype(ml_dtypes.bfloat16),
+    }
+    compare("LightningIndexerGrad", inputs, {"headNum": heads})
+    attended: Any = {
+        "query": rng.standard_normal((1, tokens, 20, 64)).astype(ml_dtypes.bfloat16),
+        "key": rng.standard_normal((1, keys, 1, 64)).astype(ml_dtypes.bfloat16),
+        "sparse_indices": inputs["sparse_indices"],
+    }
+    attrs = {"scale_value": 0.125, "return_softmax_lse": True, "attention_mode": 2}
+    result = reference.run("SparseFlashAttention", attended | {"value": attended["key"]}, attrs)
+    loss = attended | {f"{name}_index": inputs[name] for name in ("query", "key")} | {"weight": inputs["weights"]}
+    loss |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
+    compare("SparseLightningIndexerGradKLLoss", loss, {"scale_value": 0.125, "layout": "BSND"})
 
 
 PROBLEMS: tuple[tuple[str, Callable[..., Any]], ...] = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from fa_compiler.op_registry import NodeView, TensorInfo
 
@@ -31,66 +31,73 @@ def _statistics(layout: str) -> TensorInfo:
     return tensor((1, B * S1, N1) if layout == "TND" else (B, 1, S1, N1), FLOAT)
 
 
-def _node(
-    op: str,
-    tensors: Mapping[str, TensorInfo | None],
-    attrs: Mapping[str, Any],
-    inputs: Changes,
-    changes: Mapping[str, Any] | None,
-    outputs: Mapping[str, TensorInfo] | None,
-) -> NodeView:
-    given = {name: info for name, info in {**tensors, **(inputs or {})}.items() if info is not None}
-    kept = {name: value for name, value in {**attrs, **(changes or {})}.items() if value is not None}
-    return NodeView(op, "node", given, outputs or {}, kept)
+Parts = tuple[Mapping[str, TensorInfo | None], Mapping[str, Any]]
 
 
-def attention(
-    inputs: Changes = None,
-    attrs: Mapping[str, Any] | None = None,
-    layout: str = "BSND",
-    outputs: Mapping[str, TensorInfo] | None = None,
-    dtype: str = HALF,
-) -> NodeView:
+class Builder(Protocol):
+    """Makes a node; an input or attribute that is changed to None is left out."""
+
+    def __call__(
+        self,
+        inputs: Changes = None,
+        attrs: Mapping[str, Any] | None = None,
+        layout: str = "BSND",
+        outputs: Mapping[str, TensorInfo] | None = None,
+        dtype: str = HALF,
+    ) -> NodeView: ...
+
+
+def _builder(op: str, parts: Callable[[str, str], Parts]) -> Builder:
+    """`parts` gives the inputs and attributes of a good node in a layout and a type."""
+
+    def build(
+        inputs: Changes = None,
+        attrs: Mapping[str, Any] | None = None,
+        layout: str = "BSND",
+        outputs: Mapping[str, TensorInfo] | None = None,
+        dtype: str = HALF,
+    ) -> NodeView:
+        tensors, settings = parts(layout, dtype)
+        given = {name: info for name, info in {**tensors, **(inputs or {})}.items() if info is not None}
+        kept = {name: value for name, value in {**settings, **(attrs or {})}.items() if value is not None}
+        return NodeView(op, "node", given, outputs or {}, kept)
+
+    return build
+
+
+def _rope(layout: str, dtype: str) -> Mapping[str, TensorInfo | None]:
+    q, k = _tokens(layout)
+    return {"query_rope": tensor((*q, N1, DR), dtype), "key_rope": tensor((*k, 1, DR), dtype)}
+
+
+def _selected(layout: str) -> Mapping[str, TensorInfo | None]:
+    return {"sparse_indices": tensor((*_tokens(layout)[0], 1, K), INT32)}
+
+
+def _both_statistics(layout: str) -> Mapping[str, TensorInfo | None]:
+    return {name: _statistics(layout) for name in ("softmax_max", "softmax_sum")}
+
+
+def _attention(layout: str, dtype: str) -> Parts:
     q, k = _tokens(layout)
     tensors = {
         "query": tensor((*q, N1, D), dtype),
         "key": tensor((*k, 1, D), dtype),
         "value": tensor((*k, 1, D), dtype),
-        "sparse_indices": tensor((*q, 1, K), INT32),
-        "query_rope": tensor((*q, N1, DR), dtype),
-        "key_rope": tensor((*k, 1, DR), dtype),
+        **_selected(layout),
+        **_rope(layout, dtype),
         **_ends(("actual_seq_lengths_query", "actual_seq_lengths_kv"), layout, INT32),
     }
-    settings = {"scale_value": 0.04, "layout_query": layout, "layout_kv": layout, "attention_mode": 2}
-    return _node("SparseFlashAttention", tensors, settings, inputs, attrs, outputs)
+    return tensors, {"scale_value": 0.04, "layout_query": layout, "layout_kv": layout, "attention_mode": 2}
 
 
-def attention_grad(
-    inputs: Changes = None,
-    attrs: Mapping[str, Any] | None = None,
-    layout: str = "BSND",
-    outputs: Mapping[str, TensorInfo] | None = None,
-    dtype: str = HALF,
-) -> NodeView:
-    q, _ = _tokens(layout)
-    tensors = {
-        **attention(layout=layout, dtype=dtype).inputs,
-        "d_out": tensor((*q, N1, D), dtype),
-        "out": tensor((*q, N1, D), dtype),
-        "softmax_max": _statistics(layout),
-        "softmax_sum": _statistics(layout),
-    }
-    settings = {"scale_value": 0.04, "sparse_block_size": 1, "layout": layout}
-    return _node("SparseFlashAttentionGrad", tensors, settings, inputs, attrs, outputs)  # type: ignore[arg-type]
+def _attention_grad(layout: str, dtype: str) -> Parts:
+    out = tensor((*_tokens(layout)[0], N1, D), dtype)
+    tensors = {**_attention(layout, dtype)[0], "d_out": out, "out": out, **_both_statistics(layout)}
+    return tensors, {"scale_value": 0.04, "sparse_block_size": 1, "layout": layout}
 
 
-def indexer(
-    inputs: Changes = None,
-    attrs: Mapping[str, Any] | None = None,
-    layout: str = "BSND",
-    outputs: Mapping[str, TensorInfo] | None = None,
-    dtype: str = HALF,
-) -> NodeView:
+def _indexer(layout: str, dtype: str) -> Parts:
     q, k = _tokens(layout)
     tensors = {
         "query": tensor((*q, NI, DI), dtype),
@@ -98,32 +105,15 @@ def indexer(
         "weights": tensor((*q, NI), dtype),
         **_ends(("actual_seq_lengths_query", "actual_seq_lengths_key"), layout, INT32),
     }
-    return _node("LightningIndexer", tensors, {"layout_query": layout, "layout_key": layout}, inputs, attrs, outputs)
+    return tensors, {"layout_query": layout, "layout_key": layout}
 
 
-def indexer_grad(
-    inputs: Changes = None,
-    attrs: Mapping[str, Any] | None = None,
-    layout: str = "BSND",
-    outputs: Mapping[str, TensorInfo] | None = None,
-    dtype: str = HALF,
-) -> NodeView:
-    q, _ = _tokens(layout)
-    tensors = {
-        **indexer(layout=layout, dtype=dtype).inputs,
-        "dy": tensor((*q, K), dtype),
-        "sparse_indices": tensor((*q, 1, K), INT32),
-    }
-    return _node("LightningIndexerGrad", tensors, {"headNum": NI, "layout": layout}, inputs, attrs, outputs)  # type: ignore[arg-type]
+def _indexer_grad(layout: str, dtype: str) -> Parts:
+    dy = tensor((*_tokens(layout)[0], K), dtype)
+    return {**_indexer(layout, dtype)[0], "dy": dy, **_selected(layout)}, {"headNum": NI, "layout": layout}
 
 
-def indexer_loss(
-    inputs: Changes = None,
-    attrs: Mapping[str, Any] | None = None,
-    layout: str = "BSND",
-    outputs: Mapping[str, TensorInfo] | None = None,
-    dtype: str = HALF,
-) -> NodeView:
+def _indexer_loss(layout: str, dtype: str) -> Parts:
     q, k = _tokens(layout)
     tensors = {
         "query": tensor((*q, N1, D), dtype),
@@ -131,12 +121,16 @@ def indexer_loss(
         "query_index": tensor((*q, NI, DI), dtype),
         "key_index": tensor((*k, 1, DI), dtype),
         "weight": tensor((*q, NI), dtype),
-        "sparse_indices": tensor((*q, 1, K), INT32),
-        "softmax_max": _statistics(layout),
-        "softmax_sum": _statistics(layout),
-        "query_rope": tensor((*q, N1, DR), dtype),
-        "key_rope": tensor((*k, 1, DR), dtype),
+        **_selected(layout),
+        **_both_statistics(layout),
+        **_rope(layout, dtype),
         **_ends(("actual_seq_lengths_query", "actual_seq_lengths_key"), layout, "DT_INT64"),
     }
-    settings = {"scale_value": 0.04, "layout": layout}
-    return _node("SparseLightningIndexerGradKLLoss", tensors, settings, inputs, attrs, outputs)
+    return tensors, {"scale_value": 0.04, "layout": layout}
+
+
+attention = _builder("SparseFlashAttention", _attention)
+attention_grad = _builder("SparseFlashAttentionGrad", _attention_grad)
+indexer = _builder("LightningIndexer", _indexer)
+indexer_grad = _builder("LightningIndexerGrad", _indexer_grad)
+indexer_loss = _builder("SparseLightningIndexerGradKLLoss", _indexer_loss)

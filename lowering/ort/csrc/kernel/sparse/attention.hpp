@@ -24,14 +24,16 @@ class RowAttention {
       : a_(a), group_(a.group()), padded_(Form::padded(group_)), shared_(shares_key(a)),
         tokens_(runtime, a.lists.count * a.lists.block),
         floats_(runtime, query_floats() + key_floats() + value_floats() + padded_ * kGatherKeys +
-                             padded_ * columns_of(a.value.size) + 4 * padded_ + larger(a.query.numbers(), a.value.size)),
+                             Form::weigh_floats(group_) + padded_ * columns_of(a.value.size) + 4 * padded_ +
+                             larger(a.query.numbers(), a.value.size)),
         keys_(a.key), values_(a.value) {
     if (!floats_) return;
     query_ = floats_.data();
     key_copies_ = query_ + query_floats();
     value_copies_ = key_copies_ + key_floats();
     scores_ = value_copies_ + value_floats();
-    out_ = scores_ + padded_ * kGatherKeys;
+    weights_ = scores_ + padded_ * kGatherKeys;
+    out_ = weights_ + Form::weigh_floats(group_);
     top_ = out_ + padded_ * columns_of(a.value.size);
     sum_ = top_ + padded_;
     alpha_ = sum_ + padded_;
@@ -70,8 +72,8 @@ class RowAttention {
 
  private:
   int64_t query_floats() const { return Form::query_floats(group_, a_.query.numbers()); }
-  int64_t key_floats() const { return Listed::floats(a_.key); }
-  int64_t value_floats() const { return shared_ ? 0 : Listed::floats(a_.value); }
+  int64_t key_floats() const { return Listed<Form::kPairs>::floats(a_.key); }
+  int64_t value_floats() const { return shared_ ? 0 : Listed<Form::kPairs>::floats(a_.value); }
 
   // The next keys of `left` ones.
   void add_block(const int64_t* tokens, int64_t left, int64_t head) {
@@ -92,7 +94,7 @@ class RowAttention {
     Form::sums(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
     if (a_.out == nullptr) return;
-    Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, ahead);
+    Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, weights_, ahead);
   }
 
   void raise(int64_t h) {
@@ -142,9 +144,9 @@ class RowAttention {
   bool shared_;
   Scratch<int64_t> tokens_;
   Scratch<float> floats_;
-  Listed keys_, values_;
-  float *query_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *scores_ = nullptr, *out_ = nullptr,
-        *top_ = nullptr, *sum_ = nullptr, *alpha_ = nullptr, *change_ = nullptr, *row_ = nullptr;
+  Listed<Form::kPairs> keys_, values_;
+  float *query_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *scores_ = nullptr, *weights_ = nullptr,
+        *out_ = nullptr, *top_ = nullptr, *sum_ = nullptr, *alpha_ = nullptr, *change_ = nullptr, *row_ = nullptr;
 };
 
 static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runtime) {
@@ -159,7 +161,7 @@ static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runti
     };
     in_parallel(runtime, a.batch.rows * heads, kRowsOfTask, part);
   };
-  with_form(a.group(), with);
+  with_form(a.group(), takes_pairs(a), with);
   return failure.outcome();
 }
 

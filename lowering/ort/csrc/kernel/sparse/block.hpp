@@ -1,7 +1,8 @@
 // A block of scores of one row: the query heads of a group times up to kGatherKeys keys, in one of two forms.
 //
 // Wide: heads lie in the lanes, [panel of heads][key][kWidth]; for groups of many heads. Narrow: keys lie in the lanes,
-// [head][kGatherKeys]; for groups of few heads, whose products run along the rows. Both have the same operations.
+// [head][kGatherKeys]; for groups of few heads, whose products run along the rows. Both have the same operations. With kPairs
+// the products with keys are of bfloat16, as they lie in memory, two at a time; the block itself is always float32.
 #pragma once
 
 #include "product.hpp"
@@ -14,7 +15,7 @@ inline constexpr int kDotKeys = 4;
 inline constexpr int kScoreKeys = kTileRows;
 
 struct Narrow {
-  static constexpr bool kIsNarrow = true;
+  static constexpr bool kPairs = false;
   static int64_t padded(int64_t heads) { return heads; }
   static int64_t query_row(int64_t depth) { return blocks_of(depth, kLanes) * kLanes; }
   static int64_t query_floats(int64_t heads, int64_t depth) { return heads * query_row(depth); }
@@ -37,7 +38,7 @@ struct Narrow {
 
   // Products of kDotKeys keys and kHeads heads along the depth, kLanes numbers at a time.
   template <int kHeads>
-  static void dots(const float* query, int64_t query_row, const Listed& keys, int64_t first, int64_t depth, float* out,
+  static void dots(const float* query, int64_t query_row, const Listed<false>& keys, int64_t first, int64_t depth, float* out,
                    Ahead& ahead) {
     Vec sum[kDotKeys][kHeads] = {};
     for (int part = 0; depth > 0; ++part) {
@@ -68,7 +69,7 @@ struct Narrow {
   }
 
   template <int kHeads = kDotHeads>
-  static void some_dots(int64_t heads, const float* query, int64_t query_row, const Listed& keys, int64_t first,
+  static void some_dots(int64_t heads, const float* query, int64_t query_row, const Listed<false>& keys, int64_t first,
                         int64_t depth, float* out, Ahead& ahead) {
     if constexpr (kHeads > 1) {
       if (heads < kHeads) return some_dots<kHeads - 1>(heads, query, query_row, keys, first, depth, out, ahead);
@@ -77,7 +78,7 @@ struct Narrow {
   }
 
   // Scores of keys past `count` are those of some other key; nobody reads them.
-  static void scores(const float* query, int64_t heads, const Listed& keys, int64_t depth, int64_t count, float* out,
+  static void scores(const float* query, int64_t heads, const Listed<false>& keys, int64_t depth, int64_t count, float* out,
                      Ahead& ahead) {
     const int64_t row = query_row(depth);
     for (int64_t j = 0; j < count; j += kDotKeys) {
@@ -87,21 +88,32 @@ struct Narrow {
     }
   }
 
+  // Floats that a weighed sum needs for itself.
+  static int64_t weigh_floats(int64_t) { return 0; }
+
   // out[head][column] = alpha[head] out + sum over keys of block[head][key] keys[key][column].
-  static void weigh(const float* block, int64_t heads, const Listed& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, Ahead& ahead) {
+  static void weigh(const float* block, int64_t heads, const Listed<false>& keys, int64_t columns, int64_t count, float* out,
+                    const float* alpha, float*, Ahead& ahead) {
     for (int64_t c = 0; c < columns; c += kPanel) {
       const int part = c < keys.numbers(0) ? 0 : 1;
-      weigh_rows<kGatherKeys, 1>(heads, block, keys.rows(part), c - part * keys.numbers(0), count, out + c,
-                                 columns_of(columns), alpha, ahead);
+      const KeyLines lines{keys.rows(part), c - part * keys.numbers(0)};
+      weigh_rows<kGatherKeys, 1, false>(heads, block, lines, count, out + c, columns_of(columns), alpha, ahead);
     }
+  }
+
+  // Makes of a block what spread() reads.
+  static void leave(float*, int64_t, int64_t) {}
+  // A panel of columns of the heads' rows, beginning at `column`, as spread() reads them.
+  static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
+    const int64_t columns = smaller(kPanel, rows.numbers() - column);
+    for (int64_t h = 0; h < heads; ++h) read_numbers(rows, token, first + h, column, columns, out + h * kPanel);
   }
 
   // sums[token][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns and at
   // most kTileRows keys.
   static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
                      const int64_t* tokens, float* sums) {
-    spread_keys<kGatherKeys, 1>(keys, block + first, rows, heads, tokens, sums);
+    spread_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, sums);
   }
 
   // Calls f(vector, head) for the scores of `count` keys, `head` telling where its lanes' heads begin (each lane the same
@@ -164,9 +176,9 @@ struct Narrow {
   FA_INLINE Vec of_keys(const float* values, int64_t place) { return load(values + place % kGatherKeys); }
 };
 
-template <int kVectors>
+template <int kVectors, bool kOfPairs>
 struct Wide {
-  static constexpr bool kIsNarrow = false;
+  static constexpr bool kPairs = kOfPairs;
   static constexpr int kWidth = kVectors * kLanes;
   static constexpr int64_t kPanelFloats = int64_t{kGatherKeys} * kWidth;
 
@@ -176,59 +188,103 @@ struct Wide {
     const int64_t panel = smaller(heads, kWidth);
     return blocks_of(panel, blocks_of(panel, kTileRows));
   }
-  static int64_t query_floats(int64_t heads, int64_t depth) { return padded(heads) * depth; }
+  static int64_t words(int64_t numbers) { return Listed<kPairs>::words(numbers); }
+  static int64_t query_floats(int64_t heads, int64_t depth) { return padded(heads) * words(depth); }
 
-  // [panel][number][kWidth]; heads past the last are 0. `row` has room for one row.
+  // [panel][number or pair][kWidth]; heads past the last are 0. `row` has room for one row.
   static void pack_query(const Rows& rows, int64_t token, int64_t first, int64_t heads, float* out, float* row) {
-    const int64_t numbers = rows.numbers();
+    const int64_t lines = words(rows.numbers());
     for (int64_t h = 0; h < padded(heads); ++h) {
-      float* to = out + h / kWidth * numbers * kWidth + h % kWidth;
+      float* to = out + h / kWidth * lines * kWidth + h % kWidth;
       if (h < heads) {
-        read_numbers(rows, token, first + h, 0, numbers, row);
-        for (int64_t d = 0; d < numbers; ++d) to[d * kWidth] = row[d];
+        read_words<kPairs>(rows, token, first + h, row);
+        for (int64_t d = 0; d < lines; ++d) to[d * kWidth] = row[d];
       } else {
-        for (int64_t d = 0; d < numbers; ++d) to[d * kWidth] = 0;
+        for (int64_t d = 0; d < lines; ++d) to[d * kWidth] = 0;
       }
     }
   }
 
   static int64_t score_steps(int64_t heads, int64_t depth, int64_t count) {
-    return blocks_of(heads, kWidth) * blocks_of(count, kScoreKeys) * blocks_of(depth, kStep);
+    return blocks_of(heads, kWidth) * blocks_of(count, kScoreKeys) * blocks_of(words(depth), kStep);
   }
   static int64_t weigh_steps(int64_t heads, int64_t columns, int64_t count) {
-    return blocks_of(heads, tile_of(heads)) * blocks_of(columns, kPanel) * blocks_of(count, kStep);
+    return blocks_of(heads, tile_of(heads)) * blocks_of(columns, kPanel) * blocks_of(words(count + 1), kStep);
   }
 
-  static void scores(const float* query, int64_t heads, const Listed& keys, int64_t depth, int64_t count, float* out,
+  static void scores(const float* query, int64_t heads, const Listed<kPairs>& keys, int64_t depth, int64_t count, float* out,
                      Ahead& ahead) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
       for (int64_t j = 0; j < count; j += kScoreKeys) {
-        score_tile<kScoreKeys, kVectors>(keys, j, query + p * depth * kWidth, depth, out + p * kPanelFloats + j * kWidth,
-                                         ahead);
+        score_tile<kScoreKeys, kVectors>(keys, j, query + p * words(depth) * kWidth, depth,
+                                         out + p * kPanelFloats + j * kWidth, ahead);
       }
     }
   }
 
-  static void weigh(const float* block, int64_t heads, const Listed& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, Ahead& ahead) {
+  static int64_t weigh_floats(int64_t heads) { return kPairs ? padded(heads) * kPairsOfBlock : 0; }
+
+  static void weigh(const float* block, int64_t heads, const Listed<kPairs>& keys, int64_t columns, int64_t count, float* out,
+                    const float* alpha, float* weights, Ahead& ahead) {
     const int64_t out_row = columns_of(columns), tile = tile_of(heads);
+    if constexpr (kPairs) pair_keys(block, heads, count, weights);
     for (int64_t c = 0; c < columns; c += kPanel) {
       const int part = c < keys.numbers(0) ? 0 : 1;
+      const KeyLines own{keys.rows(part), Listed<kPairs>::words(c - part * keys.numbers(0))};
+      alignas(64) float pairs[kPairs ? kPairsOfBlock * kPanel : 1];
+      if constexpr (kPairs) pair_lines(own, count, pairs);
       for (int64_t p = 0; p * kWidth < heads; ++p) {
         const int64_t end = smaller(heads, (p + 1) * kWidth);
         for (int64_t h = p * kWidth; h < end; h += tile) {
-          weigh_rows<1, kWidth>(smaller(tile, end - h), block + p * kPanelFloats + h % kWidth, keys.rows(part),
-                                c - part * keys.numbers(0), count, out + h * out_row + c, out_row, alpha + h, ahead);
+          const int64_t rows = smaller(tile, end - h);
+          float* to = out + h * out_row + c;
+          if constexpr (kPairs) {
+            const float* from = weights + p * kPairsOfBlock * kWidth + h % kWidth;
+            weigh_rows<1, kWidth, true>(rows, from, PairLines{pairs}, blocks_of(count, 2), to, out_row, alpha + h, ahead);
+          } else {
+            const float* from = block + p * kPanelFloats + h % kWidth;
+            weigh_rows<1, kWidth, false>(rows, from, own, count, to, out_row, alpha + h, ahead);
+          }
         }
       }
     }
   }
 
+  // With kPairs rounded to bfloat16 where it lies, two heads in each float.
+  static void leave(float* block, int64_t heads, int64_t count) {
+    if constexpr (!kPairs) return;
+    for (int64_t h = 0; h < heads; h += kWidth) {
+      float* panel = block + h / kWidth * kPanelFloats;
+      for (int64_t i = 0; i < count * kWidth; i += kPanel) {
+        store(panel + i / 2, narrow_both(load(panel + i), load(panel + i + kLanes)));
+      }
+    }
+  }
+
+  static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
+    if constexpr (!kPairs) return Narrow::pack_lines(rows, token, first, heads, column, out);
+    const bool plain = column < rows.size;
+    const auto row = [&](int64_t head) {
+      const int64_t at = token * rows.heads + first + head;
+      const auto* numbers = static_cast<const uint16_t*>(plain ? rows.plain : rows.rope);
+      numbers += plain ? at * rows.size + column : at * rows.rope_size + column - rows.size;
+      return load(reinterpret_cast<const float*>(numbers));
+    };
+    for (int64_t h = 0; h < heads; h += 2, out += kPanel) {
+      Vec low, high;
+      interleave(row(h), h + 1 < heads ? row(h + 1) : Vec{}, low, high);
+      store(out, low);
+      store(out + kLanes, high);
+    }
+  }
+
   static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
                      const int64_t* tokens, float* sums) {
+    constexpr int64_t kHeads = kPairs ? 2 : 1;  // in a float
+    constexpr int kStepOfKey = kWidth / kHeads;
     for (int64_t p = 0; p * kWidth < heads; ++p) {
-      spread_keys<1, kWidth>(keys, block + p * kPanelFloats + first * kWidth, rows + p * kWidth * kPanel,
-                             smaller(kWidth, heads - p * kWidth), tokens, sums);
+      spread_keys<1, kStepOfKey, kPairs>(keys, block + p * kPanelFloats + first * kStepOfKey, rows + p * kStepOfKey * kPanel,
+                                         blocks_of(smaller(kWidth, heads - p * kWidth), kHeads), tokens, sums);
     }
   }
 
@@ -281,15 +337,47 @@ struct Wide {
     }
   }
   FA_INLINE Vec of_keys(const float* values, int64_t place) { return splat(values[place % kPanelFloats / kWidth]); }
+
+ private:
+  static constexpr int64_t kPairsOfBlock = kGatherKeys / 2;
+
+  // The block rounded to bfloat16, two keys in each float: [panel][pair of keys][kWidth]. Beyond an odd last key is 0.
+  static void pair_keys(const float* block, int64_t heads, int64_t count, float* out) {
+    for (int64_t h = 0; h < heads; h += kLanes) {
+      const float* from = block + h / kWidth * kPanelFloats + h % kWidth;
+      float* to = out + h / kWidth * kPairsOfBlock * kWidth + h % kWidth;
+      for (int64_t j = 0; j < count; j += 2, from += 2 * kWidth, to += kWidth) {
+        store(to, pair_of(load(from), j + 1 < count ? load(from + kWidth) : Vec{}));
+      }
+    }
+  }
+
+  // A panel of columns of two keys each. Zeros and not a key go with an odd last one: it could hold an infinity.
+  static void pair_lines(KeyLines keys, int64_t count, float* out) {
+    for (int64_t j = 0; j < count; j += 2, out += kPanel) {
+      Vec low, high;
+      interleave(load(keys.at(j)), j + 1 < count ? load(keys.at(j + 1)) : Vec{}, low, high);
+      store(out, low);
+      store(out + kLanes, high);
+    }
+  }
 };
 
 // Calls f with the form that suits a group of so many heads: few in the lanes' other direction, else panels of one or
-// two vectors, whichever leaves fewer lanes idle.
+// two vectors, whichever leaves fewer lanes idle. `pairs`: whether the keys are rows of bfloat16 in whole panels.
 template <class F>
-static void with_form(int64_t heads, F& f) {
+static void with_form(int64_t heads, bool pairs, F& f) {
   if (heads <= kNarrowHeads) return f(Narrow{});
-  if (blocks_of(heads, kLanes) % 2 == 1) return f(Wide<1>{});
-  return f(Wide<2>{});
+  const bool one = blocks_of(heads, kLanes) % 2 == 1;
+  if constexpr (kHasPairs) {
+    if (pairs) return one ? f(Wide<1, true>{}) : f(Wide<2, true>{});
+  }
+  return one ? f(Wide<1, false>{}) : f(Wide<2, false>{});
+}
+
+// Of attention: query and key have one type.
+FA_INLINE bool takes_pairs(const sparse::Attention& a) {
+  return whole_panels(a.key, Type::bfloat16) && whole_panels(a.value, Type::bfloat16);
 }
 
 }  // namespace fa::FA_ISA

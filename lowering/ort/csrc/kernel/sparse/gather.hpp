@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../sparse/problem.hpp"
-#include "../convert.hpp"
+#include "../pairs.hpp"
 
 namespace fa::FA_ISA {
 
@@ -34,10 +34,32 @@ FA_INLINE void read_numbers(const Rows& rows, int64_t token, int64_t head, int64
   }
 }
 
+// The bits of a bfloat16 row, two numbers in each float; the sizes of its parts are even.
+FA_INLINE void read_pairs(const Rows& rows, int64_t token, int64_t head, float* out) {
+  const int64_t row = token * rows.heads + head;
+  const auto bytes = [](int64_t numbers) { return static_cast<size_t>(numbers) * sizeof(uint16_t); };
+  __builtin_memcpy(out, static_cast<const uint16_t*>(rows.plain) + row * rows.size, bytes(rows.size));
+  if (rows.rope_size == 0) return;
+  __builtin_memcpy(out + rows.size / 2, static_cast<const uint16_t*>(rows.rope) + row * rows.rope_size, bytes(rows.rope_size));
+}
+
+// Floats, or with kPairs pairs of bfloat16, of a row.
+template <bool kPairs>
+FA_INLINE void read_words(const Rows& rows, int64_t token, int64_t head, float* out) {
+  if constexpr (kPairs) return read_pairs(rows, token, head, out);
+  read_numbers(rows, token, head, 0, rows.numbers(), out);
+}
+
 FA_INLINE int64_t columns_of(int64_t numbers) { return blocks_of(numbers, kPanel) * kPanel; }
 
+// Whether rows are whole panels, which products read where they lie.
+FA_INLINE bool whole_panels(const Rows& rows, Type type) {
+  return rows.type == type && rows.size % kPanel == 0 && rows.rope_size % kPanel == 0;
+}
+
 // The rows of up to kGatherKeys keys, in one or two parts that continue each other. A part is a whole number of panels:
-// copies are filled up with 0.
+// copies are filled up with 0. With kPairs rows are read in place, two bfloat16 in each float.
+template <bool kPairs>
 class Listed {
  public:
   // Floats of take()'s buffer; none where rows are read in place.
@@ -53,8 +75,8 @@ class Listed {
     for (int64_t j = 0; j < count; ++j) {
       const int64_t row = tokens[j] * rows_.heads + head;
       if (in_place(rows_)) {
-        at_[0][j] = static_cast<const float*>(rows_.plain) + row * rows_.size;
-        at_[1][j] = static_cast<const float*>(rows_.rope) + row * rows_.rope_size;
+        at_[0][j] = static_cast<const float*>(rows_.plain) + words(row * rows_.size);
+        at_[1][j] = static_cast<const float*>(rows_.rope) + words(row * rows_.rope_size);
       } else {
         float* copy = buffer + j * numbers_[0];
         read_numbers(rows_, tokens[j], head, 0, rows_.numbers(), copy);
@@ -72,11 +94,11 @@ class Listed {
   int parts() const { return parts_; }
   int64_t numbers(int part) const { return numbers_[part]; }
   const float* const* rows(int part) const { return at_[part]; }
+  // Floats that hold so many numbers.
+  static constexpr int64_t words(int64_t numbers) { return kPairs ? numbers / 2 : numbers; }
 
  private:
-  static bool in_place(const Rows& rows) {
-    return rows.type == Type::float32 && rows.size % kPanel == 0 && rows.rope_size % kPanel == 0;
-  }
+  static bool in_place(const Rows& rows) { return kPairs || whole_panels(rows, Type::float32); }
 
   const Rows& rows_;
   int parts_;

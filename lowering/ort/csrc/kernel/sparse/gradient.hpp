@@ -25,14 +25,15 @@ class RowGradient {
       : g_(g), a_(g.attention), group_(a_.group()), padded_(Form::padded(group_)), shared_(shares_key(a_)),
         columns_(columns_of(a_.query.numbers())),
         floats_(runtime, query_floats(a_.query) + query_floats(g.d_out) + key_floats() + value_floats() +
-                             padded_ * columns_ + 4 * padded_ + 2 * larger(a_.query.numbers(), a_.value.size)),
+                             Form::weigh_floats(group_) + padded_ * columns_ + 4 * padded_ + 2 * larger(a_.query.numbers(), a_.value.size)),
         keys_(a_.key), values_(a_.value) {
     if (!floats_) return;
     query_ = floats_.data();
     d_out_ = query_ + query_floats(a_.query);
     key_copies_ = d_out_ + query_floats(g.d_out);
     value_copies_ = key_copies_ + key_floats();
-    d_query_ = value_copies_ + value_floats();
+    weights_ = value_copies_ + value_floats();
+    d_query_ = weights_ + Form::weigh_floats(group_);
     top_ = d_query_ + padded_ * columns_;
     share_ = top_ + padded_;
     dot_ = share_ + padded_;
@@ -69,8 +70,8 @@ class RowGradient {
 
  private:
   int64_t query_floats(const Rows& rows) const { return Form::query_floats(group_, rows.numbers()); }
-  int64_t key_floats() const { return Listed::floats(a_.key); }
-  int64_t value_floats() const { return shared_ ? 0 : Listed::floats(a_.value); }
+  int64_t key_floats() const { return Listed<Form::kPairs>::floats(a_.key); }
+  int64_t value_floats() const { return shared_ ? 0 : Listed<Form::kPairs>::floats(a_.value); }
 
   void prepare(const sparse::Sequence& sequence, int64_t row, int64_t token, int64_t head) {
     Form::pack_query(a_.query, token, head * group_, group_, query_, row_);
@@ -109,7 +110,9 @@ class RowGradient {
     Form::each(ds, group_, count, [&](Vec dp, int64_t h, int64_t place) {
       return load(p + place) * (dp - Form::of_heads(dot_, h)) * scale;
     });
-    Form::weigh(ds, group_, keys_, numbers, count, d_query_, ones_, ahead);
+    Form::weigh(ds, group_, keys_, numbers, count, d_query_, ones_, weights_, ahead);
+    Form::leave(p, group_, count);
+    Form::leave(ds, group_, count);
   }
 
   const sparse::Gradient& g_;
@@ -118,8 +121,9 @@ class RowGradient {
   bool shared_;
   int64_t columns_;
   Scratch<float> floats_;
-  Listed keys_, values_;
-  float *query_ = nullptr, *d_out_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *d_query_ = nullptr,
+  Listed<Form::kPairs> keys_, values_;
+  float *query_ = nullptr, *d_out_ = nullptr, *key_copies_ = nullptr, *value_copies_ = nullptr, *weights_ = nullptr,
+        *d_query_ = nullptr,
         *top_ = nullptr, *share_ = nullptr, *dot_ = nullptr, *ones_ = nullptr, *row_ = nullptr;
 };
 
@@ -184,7 +188,7 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
 static Outcome sparse_gradient(const sparse::Gradient& g, const Runtime& runtime) {
   Outcome outcome = Outcome::done;
   auto with = [&](auto form) { outcome = gradient_of<decltype(form)>(g, runtime); };
-  with_form(g.attention.group(), with);
+  with_form(g.attention.group(), takes_pairs(g.attention), with);
   return outcome;
 }
 

@@ -25,13 +25,13 @@ class RowTarget {
  public:
   RowTarget(const sparse::Attention& a, const Runtime& runtime)
       : a_(a), heads_(a.query.heads), padded_(Form::padded(heads_)),
-        floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + Listed::floats(a.key) + padded_ * kGatherKeys +
+        floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + Listed<Form::kPairs>::floats(a.key) + padded_ * kGatherKeys +
                              2 * padded_ + a.query.numbers()),
         keys_(a.key) {
     if (!floats_) return;
     query_ = floats_.data();
     copies_ = query_ + Form::query_floats(heads_, a.query.numbers());
-    scores_ = copies_ + Listed::floats(a.key);
+    scores_ = copies_ + Listed<Form::kPairs>::floats(a.key);
     top_ = scores_ + padded_ * kGatherKeys;
     share_ = top_ + padded_;
     row_ = share_ + padded_;
@@ -69,7 +69,7 @@ class RowTarget {
   const sparse::Attention& a_;
   int64_t heads_, padded_;
   Scratch<float> floats_;
-  Listed keys_;
+  Listed<Form::kPairs> keys_;
   float *query_ = nullptr, *copies_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *row_ = nullptr;
 };
 
@@ -79,13 +79,14 @@ class RowIndexGradient {
   RowIndexGradient(const sparse::IndexGradient& g, const Runtime& runtime)
       : g_(g), heads_(g.index.query.heads), padded_(Form::padded(heads_)), depth_(g.index.query.size),
         columns_(columns_of(depth_)), step_(index_left_floats<Form>(heads_)),
-        floats_(runtime, Form::query_floats(heads_, depth_) + Listed::floats(g.index.key) + padded_ * columns_ +
-                             3 * padded_ + depth_ + blocks_of(g.lists.count, kGatherKeys) * kGatherKeys),
+        floats_(runtime, Form::query_floats(heads_, depth_) + Listed<Form::kPairs>::floats(g.index.key) + padded_ * columns_ +
+                             Form::weigh_floats(heads_) + 3 * padded_ + depth_ + blocks_of(g.lists.count, kGatherKeys) * kGatherKeys),
         keys_(g.index.key) {
     if (!floats_) return;
     query_ = floats_.data();
     copies_ = query_ + Form::query_floats(heads_, depth_);
-    d_query_ = copies_ + Listed::floats(g.index.key);
+    pairs_ = copies_ + Listed<Form::kPairs>::floats(g.index.key);
+    d_query_ = pairs_ + Form::weigh_floats(heads_);
     weights_ = d_query_ + padded_ * columns_;
     d_weights_ = weights_ + padded_;
     ones_ = d_weights_ + padded_;
@@ -135,7 +136,8 @@ class RowIndexGradient {
       Form::each(r, heads_, count(left, first), [&](Vec x, int64_t h, int64_t place) {
         return clear_where(~(x > Vec{}), Form::of_keys(back, place) * Form::of_heads(weights_, h));
       });
-      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, ahead);
+      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, pairs_, ahead);
+      Form::leave(r, heads_, count(left, first));
     }
     for (int64_t h = 0; h < heads_; ++h) {
       write_numbers(g_.query, nullptr, index.query, left.token * heads_ + h, d_query_ + h * columns_);
@@ -196,9 +198,9 @@ class RowIndexGradient {
   const sparse::IndexGradient& g_;
   int64_t heads_, padded_, depth_, columns_, step_;
   Scratch<float> floats_;
-  Listed keys_;
-  float *query_ = nullptr, *copies_ = nullptr, *d_query_ = nullptr, *weights_ = nullptr, *d_weights_ = nullptr,
-        *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
+  Listed<Form::kPairs> keys_;
+  float *query_ = nullptr, *copies_ = nullptr, *pairs_ = nullptr, *d_query_ = nullptr, *weights_ = nullptr,
+        *d_weights_ = nullptr, *ones_ = nullptr, *row_ = nullptr, *scores_ = nullptr;
 };
 
 // Fills in the tokens of a chunk's rows and, for the loss, the target behind each block.
@@ -227,7 +229,7 @@ static Outcome prepare_rows(const sparse::IndexGradient& g, const Runtime& runti
     };
     in_parallel(runtime, last - first, kRowsOfTask, part);
   };
-  with_form(g.attention->query.heads, with);
+  with_form(g.attention->query.heads, whole_panels(g.attention->key, Type::bfloat16), with);
   return failure.outcome();
 }
 
@@ -282,7 +284,7 @@ static Outcome index_gradient_of(const sparse::IndexGradient& g, const Runtime& 
 static Outcome index_gradient(const sparse::IndexGradient& g, const Runtime& runtime) {
   Outcome outcome = Outcome::done;
   auto with = [&](auto form) { outcome = index_gradient_of<decltype(form)>(g, runtime); };
-  with_form(g.index.query.heads, with);
+  with_form(g.index.query.heads, whole_panels(g.index.key, Type::bfloat16), with);
   return outcome;
 }
 

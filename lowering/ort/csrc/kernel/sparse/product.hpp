@@ -10,9 +10,10 @@ namespace fa::FA_ISA {
 
 inline constexpr int64_t kStep = 16;  // lines of a product between two calls of Ahead::step
 
-// out[key][kVectors * kLanes] = keys [first, first + kKeys) . query, which is [depth][kVectors * kLanes].
-template <int kKeys, int kVectors>
-static void score_tile(const Listed& keys, int64_t first, const float* query, int64_t depth, float* out, Ahead& ahead) {
+// out[key][kVectors * kLanes] = keys [first, first + kKeys) . query, which is [depth][kVectors * kLanes], or with kPairs half
+// as many lines of pairs.
+template <int kKeys, int kVectors, bool kPairs>
+static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* query, int64_t depth, float* out, Ahead& ahead) {
   constexpr int kWidth = kVectors * kLanes;
   Vec sum[kKeys][kVectors] = {};
   for (int part = 0; depth > 0; ++part) {
@@ -21,7 +22,7 @@ static void score_tile(const Listed& keys, int64_t first, const float* query, in
     for (int r = 0; r < kKeys; ++r) at[r] = keys.rows(part)[first + r];
     const int64_t own = smaller(keys.numbers(part), depth);
     depth -= own;
-    for (int64_t left = own; left > 0; left -= kStep) {
+    for (int64_t left = keys.words(own); left > 0; left -= kStep) {
       ahead.step();
       const int64_t lines = smaller(left, kStep);
       for (int64_t d = 0; d < lines; ++d) {
@@ -31,7 +32,7 @@ static void score_tile(const Listed& keys, int64_t first, const float* query, in
 #pragma GCC unroll 16
         for (int r = 0; r < kKeys; ++r) {
 #pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) sum[r][v] += line[v] * at[r][d];
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], at[r][d], line[v]);
         }
         query += kWidth;
       }
@@ -46,26 +47,39 @@ static void score_tile(const Listed& keys, int64_t first, const float* query, in
   }
 }
 
-// out[row][kPanel] = alpha[row] out + sum over keys of weights[row * kRowStep + key * kKeyStep] keys[key][column, + kPanel).
-template <int kRows, int kRowStep, int kKeyStep>
-FA_INLINE void weigh_tile(const float* weights, const float* const* keys, int64_t column, int64_t count, float* out,
-                          int64_t out_row, const float* alpha, Ahead& ahead) {
+// kPanel columns of gathered keys, beginning at one of them.
+struct KeyLines {
+  const float* const* rows;
+  int64_t column;
+  const float* at(int64_t n) const { return rows[n] + column; }
+};
+
+// Lines of pairs: the same column of two keys, one after the other.
+struct PairLines {
+  const float* data;
+  const float* at(int64_t n) const { return data + n * kPanel; }
+};
+
+// out[row][kPanel] = alpha[row] out + sum over lines of weights[row * kRowStep + line * kKeyStep] lines[line][kPanel].
+template <int kRows, int kRowStep, int kKeyStep, bool kPairs, class Lines>
+FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, float* out, int64_t out_row, const float* alpha,
+                          Ahead& ahead) {
   Vec sum[kRows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) sum[r][v] = load(out + r * out_row + v * kLanes) * alpha[r];
   }
-  for (int64_t left = count; left > 0; left -= kStep) {
+  for (int64_t first = 0; first < count; first += kStep) {
     ahead.step();
-    const float* const* end = keys + smaller(left, kStep);
-    for (; keys < end; ++keys) {
-      const float* line = *keys + column;
+    const int64_t end = smaller(first + kStep, count);
+    for (int64_t n = first; n < end; ++n) {
+      const float* line = lines.at(n);
       const Vec line0 = load(line), line1 = load(line + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        sum[r][0] += line0 * weights[r * kRowStep];
-        sum[r][1] += line1 * weights[r * kRowStep];
+        sum[r][0] = add_products<kPairs>(sum[r][0], weights[r * kRowStep], line0);
+        sum[r][1] = add_products<kPairs>(sum[r][1], weights[r * kRowStep], line1);
       }
       weights += kKeyStep;
     }
@@ -78,28 +92,29 @@ FA_INLINE void weigh_tile(const float* weights, const float* const* keys, int64_
 }
 
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for more.
-template <int kRowStep, int kKeyStep, int kRows = kTileRows>
-static void weigh_rows(int64_t rows, const float* weights, const float* const* keys, int64_t column, int64_t count,
-                       float* out, int64_t out_row, const float* alpha, Ahead& ahead) {
+template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kTileRows>
+static void weigh_rows(int64_t rows, const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
+                       const float* alpha, Ahead& ahead) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      return weigh_rows<kRowStep, kKeyStep, kRows - 1>(rows, weights, keys, column, count, out, out_row, alpha, ahead);
+      return weigh_rows<kRowStep, kKeyStep, kPairs, Lines, kRows - 1>(rows, weights, lines, count, out, out_row, alpha,
+                                                                       ahead);
     }
   }
-  weigh_tile<kRows, kRowStep, kKeyStep>(weights, keys, column, count, out, out_row, alpha, ahead);
+  weigh_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha, ahead);
 }
 
 // sums[tokens[key]] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], all of kPanel numbers. One
-// key after the other, for a list may name a key twice.
-template <int kKeys, int kRowStep, int kKeyStep>
+// key after the other, for a list may name a key twice. With kPairs a row is one of pairs.
+template <int kKeys, int kRowStep, int kKeyStep, bool kPairs>
 FA_INLINE void spread_tile(const float* weights, const float* lines, int64_t rows, const int64_t* tokens, float* sums) {
   Vec sum[kKeys][2] = {};
   for (int64_t h = 0; h < rows; ++h) {
     const Vec line0 = load(lines), line1 = load(lines + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kKeys; ++r) {
-      sum[r][0] += line0 * weights[r * kKeyStep];
-      sum[r][1] += line1 * weights[r * kKeyStep];
+      sum[r][0] = add_products<kPairs>(sum[r][0], weights[r * kKeyStep], line0);
+      sum[r][1] = add_products<kPairs>(sum[r][1], weights[r * kKeyStep], line1);
     }
     lines += kPanel;
     weights += kRowStep;
@@ -113,15 +128,15 @@ FA_INLINE void spread_tile(const float* weights, const float* lines, int64_t row
 }
 
 // `keys` from 1 to kTileRows.
-template <int kRowStep, int kKeyStep, int kKeys = kTileRows>
+template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kTileRows>
 static void spread_keys(int64_t keys, const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
                         float* sums) {
   if constexpr (kKeys > 1) {
     if (keys < kKeys) {
-      return spread_keys<kRowStep, kKeyStep, kKeys - 1>(keys, weights, lines, rows, tokens, sums);
+      return spread_keys<kRowStep, kKeyStep, kPairs, kKeys - 1>(keys, weights, lines, rows, tokens, sums);
     }
   }
-  spread_tile<kKeys, kRowStep, kKeyStep>(weights, lines, rows, tokens, sums);
+  spread_tile<kKeys, kRowStep, kKeyStep, kPairs>(weights, lines, rows, tokens, sums);
 }
 
 }  // namespace fa::FA_ISA

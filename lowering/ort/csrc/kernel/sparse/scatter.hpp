@@ -45,13 +45,9 @@ class KeySums {
   template <class Form>
   void add(const Left* left, int64_t count, const Rows& rows, int64_t group, int64_t offset, int64_t step,
            int64_t panel, float* packed) {
-    const int64_t column = panel * kPanel;
-    const int64_t columns = smaller(kPanel, rows.numbers() - column);
     for (int64_t i = 0; i < Form::padded(group) * kPanel; ++i) packed[i] = 0;
     for (const Left* row = left; row < left + count; ++row) {
-      for (int64_t h = 0; h < group; ++h) {
-        read_numbers(rows, row->token, row->head * group + h, column, columns, packed + h * kPanel);
-      }
+      Form::pack_lines(rows, row->token, row->head * group, group, panel * kPanel, packed);
       float* sums = sums_.data() + panel * panel_floats() + row->head * tokens_ * kPanel;
       for (int64_t j = 0; j < row->count; j += kTileRows) {
         // Tiles do not cross the blocks, whose size is a multiple of theirs.

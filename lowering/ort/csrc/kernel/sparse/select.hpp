@@ -1,7 +1,8 @@
 // LightningIndexer: the scores of all visible keys of a few rows at a time, then the best of each row.
 //
 // The keys of a sequence are packed once, a panel of kPanel keys for all numbers; relu, the weight and the sum over the
-// heads happen in the registers that hold the products, so that no score of a single head is ever stored.
+// heads happen in the registers that hold the products, so that no score of a single head is ever stored. With kPairs the
+// numbers of queries and keys are bfloat16, two in each float, and the depth is half as long.
 #pragma once
 
 #include "block.hpp"
@@ -13,15 +14,15 @@ namespace fa::FA_ISA {
 inline constexpr int64_t kIndexRows = 8;  // rows that share a panel while it is close to the processor
 
 // out[kPanel] += sum over kRows heads of weights[head] relu(q[head] . k). Heads of a tile are packed [number][kRows].
-template <int kRows>
+template <int kRows, bool kPairs>
 FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
   Vec sum[kRows][2] = {};
   for (int64_t d = 0; d < depth; ++d) {
     const Vec k0 = load(keys), k1 = load(keys + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      sum[r][0] += k0 * q[r];
-      sum[r][1] += k1 * q[r];
+      sum[r][0] = add_products<kPairs>(sum[r][0], q[r], k0);
+      sum[r][1] = add_products<kPairs>(sum[r][1], q[r], k1);
     }
     q += kRows;
     keys += kPanel;
@@ -37,23 +38,24 @@ FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth
   store(out + kLanes, out1);
 }
 
-template <int kRows = kTileRows>
+template <bool kPairs, int kRows = kTileRows>
 static void index_scores(int64_t heads, const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
   if constexpr (kRows > 1) {
-    if (heads < kRows) return index_scores<kRows - 1>(heads, q, keys, depth, weights, out);
+    if (heads < kRows) return index_scores<kPairs, kRows - 1>(heads, q, keys, depth, weights, out);
   }
-  add_index_scores<kRows>(q, keys, depth, weights, out);
+  add_index_scores<kRows, kPairs>(q, keys, depth, weights, out);
 }
 
 // Heads of a tile, such that all tiles are nearly alike.
 FA_INLINE int64_t tile_heads(int64_t heads) { return blocks_of(heads, blocks_of(heads, kTileRows)); }
 
+template <bool kPairs>
 class RowSelection {
  public:
   RowSelection(const sparse::Selection& s, const Runtime& runtime, const float* packed, int64_t most)
-      : s_(s), heads_(s.index.query.heads), depth_(s.index.query.size), tile_(tile_heads(heads_)), packed_(packed),
+      : s_(s), heads_(s.index.query.heads), depth_(Listed<kPairs>::words(s.index.query.size)), tile_(tile_heads(heads_)), packed_(packed),
         row_floats_(blocks_of(most, kPanel) * kPanel), room_(smaller(s.count, most)),
-        floats_(runtime, kIndexRows * (row_floats_ + heads_ * depth_ + heads_) + larger(depth_, s.count)),
+        floats_(runtime, kIndexRows * (row_floats_ + heads_ * depth_ + heads_) + larger(s.index.query.size, s.count)),
         chosen_(runtime, 2 * room_) {}
 
   explicit operator bool() const { return floats_ && chosen_; }
@@ -75,8 +77,8 @@ class RowSelection {
       for (int64_t i = 0; i < rows; ++i) {
         if (key >= visible_keys(s_.index.batch, sequence, first + i)) continue;
         for (int64_t h = 0; h < heads_; h += tile_) {
-          index_scores(smaller(tile_, heads_ - h), queries + (i * heads_ + h) * depth_, packed_ + key * depth_, depth_,
-                       weights + i * heads_ + h, scores + i * row_floats_ + key);
+          index_scores<kPairs>(smaller(tile_, heads_ - h), queries + (i * heads_ + h) * depth_, packed_ + key * depth_,
+                               depth_, weights + i * heads_ + h, scores + i * row_floats_ + key);
         }
       }
     }
@@ -90,7 +92,7 @@ class RowSelection {
     for (int64_t h = 0; h < heads_; ++h) {
       const int64_t in_tile = smaller(tile_, heads_ - h / tile_ * tile_);
       float* to = queries + h / tile_ * tile_ * depth_ + h % tile_;
-      read_numbers(s_.index.query, token, h, 0, depth_, row);
+      read_words<kPairs>(s_.index.query, token, h, row);
       for (int64_t d = 0; d < depth_; ++d) to[d * in_tile] = row[d];
     }
     const float* from = as_floats(s_.index.weights, token * heads_, heads_, s_.index.weight_type, weights);
@@ -118,9 +120,10 @@ class RowSelection {
   Scratch<Chosen> chosen_;
 };
 
+template <bool kPairs>
 static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
   Failure failure;
-  const int64_t depth = s.index.query.size;
+  const int64_t depth = Listed<kPairs>::words(s.index.query.size);
   int64_t most = 1;
   for (int64_t i = 0; i < s.index.batch.count; ++i) most = larger(most, s.index.batch.sequences[i].keys);
   Scratch<float> packed(runtime, blocks_of(most, kPanel) * kPanel * depth);
@@ -128,12 +131,12 @@ static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
   for (int64_t i = 0; i < s.index.batch.count; ++i) {
     const sparse::Sequence& sequence = s.index.batch.sequences[i];
     auto pack = [&](int64_t first, int64_t last) {
-      Scratch<float> row(runtime, depth);
+      Scratch<float> row(runtime, s.index.query.size);
       if (!row) return failure.set();
       for (int64_t place = first; place < last; ++place) {
         float* to = packed.data() + place / kPanel * kPanel * depth + place % kPanel;
         if (place < sequence.keys) {
-          read_numbers(s.index.key, key_token(s.index.batch, sequence, place), 0, 0, depth, row.data());
+          read_words<kPairs>(s.index.key, key_token(s.index.batch, sequence, place), 0, row.data());
           for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = row.data()[d];
         } else {
           for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = 0;
@@ -142,13 +145,20 @@ static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
     };
     in_parallel(runtime, blocks_of(sequence.keys, kPanel) * kPanel, 16 * kPanel, pack);
     auto part = [&](int64_t first, int64_t last) {
-      RowSelection rows(s, runtime, packed.data(), larger(sequence.keys, 1));
+      RowSelection<kPairs> rows(s, runtime, packed.data(), larger(sequence.keys, 1));
       if (!rows) return failure.set();
       rows.run(sequence, first, last);
     };
     in_parallel(runtime, sequence.queries, kIndexRows, part);
   }
   return failure.outcome();
+}
+
+static Outcome select_best_keys(const sparse::Selection& s, const Runtime& runtime) {
+  if constexpr (kHasPairs) {
+    if (s.index.key.type == Type::bfloat16 && s.index.key.size % 2 == 0) return select_keys<true>(s, runtime);
+  }
+  return select_keys<false>(s, runtime);
 }
 
 }  // namespace fa::FA_ISA

@@ -7,6 +7,6 @@
 namespace fa::FA_ISA {
 
 extern const sparse::Kernels sparse_kernels;
-const sparse::Kernels sparse_kernels = {sparse_attention, sparse_gradient, select_keys, index_gradient};
+const sparse::Kernels sparse_kernels = {sparse_attention, sparse_gradient, select_best_keys, index_gradient};
 
 }  // namespace fa::FA_ISA
