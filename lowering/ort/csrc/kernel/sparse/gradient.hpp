@@ -154,7 +154,7 @@ static Outcome gradient_of(const sparse::Gradient& g, const Runtime& runtime) {
         rows.run((first + i) / heads, (first + i) % heads, left[i], of_row);
       }
     };
-    in_parallel(runtime, last - first, kRowsOfTask, part);
+    in_parallel(runtime, last - first, 1, part);
     return failure.outcome();
   };
   const auto add = [&](const Left* left, int64_t count) {

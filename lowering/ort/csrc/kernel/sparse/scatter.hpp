@@ -90,8 +90,10 @@ class KeySums {
   Scratch<float> sums_;
 };
 
-// Rows whose weights are in memory at a time; a row that needs more is alone.
-inline constexpr int64_t kLeftFloats = 12 << 20;
+// Rows are added while what they left is still near the processor: 4 MB take a third less time than 48. But there are always
+// enough of them to share among threads.
+inline constexpr int64_t kLeftFloats = 1 << 20;
+inline constexpr int64_t kLeftRows = 16;
 
 // Goes through all rows in chunks: `need(i)` tells the selected keys of row i, `make(left, first, last)` computes rows
 // and fills in what they leave, `add(left, count)` adds it. `weights` blocks of `floats` for each kGatherKeys keys.
@@ -107,7 +109,7 @@ static Outcome in_chunks(const Runtime& runtime, int64_t rows, int64_t floats, N
     int64_t last = first, blocks = 0;
     while (last < rows) {
       const int64_t more = blocks_of(counts.data()[last], kGatherKeys);
-      if (last > first && (blocks + more) * floats > kLeftFloats) break;
+      if (last - first >= kLeftRows && (blocks + more) * floats > kLeftFloats) break;
       blocks += more;
       ++last;
     }
