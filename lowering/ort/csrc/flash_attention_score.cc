@@ -39,13 +39,17 @@ class Kernel final : public OpKernel {
   AllocatorPtr allocator_;
   const Variant& variant_;
   bool products_may_round_;
+  bool writes_max_;
+  bool writes_sum_;
+  bool writes_softmax_out_;
   bool constant_mask_checked_ = false;
 };
 
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
       allocator_(allocator_of(api, info)), variant_(chosen_variant()),
-      products_may_round_(products_may_round()) {
+      products_may_round_(products_may_round()), writes_max_(node.has_output(output_softmax_max)),
+      writes_sum_(node.has_output(output_softmax_sum)), writes_softmax_out_(node.has_output(output_softmax_out)) {
   const Complaints complaints{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_p_scale}) {
     if (node.has_input(input)) complaints.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
@@ -60,11 +64,14 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
 void Kernel::compute(ort::KernelContext* context) const {
   const CallInputs inputs(api_, context, kSignature);
   Call call(kSignature, node_, attributes_, inputs, constant_mask_checked_);
-  const Dims out_dims = call.out_dims();
+  const Dims& out_dims = call.out_dims();
   const Dims statistics_dims = call.statistics_dims();
-  auto* softmax_max = static_cast<float*>(output_of(api_, context, output_softmax_max, statistics_dims));
-  auto* softmax_sum = static_cast<float*>(output_of(api_, context, output_softmax_sum, statistics_dims));
-  output_of(api_, context, output_softmax_out, {0, 0, 0, 0});
+  const auto statistic = [&](bool written, size_t output) {
+    return static_cast<float*>(written ? output_of(api_, context, output, statistics_dims) : nullptr);
+  };
+  float* softmax_max = statistic(writes_max_, output_softmax_max);
+  float* softmax_sum = statistic(writes_sum_, output_softmax_sum);
+  if (writes_softmax_out_) output_of(api_, context, output_softmax_out, {0, 0, 0, 0});
   void* out = output_of(api_, context, output_attention_out, out_dims);
   Problem problem = call.problem(out, softmax_max, softmax_sum);
   problem.rounded_products = products_may_round_;

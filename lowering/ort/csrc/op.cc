@@ -1,6 +1,8 @@
 #include "op.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -14,11 +16,11 @@ void check(ort::Api api, ort::Status* status) {
   throw std::runtime_error(text);
 }
 
-std::string text_of(const Dims& dims) {
+std::string text_of(std::span<const int64_t> numbers) {
   std::string text = "[";
-  for (size_t i = 0; i < dims.size(); ++i) {
+  for (size_t i = 0; i < numbers.size(); ++i) {
     if (i > 0) text += ",";
-    text += std::to_string(dims[i]);
+    text += std::to_string(numbers[i]);
   }
   return text + "]";
 }
@@ -29,9 +31,27 @@ int64_t Tensor::count() const {
   return product;
 }
 
-Tensor tensor_of(ort::Api api, const ort::Value* value) {
-  Tensor tensor;
-  if (value == nullptr) return tensor;
+namespace {
+
+// The table of a runtime that has shape references; runtimes without them, in the same process, have another.
+std::atomic<ort::Api> with_shape_references{nullptr};
+
+void set_rank(Tensor& tensor, size_t rank, const int64_t* dims) {
+  if (rank > Dims::kMaxRank) {
+    throw Error{ort::ErrorCode::invalid_argument, "a tensor of rank " + std::to_string(rank) + ", expected at most " +
+                                                      std::to_string(Dims::kMaxRank)};
+  }
+  tensor.dims = Dims(std::span(dims, rank));
+}
+
+void read_shape(ort::Api api, const ort::Value* value, Tensor& tensor) {
+  if (api == with_shape_references.load(std::memory_order_relaxed)) {
+    const int64_t* dims = nullptr;
+    size_t rank = 0;
+    check(api, ort::GetTensorElementTypeAndShapeDataReference(api, value, &tensor.type, &dims, &rank));
+    set_rank(tensor, rank, dims);
+    return;
+  }
   ort::TensorInfo* raw = nullptr;
   check(api, ort::GetTensorTypeAndShape(api, value, &raw));
   const auto release = [api](ort::TensorInfo* info) { ort::ReleaseTensorTypeAndShapeInfo(api, info); };
@@ -39,8 +59,24 @@ Tensor tensor_of(ort::Api api, const ort::Value* value) {
   check(api, ort::GetTensorElementType(api, raw, &tensor.type));
   size_t rank = 0;
   check(api, ort::GetDimensionsCount(api, raw, &rank));
-  tensor.dims.resize(rank);
-  check(api, ort::GetDimensions(api, raw, tensor.dims.data(), rank));
+  std::vector<int64_t> dims(rank);
+  check(api, ort::GetDimensions(api, raw, dims.data(), rank));
+  set_rank(tensor, rank, dims.data());
+}
+
+}  // namespace
+
+void note_version(ort::Api api, const std::string& version) {
+  int major = 0;
+  int minor = 0;
+  if (std::sscanf(version.c_str(), "%d.%d", &major, &minor) != 2) return;
+  if (major > 1 || minor >= 24) with_shape_references.store(api, std::memory_order_relaxed);
+}
+
+Tensor tensor_of(ort::Api api, const ort::Value* value) {
+  Tensor tensor;
+  if (value == nullptr) return tensor;
+  read_shape(api, value, tensor);
   check(api, ort::GetTensorMutableData(api, const_cast<ort::Value*>(value), &tensor.data));
   return tensor;
 }
@@ -113,11 +149,19 @@ NodeInfo::NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_typ
 bool NodeInfo::has_input(size_t index) const {
   size_t count = 0;
   check(api_, ort::KernelInfo_GetInputCount(api_, info_, &count));
-  if (index >= count) return false;
+  return index < count && is_named(ort::KernelInfo_GetInputName, index);
+}
+
+bool NodeInfo::has_output(size_t index) const {
+  size_t count = 0;
+  check(api_, ort::KernelInfo_GetOutputCount(api_, info_, &count));
+  return index < count && is_named(ort::KernelInfo_GetOutputName, index);
+}
+
+// An optional one that the node leaves out in the middle has no name.
+bool NodeInfo::is_named(const NameOf& name_of, size_t index) const {
   std::string text;
-  check(api_, read_text(text, [this, index](char* out, size_t* size) {
-    return ort::KernelInfo_GetInputName(api_, info_, index, out, size);
-  }));
+  check(api_, read_text(text, [&](char* out, size_t* size) { return name_of(api_, info_, index, out, size); }));
   return !text.empty();
 }
 

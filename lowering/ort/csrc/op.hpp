@@ -2,8 +2,11 @@
 // name the node and the input.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +20,9 @@ struct Error {
   ort::ErrorCode code;
   std::string text;
 };
+
+// Called when a runtime loads the library, with its table and its version: what newer ones have is used where it is there.
+void note_version(ort::Api api, const std::string& version);
 
 void check(ort::Api api, ort::Status* status);
 
@@ -33,9 +39,38 @@ ort::Status* guarded(ort::Api api, Body body) {
   }
 }
 
-using Dims = std::vector<int64_t>;
+// A shape of at most kMaxRank dimensions, more than any operator here takes. It needs no memory of its own: a call reads
+// and makes a dozen of them.
+class Dims {
+ public:
+  static constexpr size_t kMaxRank = 8;
 
-std::string text_of(const Dims& dims);
+  Dims() {}  // numbers beyond the rank stay unset
+  Dims(std::initializer_list<int64_t> dims) { append(dims); }
+  explicit Dims(std::span<const int64_t> dims) { append(dims); }
+
+  void append(std::span<const int64_t> more) {
+    std::copy(more.begin(), more.end(), dims_ + rank_);
+    rank_ += more.size();
+  }
+
+  size_t size() const { return rank_; }
+  const int64_t* data() const { return dims_; }
+  const int64_t* begin() const { return dims_; }
+  const int64_t* end() const { return dims_ + rank_; }
+  int64_t operator[](size_t i) const { return dims_[i]; }
+  int64_t& operator[](size_t i) { return dims_[i]; }
+  int64_t back() const { return dims_[rank_ - 1]; }
+  int64_t& back() { return dims_[rank_ - 1]; }
+  bool operator==(const Dims& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+
+ private:
+  size_t rank_ = 0;
+  int64_t dims_[kMaxRank];
+};
+
+std::string text_of(std::span<const int64_t> numbers);
+inline std::string text_of(const Dims& dims) { return text_of(std::span(dims)); }
 
 struct Tensor {
   ort::Element type = ort::Element::undefined;
@@ -47,7 +82,7 @@ struct Tensor {
   int64_t count() const;
 };
 
-// `value` null gives a tensor that is not present.
+// `value` null gives a tensor that is not present. Throws where its rank is beyond Dims::kMaxRank.
 Tensor tensor_of(ort::Api api, const ort::Value* value);
 
 // The inputs of a call, absent ones not present; at least `least` of them.
@@ -73,6 +108,7 @@ class NodeInfo {
   // "node 'layer0/attention' (FlashAttentionScore)", as every message begins.
   const std::string& title() const { return title_; }
   bool has_input(size_t index) const;
+  bool has_output(size_t index) const;
   Tensor constant_input(size_t index) const;  // not present if the input is no constant
 
   // `fallback` when the node does not carry the attribute.
@@ -81,6 +117,9 @@ class NodeInfo {
   std::string string(const char* name, const std::string& fallback) const;
 
  private:
+  using NameOf = ort::Slot<ort::Status*(const ort::KernelInfo*, size_t, char*, size_t*)>;
+
+  bool is_named(const NameOf& name_of, size_t index) const;
   bool found(ort::Status* status, const char* name) const;
 
   ort::Api api_;

@@ -2,7 +2,7 @@
 //
 // The onnxruntime wheels carry no headers. The interface is one table of function pointers whose slots
 // never move (each release only appends), so a slot number and a signature are all that is needed.
-// Every slot below exists since 1.18 or earlier; the library supports 1.20 and newer.
+// Every slot below exists since 1.18 or earlier unless it says otherwise; the library supports 1.20 and newer.
 #pragma once
 
 #include <cstddef>
@@ -76,11 +76,15 @@ inline constexpr Slot<Status*(const KernelContext*, size_t*)> KernelContext_GetO
 inline constexpr Slot<Status*(const KernelContext*, size_t, const Value**)> KernelContext_GetInput{90};
 inline constexpr Slot<Status*(KernelContext*, size_t, const int64_t*, size_t, Value**)> KernelContext_GetOutput{91};
 inline constexpr Slot<Status*(const KernelInfo*, size_t*)> KernelInfo_GetInputCount{230};
+inline constexpr Slot<Status*(const KernelInfo*, size_t*)> KernelInfo_GetOutputCount{231};
 inline constexpr Slot<Status*(const KernelInfo*, size_t, char*, size_t*)> KernelInfo_GetInputName{232};
+inline constexpr Slot<Status*(const KernelInfo*, size_t, char*, size_t*)> KernelInfo_GetOutputName{233};
 inline constexpr Slot<Status*(const KernelInfo*, char*, size_t*)> KernelInfo_GetNodeName{244};
 inline constexpr Slot<Status*(const KernelInfo*, size_t, int*, const Value**)> KernelInfoGetConstantInput_tensor{249};
 inline constexpr Slot<Status*(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)> KernelContext_ParallelFor{274};
 inline constexpr Slot<Status*(const KernelInfo*, int memory_type, Allocator**)> KernelInfoGetAllocator{278};
+// Since 1.24: the shape where it lies, without an object made for it.
+inline constexpr Slot<Status*(const Value*, Element*, const int64_t**, size_t*)> GetTensorElementTypeAndShapeDataReference{414};
 // clang-format on
 
 // What the runtime knows of one custom operator; it passes the address of this struct to each function,

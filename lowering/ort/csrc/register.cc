@@ -110,6 +110,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   const ort::Api api = base->get_api(ort::kApiVersion);
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
+    fa::note_version(api, base->version());
     ort::CustomOpDomain* domain = nullptr;
     fa::check(api, ort::CreateCustomOpDomain(api, fa::kDomain, &domain));
     for (const fa::Descriptor& descriptor : fa::descriptors()) {

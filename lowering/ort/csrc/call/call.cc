@@ -23,17 +23,13 @@ Call::Call(const Signature& signature, const std::string& node, const Attributes
   if (inputs_.has(Role::sink)) read_sink();
 }
 
-Dims Call::out_dims() const {
-  return output_dims(a_.layout, in(Role::query).dims, batch_, query_.heads, problem_.value_size);
-}
-
 Dims Call::statistics_dims() const {
   if (packed()) return {query_.length, query_.heads, kStatisticsWidth};
   return {batch_, query_.heads, query_.length, kStatisticsWidth};
 }
 
 Problem Call::problem(void* out, float* softmax_max, float* softmax_sum) {
-  problem_.out = operand_of(a_.layout, out_dims(), query_.heads).strided(out);
+  problem_.out = out_.strided(out);
   problem_.softmax_max = softmax_max;
   problem_.softmax_sum = softmax_sum;
   problem_.sequences = sequences_.data();
@@ -106,6 +102,8 @@ void Call::read_operands() {
   problem_.head_size = query_.size;
   problem_.value_size = key_.heads == 0 ? query_.size : value_.size;
   if (problem_.value_size > kMaxHeadSize) wrong_shape(Topic::head_size, Role::value, "a head size of at most 768");
+  out_dims_ = output_dims(a_.layout, q, batch_, query_.heads, problem_.value_size);
+  out_ = operand_of(a_.layout, out_dims_, query_.heads);
   problem_.query = query_.strided(in(Role::query).data);
   problem_.key = key_.strided(in(Role::key).data);
   problem_.value = value_.strided(in(Role::value).data);
@@ -179,7 +177,7 @@ std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
   for (size_t i = 0; i < ends.size(); ++i) {
     if (i >= used) ends[i] = before;
     if (ends[i] < before || ends[i] > tokens) {
-      invalid(Topic::lengths, text(role) + " is " + fa::text_of(Dims(values, values + tensor.count())) +
+      invalid(Topic::lengths, text(role) + " is " + fa::text_of(std::span(values, static_cast<size_t>(tensor.count()))) +
                                   ", expected cumulative lengths that do not fall and end at " +
                                   std::to_string(tokens) + " or before");
     }
@@ -212,6 +210,7 @@ void Call::read_lengths() {
                 text(role) + " has a meaning for input_layout TND only, not for " + fa::text_of(a_.layout));
       }
     }
+    lengths_.reserve(static_cast<size_t>(batch_));
     for (int64_t b = 0; b < batch_; ++b) lengths_.push_back({0, query_.length, 0, key_.length});
   }
   for (const Lengths& own : lengths_) {
@@ -222,6 +221,8 @@ void Call::read_lengths() {
 
 void Call::read_sequences() {
   const bool nothing = query_.size == 0 || key_.heads == 0 || query_.heads == 0;
+  sequences_.reserve(lengths_.size());
+  batch_of_.reserve(lengths_.size());
   int64_t batch = 0;
   for (const Lengths& own : lengths_) {
     if (nothing || own.query == 0 || own.key == 0) {
@@ -234,7 +235,6 @@ void Call::read_sequences() {
 }
 
 void Call::add_sequence(const Lengths& own, int64_t batch) {
-  const Operand out = operand_of(a_.layout, out_dims(), query_.heads);
   const auto place = [batch](const Operand& operand, int64_t begin) {
     return batch * operand.batch_stride + begin * operand.row_stride;
   };
@@ -246,7 +246,7 @@ void Call::add_sequence(const Lengths& own, int64_t batch) {
   s.key = place(key_, own.key_begin);
   s.key_rope = place(key_rope_, own.key_begin);
   s.value = place(value_, own.key_begin);
-  s.out = place(out, own.query_begin);
+  s.out = place(out_, own.query_begin);
   s.statistics_row = kStatisticsWidth;
   s.statistics_head = own.query * kStatisticsWidth;
   if (!packed()) {

@@ -26,7 +26,7 @@ class Call {
   Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,
        bool constant_mask_checked);
 
-  Dims out_dims() const;
+  const Dims& out_dims() const { return out_dims_; }
   Dims statistics_dims() const;
 
   // True if some row of the outputs belongs to no query that has a key: those rows are 0.
@@ -86,6 +86,8 @@ class Call {
   Operand query_;
   Operand key_;
   Operand value_;
+  Operand out_;
+  Dims out_dims_;
   Operand query_rope_;
   Operand key_rope_;
   int64_t batch_ = 1;  // common to query, key and value; of TND: 1

@@ -173,7 +173,7 @@ void Call::read_packed_mask() {
   const Dims own = {longest_query_, longest_key_};
   const Dims joint = {lengths_.empty() ? 0 : lengths_.back().query_begin + lengths_.back().query,
                       lengths_.empty() ? 0 : lengths_.back().key_begin + lengths_.back().key};
-  const Dims found(d.begin() + static_cast<std::ptrdiff_t>(leading), d.end());
+  const Dims found{std::span(d).subspan(leading)};
   if (found != own && found != joint) {
     wrong_shape(Topic::mask, Role::atten_mask,
                 fa::text_of(own) + " (longest batches) or " + fa::text_of(joint) + " (all tokens)");

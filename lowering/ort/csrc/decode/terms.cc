@@ -8,7 +8,7 @@
 namespace fa::incre_flash_attention {
 namespace {
 
-bool is(const Dims& dims, std::initializer_list<int64_t> wanted) { return dims == Dims(wanted); }
+bool is(const Dims& dims, const Dims& wanted) { return dims == wanted; }
 
 }  // namespace
 

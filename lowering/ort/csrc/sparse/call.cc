@@ -67,8 +67,8 @@ SparseCall::SparseCall(const Checks& checks, const Layout& layout, const Sides& 
   const bool packed = layout.query == "TND";
   checks.shape(rules.layout, "query", sides.query, packed ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
   checks.shape(rules.layout, "key", sides.key, layout.key == "TND" ? Dims{-1, -1, -1} : Dims{-1, -1, -1, -1});
-  query_dims_.assign(sides.query.dims.begin(), sides.query.dims.end() - 2);
-  key_dims_.assign(sides.key.dims.begin(), sides.key.dims.end() - 2);
+  query_dims_ = Dims(std::span(sides.query.dims).first(sides.query.rank() - 2));
+  key_dims_ = Dims(std::span(sides.key.dims).first(sides.key.rank() - 2));
   heads_ = sides.query.dims[sides.query.rank() - 2];
   key_heads_ = sides.key.dims[sides.key.rank() - 2];
   if (key_heads_ == 0 || heads_ == 0 || heads_ % key_heads_ != 0) {
@@ -210,13 +210,13 @@ std::vector<int64_t> SparseCall::counts(const char* name, const Tensor* tensor, 
 
 Dims SparseCall::of_query(std::initializer_list<int64_t> behind) const {
   Dims dims = query_dims_;
-  dims.insert(dims.end(), behind);
+  dims.append(behind);
   return dims;
 }
 
 Dims SparseCall::of_key(std::initializer_list<int64_t> behind) const {
   Dims dims = key_dims_;
-  dims.insert(dims.end(), behind);
+  dims.append(behind);
   return dims;
 }
 
