@@ -35,7 +35,8 @@ static void direct_scores_of(QueryRows queries, StoredRows<Stored> keys, int64_t
   const int64_t ahead = kAhead * keys.row;
   for (int64_t c = 0; c < count; c += kLanes) {
     Vec parts[kRows][kLanes];
-    for (int64_t j = 0; j < kLanes; j += kKeys) {
+    const bool half = count - c <= kLanes / 2;
+    for (int64_t j = 0; j < (half ? kLanes / 2 : kLanes); j += kKeys) {
       const typename Stored::Number* from[kKeys];
       for (int u = 0; u < kKeys; ++u) from[u] = keys.data + smaller(c + j + u, count - 1) * keys.row;
       Vec sum[kRows][kKeys] = {};
@@ -70,7 +71,7 @@ static void direct_scores_of(QueryRows queries, StoredRows<Stored> keys, int64_t
       }
     }
     for (int r = 0; r < kRows; ++r) {
-      store(scores + r * score_row + c, sum_each(parts[r]));
+      store(scores + r * score_row + c, half ? sum_each_of_half(parts[r]) : sum_each(parts[r]));
     }
   }
 }

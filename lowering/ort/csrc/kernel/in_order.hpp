@@ -33,6 +33,14 @@ FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) {
   return vectors[0];
 }
 
+// The same of the first half of the vectors; the upper lanes repeat the lower ones.
+FA_INLINE Vec sum_each_of_half(Vec (&vectors)[kLanes]) {
+  constexpr int kHalf = kLanes / 2;
+#pragma GCC unroll 8
+  for (int i = 0; i < kHalf; ++i) vectors[i] = add_halves<kHalf>(vectors[i], vectors[i]);
+  return sum_each<kHalf>(vectors);
+}
+
 // Rows of K or V, `row` numbers apart.
 template <class Stored>
 struct StoredRows {

@@ -44,6 +44,7 @@ struct Scratch {
   Window* windows;  // [kBlockRows / kPanel]
   uint8_t* masked;  // [kScoreRow]
   uint8_t* empty;   // [kBlockRows]
+  uint8_t* begun;   // [kBlockRows / kPanel]: not 0 if the panel's sums hold something
 
   static constexpr size_t kPanelFloats = (kBlockKeys + kLanes) * kPanel;
   static constexpr size_t kScoreFloats = kPanelFloats > kDirectRows * kScoreRow ? kPanelFloats : kDirectRows * kScoreRow;
@@ -59,7 +60,7 @@ struct Scratch {
     const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kBlockRows * columns +
                           static_cast<size_t>(shape.block_floats()) + kDirectRows * columns + row_floats(shape) +
                           kPanel + 4 * kBlockRows;
-    return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 1) + kScoreRow;
+    return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 2) + kScoreRow;
   }
   Scratch(void* memory, const Shape& shape) {
     const int64_t columns = shape.value_columns();
@@ -81,6 +82,7 @@ struct Scratch {
     windows = reinterpret_cast<Window*>(views + kBlockRows);
     masked = reinterpret_cast<uint8_t*>(windows + kBlockRows);
     empty = masked + kScoreRow;
+    begun = empty + kBlockRows;
   }
 };
 

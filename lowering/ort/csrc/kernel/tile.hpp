@@ -14,16 +14,21 @@ static void read_queries(const Span& span) {
   const int64_t whole = depth / kLanes * kLanes;
   const int64_t rows = span.rows();
   const Problem& problem = span.problem;
-  for (int64_t r = 0; r < rows; ++r) {
+  const bool announced = span.upcoming.near == &span.plan;  // then the task before has asked for them
+  for (int64_t r = 0; !announced && r < rows; ++r) {
     ask_for_row(problem.query, problem.type, span.sequence.query + span.head_of(r) * problem.query.head,
                 span.index_of(r), problem.head_size);
   }
+  const bool plain = problem.type == Type::float32 && !span.shape.pairs() && problem.rope_size == 0;
+  const float* data = static_cast<const float*>(problem.query.data) + span.sequence.query;
   for (int64_t first = 0; first < rows; first += kLanes) {
     const float* from[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
       const int64_t r = smaller(first + j, rows - 1);  // what is beyond repeats the last; nobody looks at it
-      from[j] = query_numbers(problem, span.shape, span.sequence, span.head_of(r), span.index_of(r),
-                              span.s.rows + j * span.shape.numbers);
+      const int64_t head = span.head_of(r);
+      const int64_t i = span.index_of(r);
+      from[j] = plain ? data + head * problem.query.head + i * problem.query.row
+                      : query_numbers(problem, span.shape, span.sequence, head, i, span.s.rows + j * span.shape.numbers);
     }
     float* panel = span.s.queries + first / kPanel * kPanel * depth + first % kPanel;
     for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel + d * kPanel);
@@ -53,7 +58,23 @@ static void begin_sums(const Span& span, bool with_sink) {
     s.max[r] = span.problem.sink[span.head_of(r)];
     s.total[r] = s.max[r] == -kInfinity ? 0.0f : 1.0f;
   }
-  __builtin_memset(span.direct() ? s.sums : s.across, 0, static_cast<size_t>(rows * span.columns()) * sizeof(float));
+  if (span.direct()) {
+    __builtin_memset(s.sums, 0, static_cast<size_t>(span.rows() * span.columns()) * sizeof(float));
+  } else {
+    __builtin_memset(s.begun, 0, static_cast<size_t>(rows / kPanel));
+  }
+}
+
+static void clear_panel(const Span& span, int64_t panel) {
+  const int64_t floats = kPanel * span.columns();
+  __builtin_memset(span.s.across + panel * floats, 0, static_cast<size_t>(floats) * sizeof(float));
+}
+
+// Panels whose rows saw no key.
+static void clear_unbegun(const Span& span) {
+  for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
+    if (span.s.begun[panel] == 0) clear_panel(span, panel);
+  }
 }
 
 // Fills views and windows; false if no row sees any of these keys.
@@ -68,18 +89,19 @@ static bool look(const Span& span, int64_t first, int64_t keys, bool masked) {
   if (masked && one_mask && problem.mask != nullptr) {
     open = less_hidden(open, problem, sequence, span.head_of(0), span.index_of(0), first);
   }
+  if (one_mask && !band) {
+    for (int64_t r = 0; r < rows; ++r) s.views[r] = open;
+    const Window window = open.empty() ? Window{keys, 0} : Window{open.begin / 2 * 2, open.end};
+    for (int64_t panel = 0; panel * kPanel < rows; ++panel) s.windows[panel] = window;
+    return !window.empty();
+  }
   bool seen = false;
   for (int64_t panel = 0; panel * kPanel < rows; ++panel) {
     Window window{keys, 0};
     const int64_t end = smaller(rows, (panel + 1) * kPanel);
     for (int64_t r = panel * kPanel; r < end; ++r) {
-      if (!one_mask) {
-        s.views[r] = view_of(problem, sequence, span.head_of(r), span.index_of(r), first, keys);
-      } else if (band) {
-        s.views[r] = within(open, problem, sequence, span.head_of(r), span.index_of(r), first, keys);
-      } else {
-        s.views[r] = open;
-      }
+      s.views[r] = one_mask ? within(open, problem, sequence, span.head_of(r), span.index_of(r), first, keys)
+                            : view_of(problem, sequence, span.head_of(r), span.index_of(r), first, keys);
       if (s.views[r].empty()) continue;
       window.begin = smaller(window.begin, s.views[r].begin / 2 * 2);
       window.end = larger(window.end, s.views[r].end);
@@ -181,6 +203,10 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   float* across = s.across + panel * kPanel * span.columns();
   const float* shrink = s.shrink + view.first_row;
   const int64_t value_size = span.problem.value_size;
+  const bool begun = s.begun[panel] != 0;
+  s.begun[panel] = 1;
+  // The products write what holds rows and columns of the problem; the rest of a panel is read, but means nothing.
+  if (!begun && (careful || kVectors == 1 || value_size < span.columns())) clear_panel(span, panel);
   if (careful) {
     soften_panel<kVectors, false>(span, view, first);
     for (int64_t r = 0; r < view.rows; ++r) {
@@ -192,12 +218,18 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   soften_panel<kVectors, kPairs>(span, view, first);
   constexpr int64_t kUnit = kPairs ? 2 : 1;
   const float* values = data.values + (window.begin - data_begin) / kUnit * data.value_row;
+  const Lines weights{s.scores + window.begin / kUnit * kPanel};
+  const int64_t count = blocks_of(window.end - window.begin, kUnit);
   for (int64_t d = 0; d < value_size; d += kTileRows) {
     span.upcoming.refill();
-    multiply<kVectors, Sums::scaled, kPairs>(smaller(kTileRows, value_size - d), ColumnsOf{values + d, data.value_row},
-                                             Lines{s.scores + window.begin / kUnit * kPanel},
-                                             blocks_of(window.end - window.begin, kUnit),
-                                             Target{across + d * kPanel, kPanel, shrink}, span.upcoming);
+    const int64_t columns = smaller(kTileRows, value_size - d);
+    const ColumnsOf some{values + d, data.value_row};
+    const Target sums{across + d * kPanel, kPanel, shrink};
+    if (begun) {
+      multiply<kVectors, Sums::scaled, kPairs>(columns, some, weights, count, sums, span.upcoming);
+    } else {
+      multiply<kVectors, Sums::fresh, kPairs>(columns, some, weights, count, sums, span.upcoming);
+    }
   }
 }
 
@@ -256,6 +288,7 @@ static void attend_blocks_once(const Span& span, int64_t begin, int64_t end, boo
 static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool masked, bool with_sink) {
   begin_sums(span, with_sink);
   attend_blocks_once(span, begin, end, masked, false);
+  if (!span.direct()) clear_unbegun(span);
   // Whether a value is inf or NaN shows only in the sums; then all is done again, carefully.
   if (span.direct() || all_finite(span.s.across, blocks_of(span.rows(), kPanel) * kPanel * span.columns())) return;
   const int64_t last = smaller(end * span.block_keys(), span.sequence.key_length);
@@ -266,6 +299,7 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
   if (finite) return;
   begin_sums(span, with_sink);
   attend_blocks_once(span, begin, end, masked, true);
+  clear_unbegun(span);
 }
 
 static void write_results(const Span& span) {
