@@ -12,7 +12,6 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
             | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
             | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection
             | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout behind it
-            | Sub(ReduceMax(scores), scores)               likewise, no mask before it
             | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
@@ -96,13 +95,11 @@ class Floor:
 
 @dataclass(frozen=True)
 class Shift:
-    """Everything so far less its maximum along `axis`, or the opposite of that if `negated`, computed by `nodes`; only
-    factors and layout are behind it."""
+    """Everything so far less its maximum along `axis`, computed by `nodes`; only factors and layout are behind it."""
 
     node: ir.Node
     axis: int
     nodes: tuple[ir.Node, ...]
-    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -264,13 +261,11 @@ def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_shift(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """One number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's, and DANet's,
-    which subtracts the scores from it)."""
-    for negated in (False, True):
-        found = shifted_by(value, "ReduceMax", viewer.info, negated)
-        if found is not None and _leads_to_product(found[1], viewer):
-            return Shift(found[2][-1], found[0], found[2], negated), found[1]
-    return None
+    """One number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
+    found = shifted_by(value, "ReduceMax", viewer.info)
+    if found is None or not _leads_to_product(found[1], viewer):
+        return None
+    return Shift(found[2][-1], found[0], found[2]), found[1]
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:

@@ -84,12 +84,11 @@ class Simulation:
                     if moved is None:
                         raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
                     dims = moved
-                case Shift(node, axis, _, negated):
+                case Shift(node, axis):
                     shifted.append((node, dims[axis]))
-                    if negated:
-                        scale = -scale
-                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
                 case Scale(node, factor):
+                    if shifted and factor < 0:
+                        raise _turned(node)
                     scale *= factor
                     if terms:
                         terms.append(ScaleTerm(node, factor))
@@ -100,6 +99,8 @@ class Simulation:
                     if terms:
                         reason = "a mask or bias is multiplied by something that is not one known number"
                         raise Decline(Code.SCALE, reason, node)
+                    if shifted and ((known := self.bounds.of(value)) is None or known[0] < 0):
+                        raise _turned(node)
                     factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
                 case Addend(node, value, sign, negated):
                     if negated:
@@ -158,3 +159,8 @@ class Simulation:
             return step.number
         numbers = self.sets.of(step.value)
         return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+
+
+def _turned(node: ir.Node) -> Decline:
+    reason = "the scores are or may be subtracted from their maximum, so that one of +inf makes its row NaN"
+    return Decline(Code.SCORE_TERM, reason, node)

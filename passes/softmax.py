@@ -230,15 +230,13 @@ def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Nod
     return total, tuple(reversed(guards))
 
 
-def shifted_by(
-    value: ir.Value, reduction: str, info: ShapeInfo, turned: bool = False
-) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axis)`, or its opposite if `turned`: the axis, x and the nodes."""
+def shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+    """For `x - reduction(x, axis)`: the axis, x and the nodes."""
     sub = value.producer()
     if not is_op(sub, "Sub"):
         return None
     assert sub is not None
-    scores, peak = reversed(sub.inputs) if turned else sub.inputs
+    scores, peak = sub.inputs[0], sub.inputs[1]
     found = None if scores is None or peak is None else _reduced(peak, reduction, scores, info)
     return None if found is None or scores is None else (found[0], scores, (*found[1], sub))
 
