@@ -144,18 +144,31 @@ class Builder:
         """A vector of int64."""
         return self.constant(np.array(numbers, dtype=np.int64), "shape")
 
+    def dimension(self, value: ir.Value, axis: int) -> ir.Value:
+        """One dimension of a value, int64 [1]."""
+        shape = self.info.shape(value)
+        size = None if shape is None else shape[axis].const
+        if size is not None:
+            return self.ints([size])
+        every = self.op("Shape", [value], INT64)
+        return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
+
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """One dimension of a value of known rank, int64 [1]. Blocks are fused in the order of the graph, so what an
-        earlier one read lies before a later one."""
+        """The same of an operand of a ready-made operator, of known rank: these are fused in the order of the graph, so
+        that what an earlier one read lies before a later one, which takes it from there."""
         shape = self.info.shape(value)
         assert shape is not None
         size = shape[axis]
         if size.const is not None:
-            return self.ints([size.const])
+            return self.dimension(value, axis)
         if size not in self.lengths:
-            every = self.op("Shape", [value], INT64)
-            self.lengths[size] = self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
+            self.lengths[size] = self.dimension(value, axis)
         return self.lengths[size]
+
+    def range(self, count: ir.Value) -> ir.Value:
+        """The numbers below a computed one, int64 [1]."""
+        zero, one = (self.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
+        return self.op("Range", [zero, self.units("Squeeze", count, (0,)), one], INT64)
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """The value in this type."""
@@ -240,11 +253,6 @@ class Mover:
             return parts[0]
         return self.builder.op("Concat", parts, INT64, {"axis": 0})
 
-    def dimension(self, value: ir.Value, index: int) -> ir.Value:
-        """One dimension of a value as a vector of one element."""
-        shape = self.builder.op("Shape", [value], INT64)
-        return self.builder.op("Gather", [shape, self.builder.ints([index])], INT64, {"axis": 0})
-
     def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""
         const = self.space.size(dim).const
@@ -255,7 +263,7 @@ class Mover:
                 rest = tuple(axis for axis in merged if axis not in dim)
                 others = self.space.size(rest).const
                 if others and len(rest) + len(dim) == len(merged):
-                    size = self.dimension(value, index)
+                    size = self.builder.dimension(value, index)
                     return size if others == 1 else self.builder.op("Div", [size, self.builder.ints([others])], INT64)
         if len(dim) > 1:
             total = self._size(dim[:1], witnesses)

@@ -104,7 +104,7 @@ class Decoding:
             if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
                 raise self._other("the block table is not proven to have one row for each batch entry")
             size = attrs["block_size"] = self.pages.block_size
-            keys = self.builder.op("Mul", [self.mover.dimension(table, 1), self.builder.ints([size])], INT64)
+            keys = self.builder.op("Mul", [self.builder.dimension(table, 1), self.builder.ints([size])], INT64)
             inputs |= lengths.build(self.match, keys, self.mover)
         elif lengths.any:
             inputs |= lengths.build(self.match, self._keys(key), self.mover)
@@ -129,7 +129,7 @@ class Decoding:
             return self.builder.ints([size.const])
         if own is None or own[axis] != size:
             raise self._other("the number of its keys is not known to be that of its mask")
-        return self.mover.dimension(key, axis)
+        return self.builder.dimension(key, axis)
 
     def _check(self) -> None:
         """What does not depend on the caches."""

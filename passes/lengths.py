@@ -139,8 +139,9 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
     dims = match.space.resolve_all(mask.view.base_dims)
     result: list[Length | Masked] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):
-        limit = isinstance(part, Below) and (part.when or starts)
-        read = _length(part, dims, match, positions) if limit and isinstance(part, Below) else None
+        read = None
+        if isinstance(part, Below) and (part.when or starts):
+            read = _length(part, dims, match, positions)
         beside = read or _beside(part, dims)
         if beside is None:
             return None

@@ -82,7 +82,7 @@ class Pages:
         content = constant(table)
         if content is None or content.size == 0 or content.min() < 0:
             known = self.blocks.const
-            count = mover.dimension(pool, 0) if known is None else builder.ints([known])
+            count = builder.dimension(pool, 0) if known is None else builder.ints([known])
             wrapped = builder.op("Add", [table, builder.cast(count, dtype or INT64)], dtype)
             zero = builder.cast(builder.ints([0]), dtype or INT64)
             negative = builder.op("Less", [table, zero], ir.DataType.BOOL)

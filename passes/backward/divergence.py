@@ -28,6 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.backward.index_region import IndexRegion, K
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
@@ -44,22 +45,13 @@ MAX_MASKS = 8
 
 
 @dataclass(frozen=True)
-class Result:
-    """A value of the graph that is `factor` times an output of the operator, and its arrangement."""
-
-    value: ir.Value
-    dims: Arrangement
-    factor: float
-
-
-@dataclass(frozen=True)
 class Divergence:
     """A loss with its gradients: `results` by the outputs of SparseLightningIndexerGradKLLoss. `node` is the logarithm
     of the indexer's distribution, `assumed` what the user has vouched for."""
 
     scores: IndexScores
     masks: tuple[Mask, ...]
-    results: dict[str, Result]
+    results: dict[str, Place]
     node: ir.Node
     assumed: tuple[str, ...]
 
@@ -164,9 +156,9 @@ def _mask(value: ir.Value, region: Region, sets: ValueSets) -> tuple[ir.Value, M
 class _Results:
     inner: IndexRegion
 
-    def found(self, starts: Sequence[ir.Node]) -> dict[str, Result]:
+    def found(self, starts: Sequence[ir.Node]) -> dict[str, Place]:
         """The results that everything behind the starts ends in. Raises Decline."""
-        results: dict[str, Result] = {}
+        results: dict[str, Place] = {}
         pending, seen = list(starts), set(starts)
         while pending:
             node = pending.pop(0)
@@ -196,7 +188,7 @@ class _Results:
             Code.TRAINING, f"attention's probabilities reach {label(node)}, which is no loss of an indexer: {why}", node
         )
 
-    def _result(self, node: ir.Node) -> tuple[str, Result] | None:
+    def _result(self, node: ir.Node) -> tuple[str, Place] | None:
         inner, value = self.inner, node.outputs[0]
         product = any_contraction(node, inner.viewer.info)
         if product is not None:
@@ -205,13 +197,13 @@ class _Results:
             return None
         part, source = inner.part(value), inner.part(node.inputs[0])
         if part is not None and not any(part.dims) and (factor := part.only(K)) is not None:
-            return "loss", Result(value, part.dims, factor)
+            return "loss", Place(value, part.dims, factor)
         factor = None if source is None else source.difference("r")
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
 
-    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, Result] | None:
+    def _weights(self, node: ir.Node, dims: Arrangement, factor: float) -> tuple[str, Place] | None:
         """The gradient of the weights: a sum over the keys, and nothing else."""
         kept = self.inner.summed_dims(node, dims)
         if kept is None or node.op_type != "ReduceSum":
@@ -220,9 +212,9 @@ class _Results:
         space, scores = self.inner.viewer.space, self.inner.scores
         if gone != space.resolve(scores.axes[3]) or not self._covers(left, scores.wanted[2]):
             return None
-        return "d_weight", Result(node.outputs[0], left, factor)
+        return "d_weight", Place(node.outputs[0], left, factor)
 
-    def _product(self, product: Contraction) -> tuple[str, Result] | None:
+    def _product(self, product: Contraction) -> tuple[str, Place] | None:
         """The gradient of query or key."""
         inner, scores = self.inner, self.inner.scores
         space, region = inner.viewer.space, inner.region
@@ -247,7 +239,7 @@ class _Results:
                 if not self._covers(dims, scores.wanted[place]):
                     continue
                 total = product.factor * factor * known.factor / scores.factor
-                return name, Result(product.output, dims, total)
+                return name, Place(product.output, dims, total)
         return None
 
     def _covers(self, dims: Arrangement, wanted: Arrangement) -> bool:

@@ -14,7 +14,8 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, OpSpec, full_attrs, get, place_inputs
 from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
-from fa_compiler.passes.backward.match import GradientMatch, Place, Role
+from fa_compiler.passes.backward.match import GradientMatch, Role
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import PREFIX, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.sparse import Selected, emit_selected
+from fa_compiler.passes.sparse import emit_selected
 
 
 @dataclass(frozen=True)
@@ -73,24 +72,22 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
 
 def _listed(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
     """The pair on selected keys; None where it is none."""
-
-    def attempt(pair: Pair, every_row: bool) -> tuple[Selected | None, ListedBackward]:
-        backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
-        return emit_selected(pair.forward, emitter, matcher.sets, backward), backward
-
     # Where every row has a key, what the others would give does not matter.
-    attempts: tuple[tuple[Callable[[], Pair], bool], ...] = (
-        (lambda: pair, True),
-        (lambda: keep_empty_rows(pair, matcher.options), False),
-    )
-    for given, every_row in attempts:
-        try:
-            tried = given()
-        except PairDecline:
-            return None
-        selected, backward = attempt(tried, every_row)
-        if selected is not None:
-            return FusedPair(tried, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
-        if backward.failure is not None:
-            raise backward.failure
+    found = _attempt(pair, True, matcher, emitter)
+    if found is not None:
+        return found
+    try:
+        pair = keep_empty_rows(pair, matcher.options)
+    except PairDecline:
+        return None
+    return _attempt(pair, False, matcher, emitter)
+
+
+def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
+    backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
+    selected = emit_selected(pair.forward, emitter, matcher.sets, backward)
+    if selected is not None:
+        return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
+    if backward.failure is not None:
+        raise backward.failure
     return None

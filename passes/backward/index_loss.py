@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.backward.divergence import Divergence, Result
+from fa_compiler.passes.backward.divergence import Divergence
 from fa_compiler.passes.backward.landing import Landing, landed
-from fa_compiler.passes.backward.match import Place
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
@@ -136,16 +136,15 @@ class IndexLoss:
         query, key, weight = arranged
         return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
 
-    def _placed(self, name: str, value: ir.Value, result: Result, mover: Mover) -> tuple[Place, ir.Value]:
+    def _placed(self, name: str, value: ir.Value, place: Place, mover: Mover) -> tuple[Place, ir.Value]:
         """A result as the value whose place it takes."""
-        place = Place(result.value, result.dims, result.factor, 0)
         builder, scores = self.emitter.builder, self.record.scores
         if name == "loss":
-            rank = len(builder.info.shape(result.value) or ())
+            rank = len(builder.info.shape(place.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
             return place, landed(value, (), Landing(place, (), ()), ir.DataType.FLOAT, builder, mover)
-        dims = scores.wanted[list(GRADIENTS).index(name)]
-        plan = moves(dims, scores.space.resolve_all(result.dims))
+        dims = scores.wanted[GRADIENTS.index(name)]
+        plan = moves(dims, scores.space.resolve_all(place.dims))
         if plan is None:
-            raise self._decline(f"{result.value.name!r} could not be made of the operator's result")
+            raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
         return place, landed(value, dims, Landing(place, (), plan), ir.DataType.FLOAT, builder, mover)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
-from fa_compiler.passes.backward.quantities import TOLERANCE
+from fa_compiler.passes.backward.quantities import TOLERANCE, sum_of
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds, stripped
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
@@ -179,15 +179,7 @@ class IndexRegion:
         left, right = self.part(node.inputs[0]), self.part(node.inputs[1])
         if left is None or right is None:
             return None
-        terms = dict(left.terms)
-        for power, factor in right.terms.items():
-            mine = terms.get(power, 0.0)
-            total = mine + sign * factor
-            if abs(total) <= TOLERANCE * abs(mine):
-                terms.pop(power)
-            else:
-                terms[power] = total
-        return _part(terms, self.tracer.aligned(left.dims, right.dims))
+        return _part(sum_of(left.terms, right.terms, sign), self.tracer.aligned(left.dims, right.dims))
 
     # -- sums -----------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
-from fa_compiler.passes.backward.match import Gradient, GradientMatch, Place, Role
+from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import FACTORS, TOLERANCE
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.emit import Emitter

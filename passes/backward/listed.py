@@ -20,7 +20,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
-from fa_compiler.passes.backward.match import GradientMatch, Place, Role
+from fa_compiler.passes.backward.match import GradientMatch, Role
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.match import AttentionMatch

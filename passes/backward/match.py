@@ -21,6 +21,7 @@ from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.forward import Findings, match_forward, paths
+from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import Quantity, Rows
 from fa_compiler.passes.backward.region import Region, Tensor
 from fa_compiler.passes.backward.tracing import seeds
@@ -38,16 +39,6 @@ from fa_compiler.passes.views import View, Viewer
 Role = Literal["query", "key", "value", "query_rope", "key_rope"]
 MAX_TAIL = 32
 """More operators than this behind a product are not looked at for a better place."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A value that `factor` times the operator's gradient can replace; `saved` is the work that makes superfluous."""
-
-    value: ir.Value
-    dims: Arrangement
-    factor: float
-    saved: int
 
 
 @dataclass(frozen=True)

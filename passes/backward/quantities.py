@@ -20,9 +20,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 Monomial = tuple[int, int, int, int, int]
 """The powers of P, G, D, L and F."""
+_Powers = TypeVar("_Powers", bound=tuple[int, ...])
 
 MAX_POWER = 4
 """Higher powers do not occur in a gradient."""
@@ -91,15 +93,7 @@ class Quantity:
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
-        result = dict(self.terms)
-        for monomial, factor in other.terms.items():
-            mine = result.get(monomial, 0.0)
-            total = mine + sign * factor
-            if abs(total) <= TOLERANCE * abs(mine):
-                result.pop(monomial)
-            else:
-                result[monomial] = total
-        return _checked(result, self.rows.plus(other.rows), self, other)
+        return _checked(sum_of(self.terms, other.terms, sign), self.rows.plus(other.rows), self, other)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
@@ -155,6 +149,19 @@ L: Monomial = (0, 0, 0, 1, 0)
 E: Monomial = (1, 0, 0, 1, 0)
 F: Monomial = (0, 0, 0, 0, 1)
 PD: Monomial = (1, 0, 1, 0, 0)
+
+
+def sum_of(one: Mapping[_Powers, float], other: Mapping[_Powers, float], sign: float) -> dict[_Powers, float]:
+    """The sum or difference of two polynomials; terms that cancel up to rounding are gone."""
+    result = dict(one)
+    for monomial, factor in other.items():
+        mine = result.get(monomial, 0.0)
+        total = mine + sign * factor
+        if abs(total) <= TOLERANCE * abs(mine):
+            result.pop(monomial)
+        else:
+            result[monomial] = total
+    return result
 
 
 def _checked(terms: dict[Monomial, float], rows: Rows, *sources: Quantity) -> Quantity | None:

@@ -109,7 +109,7 @@ class Caches:
     def _updated(self, cache: ir.Value, new: ir.Value) -> ir.Value:
         """The cache with the new rows in their places."""
         builder = self.call.builder
-        offsets = builder.units("Unsqueeze", self._range(self.step.rows), (0, 1, 3))
+        offsets = builder.units("Unsqueeze", builder.range(self.step.rows), (0, 1, 3))
         places = self._op("Add", [builder.units("Unsqueeze", self.step.before, (1, 2, 3)), offsets])
         index = self._index(places, self.step.rows)
         return self._op("ScatterND", [cache, index, new], self._dtype(new))
@@ -120,11 +120,11 @@ class Caches:
         zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
         rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
         count = builder.lengths[self.room] if self.room.const is None else builder.ints([self.room.const])
-        places = builder.units("Unsqueeze", self._range(count), (0,))
+        places = builder.units("Unsqueeze", builder.range(count), (0,))
         before, after = (
             builder.units("Unsqueeze", each, (1,)) for each in (self.step.before, self.step.after(self.call))
         )
-        held = self._length(Measure(past, 2))
+        held = builder.length(past, 2)
         moved = self._op("Add", [self._op("Sub", [places, before]), held])
         last = self._op("Add", [held, self.step.rows])
         kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
@@ -134,18 +134,22 @@ class Caches:
 
     def _index(self, places: ir.Value, count: ir.Value) -> ir.Value:
         """Batch entry, head and place of every row, int64 [B, K, count, 3]; places are [B, 1, count, 1]."""
-        builder, batch = self.call.builder, self._length(self.batch)
-        entries = builder.units("Unsqueeze", self._range(batch), (1, 2, 3))
+        builder, batch = self.call.builder, self._entries()
+        entries = builder.units("Unsqueeze", builder.range(batch), (1, 2, 3))
         heads = builder.constant(np.arange(self.heads, dtype=np.int64).reshape(1, -1, 1, 1), "positions")
         parts = [batch, builder.ints([self.heads]), count, builder.ints([1])]
         shape = self._op("Concat", parts, attrs={"axis": 0})
         whole = [self._op("Expand", [index, shape]) for index in (entries, heads, places)]
         return self._op("Concat", whole, attrs={"axis": 3})
 
+    def _entries(self) -> ir.Value:
+        """How many batch entries there are, int64 [1]."""
+        return self.call.builder.length(self.batch.value, self.batch.axis)
+
     def _size_of_rows(self, new: ir.Value) -> ir.Value:
         """[B, K, 1, D], the shape of one row for each head."""
         builder = self.call.builder
-        parts = [self._length(self.batch), builder.ints([self.heads, 1]), self._length(Measure(new, 3))]
+        parts = [self._entries(), builder.ints([self.heads, 1]), builder.length(new, 3)]
         return self._op("Concat", parts, attrs={"axis": 0})
 
     def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:
@@ -153,15 +157,6 @@ class Caches:
         shape = self.call.shape(new)
         self.call.builder.info.set(present, (shape[0], shape[1], self.room, shape[3]), self._dtype(new))
         return present
-
-    def _length(self, measure: Measure) -> ir.Value:
-        return self.call.builder.length(measure.value, measure.axis)
-
-    def _range(self, count: ir.Value) -> ir.Value:
-        """The numbers below a computed one, int64."""
-        builder = self.call.builder
-        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
-        return self._op("Range", [zero, builder.units("Squeeze", count, (0,)), one])
 
     def _zero(self, like: ir.Value) -> ir.Value:
         dtype = self._dtype(like)

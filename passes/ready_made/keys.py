@@ -186,9 +186,7 @@ class Keys:
             return builder.constant(np.arange(const, dtype=np.int64), "positions")
         if builder.opset < RANGE_SINCE:
             raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")
-        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
-        end = builder.units("Squeeze", self.length(measure), (0,))
-        return builder.op("Range", [zero, end, one], INT64)
+        return builder.range(self.length(measure))
 
     def by_batch(self, vector: ir.Value) -> ir.Value:
         """A number for each batch as [B, 1, 1, 1]."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64
@@ -39,8 +38,7 @@ class Rotary:
     def of(call: Call, step: Step) -> Rotary:
         """The positions of one run."""
         builder, given = call.builder, call.input(POSITIONS)
-        zero, one = (builder.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
-        offsets = builder.op("Range", [zero, builder.units("Squeeze", step.rows, (0,)), one], INT64)
+        offsets = builder.range(step.rows)
         starts = builder.units("Unsqueeze", step.before, (1,))
         counted = builder.op("Add", [starts, builder.units("Unsqueeze", offsets, (0,))], INT64)
         if given is None:

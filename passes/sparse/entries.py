@@ -150,12 +150,7 @@ class _Maker:
 
     def length(self, operand: int, axis: int) -> ir.Value:
         """A dimension of query (0) or key (1), a vector of one element."""
-        value = self.operands[operand]
-        size = (self.builder.info.shape(value) or ())[axis].const
-        if size is not None:
-            return self.builder.ints([size])
-        shape = self.builder.op("Shape", [value], INT64)
-        return self.builder.op("Gather", [shape, self.builder.ints([axis])], INT64, {"axis": 0})
+        return self.builder.dimension(self.operands[operand], axis)
 
     def last_seen(self) -> ir.Value:
         """The last key that each row sees, [1,S,1]."""

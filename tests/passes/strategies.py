@@ -97,3 +97,26 @@ SPELLINGS: st.SearchStrategy[Spelling] = st.one_of(st.integers(0, (1 << 32) - 1)
 def examples(count: int) -> int:
     """How many to draw: FA_COMPILER_EXAMPLES times as many as usual."""
     return count * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
+
+
+def training(rows: Sequence[int], keys: Sequence[int], **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Random fields of a Training (tape.py): S of `rows`, T of `keys`, and what else there is to choose."""
+    lengths: Choices = {"B": [1, 2, 3], "N": [1, 2, 4, 6], "K": [1, 2, 3], "S": rows, "T": keys}
+    widths: Choices = {"D": [4, 8], "E": [4, 8, 3]}
+    forms = ["t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "quotient", "power"]
+    choices: Choices = {
+        "symbolic": [False, True],
+        "layout": ["BNSD", "BSND", "BSH"],
+        "product": ["matmul", "folded", "einsum", "fused"],
+        "flipped": [False, True],
+        "scale": ["none", "mul", "div", "query", "both"],
+        "fill": [-math.inf, FLOAT32_MIN],
+        "masked_gradient": [False, True],
+        "softmax": ["op", "decomposed"],
+        "form": forms,
+        "gqa": ["none", "none", "expand", "broadcast"],
+        "wanted": ["qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"],
+    }
+    sizes = st.fixed_dictionaries({name: st.sampled_from(list(each)) for name, each in {**lengths, **widths}.items()})
+    fields = {name: st.sampled_from(list(each)) for name, each in choices.items()}
+    return st.fixed_dictionaries({"sizes": sizes, **fields, **more})

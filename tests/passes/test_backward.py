@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fa_compiler.passes import Code, Options, Report, fuse
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import Array, Feeds, assert_same, run
-from tests.passes.strategies import examples
+from tests.passes.strategies import examples, training
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 
 LEFT = {"Softmax", "Exp", "MatMul", "Einsum", "FusedMatMul", "ReduceSum", "IsNaN"}
@@ -45,38 +45,12 @@ def consistent(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "sizes": sizes}
 
 
-CASES = st.fixed_dictionaries(
-    {
-        "sizes": st.fixed_dictionaries(
-            {
-                "B": st.sampled_from([1, 2, 3]),
-                "N": st.sampled_from([1, 2, 4, 6]),
-                "K": st.sampled_from([1, 2, 3]),
-                "S": st.sampled_from([1, 3, 5]),
-                "T": st.sampled_from([2, 6, 9]),
-                "D": st.sampled_from([4, 8]),
-                "E": st.sampled_from([4, 8, 3]),
-            }
-        ),
-        "symbolic": st.booleans(),
-        "layout": st.sampled_from(["BNSD", "BSND", "BSH"]),
-        "product": st.sampled_from(["matmul", "folded", "einsum", "fused"]),
-        "flipped": st.booleans(),
-        "scale": st.sampled_from(["none", "mul", "div", "query", "both"]),
-        "mask": st.sampled_from(
-            ["none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"]
-        ),
-        "fill": st.sampled_from([-math.inf, FLOAT32_MIN]),
-        "guard": st.sampled_from(["none", "none", "safe", "nan"]),
-        "masked_gradient": st.booleans(),
-        "softmax": st.sampled_from(["op", "decomposed"]),
-        "form": st.sampled_from(
-            ["t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "quotient", "power"]
-        ),
-        "gqa": st.sampled_from(["none", "none", "expand", "broadcast"]),
-        "second": st.sampled_from([False, False, True]),
-        "wanted": st.sampled_from(["qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"]),
-    }
+CASES = training(
+    [1, 3, 5],
+    [2, 6, 9],
+    mask=st.sampled_from(["none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"]),
+    guard=st.sampled_from(["none", "none", "safe", "nan"]),
+    second=st.sampled_from([False, False, True]),
 ).map(consistent)
 
 

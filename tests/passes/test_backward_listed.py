@@ -17,7 +17,7 @@ from onnx import helper
 from fa_compiler.passes import Code, Report
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import run
-from tests.passes.strategies import examples
+from tests.passes.strategies import examples, training
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 
 SPARSE = ["SparseFlashAttention", "SparseFlashAttentionGrad"]
@@ -48,36 +48,8 @@ def consistent(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "sizes": sizes}
 
 
-CASES = st.fixed_dictionaries(
-    {
-        "sizes": st.fixed_dictionaries(
-            {
-                "B": st.sampled_from([1, 2, 3]),
-                "N": st.sampled_from([1, 2, 4, 6]),
-                "K": st.sampled_from([1, 2, 3]),
-                "S": st.sampled_from([4, 5, 7]),
-                "T": st.sampled_from([4, 6, 9]),
-                "D": st.sampled_from([4, 8]),
-                "E": st.sampled_from([4, 8, 3]),
-            }
-        ),
-        "symbolic": st.booleans(),
-        "layout": st.sampled_from(["BNSD", "BSND", "BSH"]),
-        "product": st.sampled_from(["matmul", "folded", "einsum", "fused"]),
-        "flipped": st.booleans(),
-        "scale": st.sampled_from(["none", "mul", "div", "query", "both"]),
-        "mask": st.sampled_from(["listed", "listed_causal"]),
-        "fill": st.sampled_from([-math.inf, FLOAT32_MIN]),
-        "masked_gradient": st.booleans(),
-        "softmax": st.sampled_from(["op", "decomposed"]),
-        "form": st.sampled_from(
-            ["t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "quotient", "power"]
-        ),
-        "gqa": st.sampled_from(["none", "none", "expand", "broadcast"]),
-        "second": st.booleans(),
-        "wanted": st.sampled_from(["qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"]),
-    }
-).map(consistent)
+MASKS = st.sampled_from(["listed", "listed_causal"])
+CASES = training([4, 5, 7], [4, 6, 9], mask=MASKS, second=st.booleans()).map(consistent)
 
 
 @settings(max_examples=examples(60))

@@ -84,9 +84,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   }
   if (problem.sequence_count == 0) return;
   CallRuntime runtime(api_, context, allocator_.get());
-  const Outcome outcome = variant_.attention(problem, runtime.runtime());
-  runtime.rethrow();
-  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+  runtime.finish(variant_.attention(problem, runtime.runtime()), node_);
 }
 
 std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {

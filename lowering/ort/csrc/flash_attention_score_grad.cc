@@ -128,9 +128,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   if (problem.rope_size == 0) gradients.query_rope = gradients.key_rope = nullptr;
   if (problem.sink != nullptr) gradients.sink = sinks;
   CallRuntime runtime(api_, context, allocator_.get());
-  const Outcome outcome = variant_.gradient(gradients, runtime.runtime());
-  runtime.rethrow();
-  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+  runtime.finish(variant_.gradient(gradients, runtime.runtime()), node_);
 }
 
 std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {

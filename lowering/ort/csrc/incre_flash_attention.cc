@@ -30,9 +30,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   check(api_, ort::KernelContext_GetOutput(api_, context, 0, dims.data(), dims.size(), &value));
   const Tensor out = tensor_of(api_, value);
   CallRuntime runtime(api_, context, allocator_.get());
-  const Outcome outcome = variant_.decode(call.decode(out.data, out.type), runtime.runtime());
-  runtime.rethrow();
-  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node_ + ": out of memory"};
+  runtime.finish(variant_.decode(call.decode(out.data, out.type), runtime.runtime()), node_);
 }
 
 std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {

@@ -241,8 +241,9 @@ void CallRuntime::parallel(void* self, void (*task)(void*, size_t), void* data, 
   ort::ReleaseStatus(call.api_, status);
 }
 
-void CallRuntime::rethrow() const {
+void CallRuntime::finish(Outcome outcome, const std::string& node) const {
   if (!failure_.empty()) throw std::runtime_error(failure_);
+  if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, node + ": out of memory"};
 }
 
 }  // namespace fa

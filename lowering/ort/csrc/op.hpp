@@ -151,8 +151,8 @@ class CallRuntime {
 
   Runtime runtime() { return {this, allocate, release, parallel}; }
 
-  // Throws if ONNX Runtime refused to run the tasks.
-  void rethrow() const;
+  // Throws if ONNX Runtime refused to run the tasks, or `node` ran out of memory.
+  void finish(Outcome outcome, const std::string& node) const;
 
  private:
   static void* allocate(void* self, size_t bytes);

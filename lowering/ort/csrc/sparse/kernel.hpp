@@ -26,9 +26,7 @@ class Kernel : public OpKernel {
   void run(ort::KernelContext* context, Outcome (*Kernels::*kernel)(const Problem&, const Runtime&),
            const Problem& problem) const {
     CallRuntime runtime(api_, context, allocator_.get());
-    const Outcome outcome = (variant_.sparse->*kernel)(problem, runtime.runtime());
-    runtime.rethrow();
-    if (outcome == Outcome::out_of_memory) throw Error{ort::ErrorCode::fail, checks_.node() + ": out of memory"};
+    runtime.finish((variant_.sparse->*kernel)(problem, runtime.runtime()), checks_.node());
   }
 
   ort::Api api_;
