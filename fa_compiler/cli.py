@@ -131,6 +131,9 @@ def _add_verify(commands: _Commands) -> None:
         help="allowed difference relative to an output's largest finite value "
         "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
+    command.add_argument(
+        "--shared-caches", action="store_true", help="bind each past of a GroupQueryAttention and its present together"
+    )
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run=_verify)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from fa_compiler.errors import InputError
 from fa_compiler.model_io import load
 from fa_compiler.passes import Options, Report
+from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.pipeline import copy_of, make_options, run
 from fa_compiler.writing import Progress, check_place, is_special, staging, write, write_model
 
@@ -39,7 +40,7 @@ def optimize(args: argparse.Namespace) -> int:
             staged = write_model(copy_of(loaded) if proto is None else proto, loaded, args.output, stage, report)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
-        if args.verify and not _agrees(args, staged):
+        if args.verify and not _agrees(args, staged, report):
             return DIFFERENT
         stage.commit()
     if not args.quiet:
@@ -71,7 +72,7 @@ def verify(args: argparse.Namespace) -> int:
     from fa_compiler.render import print_comparison
 
     try:
-        comparison = compare_models(args.original, args.other, args.inputs, args.rtol)
+        comparison = compare_models(args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches)
     except CannotRunError as error:
         return _differs(error)
     if not args.quiet:
@@ -79,12 +80,13 @@ def verify(args: argparse.Namespace) -> int:
     return OK if comparison.same else DIFFERENT
 
 
-def _agrees(args: argparse.Namespace, staged: Path) -> bool:
+def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
     from fa_compiler.compare import CannotRunError, compare_models
     from fa_compiler.render import print_comparison, printable
 
+    shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
     try:
-        comparison = compare_models(args.model, staged, name="the optimised model")
+        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared)
     except CannotRunError as error:
         _differs(error)
         return False

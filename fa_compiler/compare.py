@@ -20,6 +20,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
+from fa_compiler.cache_lengths import shared_pairs
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.feeds import load_inputs, random_inputs
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
@@ -73,8 +74,10 @@ def compare_models(
     inputs: Path | None = None,
     rtol: float | None = None,
     name: str | None = None,
+    shared: bool = False,
 ) -> Comparison:
-    """Compare two model files; `name` stands for `other` in messages.
+    """Compare two model files; `name` stands for `other` in messages. With `shared`, each past of a
+    GroupQueryAttention of `original` and its present are bound to one buffer, in both.
 
     Raises:
         InputError: a file or the inputs cannot be used, or ONNX Runtime cannot run the original.
@@ -82,22 +85,23 @@ def compare_models(
     """
     name = name or str(other)
     proto, other_proto = read_proto(original), read_proto(other)
-    feeds = random_inputs(proto, str(original)) if inputs is None else load_inputs(inputs, proto)
+    feeds = random_inputs(proto, str(original), shared=shared) if inputs is None else load_inputs(inputs, proto)
+    buffers = shared_pairs(proto) if shared else {}
     tolerance = tolerance_for(proto) if rtol is None else rtol
     try:
-        first = _Runner(original, proto, optimise=False).run(feeds)
+        first = _Runner(original, proto, optimise=False).run(feeds, buffers)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         hint = "; give inputs that suit the model by --inputs" if inputs is None else ""
         raise InputError(f"ONNX Runtime cannot run {original}: {one_line(error)}{hint}") from None
     try:
-        second = _Runner(other, other_proto, optimise=True).run(feeds)
+        second = _Runner(other, other_proto, optimise=True).run(feeds, buffers)
     except LibraryNotBuilt as error:
         raise InputError(str(error)) from None
     except Exception as error:
         raise CannotRunError(f"ONNX Runtime runs {original} but not {name}: {one_line(error)}") from None
     outputs = [compare_output(key, value, second, tolerance) for key, value in first.items()]
     if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
-        third = _Runner(original, proto, optimise=True).run(feeds)
+        third = _Runner(original, proto, optimise=True).run(feeds, buffers)
         outputs = [_pardoned(output, first[output.name], third.get(output.name)) for output in outputs]
     return Comparison(tuple(outputs), tolerance)
 
@@ -194,13 +198,34 @@ class _Runner:
             register_custom_ops(options)
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]) -> dict[str, Any]:
+        """The outputs; an input in `buffers` and the output it names there lie in one buffer."""
         names = [output.name for output in self._session.get_outputs()]
         types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        if buffers:
+            return self._run_bound(names, feeds, buffers)
         if "tensor(bfloat16)" not in types:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
         values = self._session.run_with_ort_values(names, {key: _to_ort(array) for key, array in feeds.items()})
         return dict(zip(names, _from_ort(values), strict=True))
+
+    def _run_bound(
+        self, names: Sequence[str], feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        binding = self._session.io_binding()
+        memory = {key: array.copy() for key, array in feeds.items()}  # an OrtValue of an array has no memory of its own
+        values = {key: _to_ort(array) for key, array in memory.items()}
+        for key, value in values.items():
+            binding.bind_ortvalue_input(key, value)
+        places = {present: past for past, present in buffers.items()}
+        for key in names:
+            if key in places:
+                binding.bind_ortvalue_output(key, values[places[key]])
+            else:
+                binding.bind_output(key)
+        self._session.run_with_iobinding(binding)
+        found = _from_ort(binding.get_outputs())
+        return {key: np.copy(value) for key, value in zip(names, found, strict=True)}
 
 
 def _to_ort(array: np.ndarray) -> ort.OrtValue:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
+from fa_compiler.cache_lengths import Given, attempts, cache_calls, disagreement, size_name
 from fa_compiler.errors import InputError, one_line
 
 BATCH = 2
@@ -49,15 +50,33 @@ def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [info for info in model.graph.input if info.name not in given]
 
 
-def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str, np.ndarray]:
+def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0, shared: bool = False) -> dict[str, np.ndarray]:
     """Random inputs: a symbolic dimension has one size throughout, indices are valid for the table they
-    index, masks hold ones and some zeros, positions count up.
+    index, masks hold ones and some zeros, positions count up, lengths of caches agree (cache_lengths.py).
+
+    `shared` leaves room in a past for the keys that are new, as one buffer for past and present needs it.
 
     Raises:
-        InputError: an input is no tensor of numbers, or too large for this.
+        InputError: an input is no tensor of numbers, or too large for this; or no lengths were found that agree.
     """
+    calls = cache_calls(model)
+    if not calls:
+        return _made(model, name, seed, _Sizes(_sums(graph_inputs(model))))
+    faults: list[str] = []
+    for given in attempts(calls, LENGTH, BATCH, shared):
+        sizes = _Sizes({**_sums(graph_inputs(model)), **given.sizes}, given.batch)
+        feeds = _made(model, name, seed, sizes, given)
+        fault = disagreement(model, calls, sizes.known, feeds)
+        if fault is None:
+            return feeds
+        faults.append(fault)
+    raise InputError(f"{name}: no inputs were made whose lengths agree ({faults[0]}); give them by --inputs")
+
+
+def _made(
+    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Given | None = None
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    sizes = _Sizes(_sums(graph_inputs(model)))
     bounds = _index_bounds(model.graph)
     feeds: dict[str, np.ndarray] = {}
     for info in graph_inputs(model):
@@ -65,11 +84,16 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0) -> dict[str,
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:
             raise InputError(f"{name}: no random values can be made for input '{info.name}'; give them by --inputs")
-        shape = tuple(sizes.of(dim, axis) for axis, dim in enumerate(tensor.shape.dim))
+        shape = tuple(sizes.of(info.name, dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             text = " x ".join(map(str, shape))
             raise InputError(f"{name}: no random values can be made for input '{info.name}' of the sizes {text}")
-        feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
+        if given is not None and info.name in given.numbers:
+            feeds[info.name] = np.resize(given.numbers[info.name], shape).astype(dtype)
+        elif given is not None and info.name in given.masks:
+            feeds[info.name] = _mask(shape).astype(dtype)
+        else:
+            feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
     return feeds
 
 
@@ -117,25 +141,26 @@ def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) 
 
 
 class _Sizes:
-    """One size for each symbol; an expression of symbols is computed from them."""
+    """One size for each symbol, in `known` once it was asked for; an expression of symbols is computed from them."""
 
-    def __init__(self, known: dict[str, int]) -> None:
-        self._known = known
+    def __init__(self, known: dict[str, int], batch: int = BATCH) -> None:
+        self.known = known
+        self._batch = batch
 
-    def of(self, dim: onnx.TensorShapeProto.Dimension, axis: int) -> int:
+    def of(self, name: str, dim: onnx.TensorShapeProto.Dimension, axis: int) -> int:
         if dim.HasField("dim_value"):
             return int(dim.dim_value)
         if not dim.dim_param:
-            return BATCH if axis == 0 else LENGTH
+            return self._symbol(size_name(name, axis), axis)
         try:
             return self._computed(ast.parse(dim.dim_param.strip(), mode="eval").body, axis)
         except (SyntaxError, ValueError, ZeroDivisionError):
             return self._symbol(dim.dim_param, axis)
 
     def _symbol(self, name: str, axis: int) -> int:
-        if name not in self._known:
-            self._known[name] = BATCH if "batch" in name.lower() or axis == 0 else LENGTH
-        return self._known[name]
+        if name not in self.known:
+            self.known[name] = self._batch if "batch" in name.lower() or axis == 0 else LENGTH
+        return self.known[name]
 
     def _computed(self, node: ast.expr, axis: int) -> int:
         match node:

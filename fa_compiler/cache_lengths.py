@@ -1,0 +1,283 @@
+"""Lengths that agree: what made-up inputs have to hold for attention over caches.
+
+How many keys there are is said in three ways there: by shapes, by a total, and by a length for each batch entry.
+
+    com.microsoft.GroupQueryAttention   S rows, past of P keys, T = total_sequence_length, length = seqlens_k + 1
+        without a past   T = S
+        prompt           T = S, whatever past holds
+        after it         S < T <= P + S, with one row or one batch entry; no entry has fewer keys than rows
+        always           1 <= length <= T
+    ai.onnx.Attention                   T keys, length = nonpad_kv_seqlen
+        always           1 <= length <= T
+
+Sizes are tried in turn: one token after a full cache, several for one batch entry, a prompt. A length or total that is
+an input, up to casts, shapes and constants added, gets the number it has to have, and an input whose sum is a length is
+a mask. Where the model computes one otherwise, its nodes are run by ONNX Runtime, and what they give has to agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from fa_compiler.passes import ShapeInfo, analyse
+from fa_compiler.passes.nodes import constant, input_of, is_op
+from fa_compiler.passes.symbolic import Dim
+from fa_compiler.tensors import is_external
+
+GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
+PASTS, SEQLENS, TOTAL = (3, 4), 5, 6
+NONPAD = 6
+"""Inputs of GroupQueryAttention, and of ai.onnx Attention."""
+
+MAX_NODES = 1000
+"""Lengths that take more nodes are left to the model."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes to try: batch entries, rows of the query, keys of a cache, and whether all keys are in the rows."""
+
+    batch: int
+    rows: int
+    past: int
+    prompt: bool = False
+
+
+@dataclass(frozen=True)
+class CacheCall:
+    """One attention: its batch, rows and past, its total, by its size or by a value, and its lengths, which are `more`
+    than the value says."""
+
+    node: ir.Node
+    batch: Dim
+    rows: Dim
+    past: Dim | None
+    total: Dim | ir.Value
+    lengths: ir.Value
+    more: int
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return f"{self.node.op_type} {self.node.name!r}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What inputs have to be: batch entries, other symbols of sizes, numbers of inputs, and which inputs are masks."""
+
+    batch: int
+    sizes: Mapping[str, int]
+    numbers: Mapping[str, np.ndarray]
+    masks: frozenset[str]
+
+
+def size_name(name: str, axis: int) -> str:
+    """The symbol of an input's size that has none of its own."""
+    return f"size {axis} of {name}"
+
+
+def cache_calls(model: onnx.ModelProto) -> list[CacheCall]:
+    """The attention of a model whose lengths are given to it."""
+    kinds = {(node.domain, node.op_type) for node in model.graph.node}
+    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention")}:
+        return []
+    loaded = ir.from_proto(model)
+    for value in loaded.graph.inputs:
+        if value.shape is not None:
+            named = [size_name(value.name or "", axis) if _open(dim) else dim for axis, dim in enumerate(value.shape)]
+            value.shape = ir.Shape(named)
+    info = analyse(loaded)
+    found = (_call(node, info) for node in loaded.graph)
+    return [call for call in found if call is not None]
+
+
+def attempts(calls: Sequence[CacheCall], length: int, batch: int, shared: bool) -> Iterator[Given]:
+    """What to try, likeliest first; `shared` keeps all keys within past."""
+    past = 2 * length if shared else length
+    after = (Sizes(batch, 1, past), Sizes(1, length, past)) if any(call.past is not None for call in calls) else ()
+    for sizes in (*after, *(Sizes(count, length, past, prompt=True) for count in (batch, 1))):
+        yield _given(calls, sizes, shared)
+
+
+def disagreement(
+    model: onnx.ModelProto, calls: Sequence[CacheCall], sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray]
+) -> str | None:
+    """Why these inputs do not agree, None if nothing is known against them."""
+    values = {value for call in calls for value in (call.total, call.lengths) if isinstance(value, ir.Value)}
+    numbers = _computed(model, values, feeds)
+    for call in calls:
+        if (fault := _fault(call, sizes, numbers)) is not None:
+            return f"{fault} in {call.name}"
+    return None
+
+
+def shared_pairs(model: onnx.ModelProto) -> dict[str, str]:
+    """The pasts of GroupQueryAttention that are inputs, and their presents that are outputs."""
+    inputs, outputs = ({value.name for value in values} for values in (model.graph.input, model.graph.output))
+    pairs: dict[str, str] = {}
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == GROUP_QUERY:
+            pairs.update(zip(node.input[PASTS[0] : PASTS[-1] + 1], node.output[1:3], strict=False))
+    return {past: present for past, present in pairs.items() if past in inputs and present in outputs}
+
+
+def _open(dim: int | ir.SymbolicDim) -> bool:
+    return isinstance(dim, ir.SymbolicDim) and dim.value is None
+
+
+def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
+    def size(index: int, axis: int) -> Dim:
+        value = input_of(node, index)
+        shape = None if value is None else info.shape(value)
+        return shape[axis] if shape is not None and len(shape) > 2 else Dim.fresh()
+
+    if (node.domain, node.op_type) == GROUP_QUERY:
+        lengths, total = input_of(node, SEQLENS), input_of(node, TOTAL)
+        if lengths is None or total is None:
+            return None
+        content = info.content(total)
+        known = content[0] if isinstance(content, tuple) and len(content) == 1 else content
+        past = None if input_of(node, PASTS[0]) is None else size(PASTS[0], 2)
+        return CacheCall(node, size(0, 0), size(0, 1), past, known if isinstance(known, Dim) else total, lengths, 1)
+    lengths = input_of(node, NONPAD) if is_op(node, "Attention") else None
+    if lengths is None:
+        return None
+    return CacheCall(node, size(0, 0), size(0, -2), None, size(1, -2), lengths, 0)
+
+
+def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
+    sizes: dict[str, int] = {}
+    numbers: dict[str, np.ndarray] = {}
+    masks: set[str] = set()
+
+    def size(dim: Dim, wanted: int) -> int:
+        """The number of a size, which becomes the wanted one where it is open."""
+        atom = dim.single_atom
+        if atom is not None and atom.op == "symbol":
+            return sizes.setdefault(atom.name, wanted)
+        known = dim.evaluate(sizes)
+        return wanted if known is None else known
+
+    for call in calls:
+        batch, rows = size(call.batch, tried.batch), size(call.rows, tried.rows)
+        past = None if call.past is None else size(call.past, tried.past)
+        held = shared or (call.past is not None and call.past.is_const)
+        keys = rows if past is None or tried.prompt else past if held else past + rows
+        total = size(call.total, keys) if isinstance(call.total, Dim) else keys
+        if isinstance(call.total, ir.Value):
+            origin = _origin(call.total)
+            if origin is not None and not origin.summed:
+                numbers[origin.name] = np.array(total - origin.added)
+        least = 1 if total == rows else min(rows, total)
+        lengths = np.maximum(total - np.arange(batch) % 2 * max(1, total // 4), least)
+        origin = _origin(call.lengths)
+        if origin is not None and origin.summed:
+            masks.add(origin.name)
+        elif origin is not None:
+            numbers[origin.name] = lengths - call.more - origin.added
+    return Given(tried.batch, sizes, numbers, frozenset(masks))
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The input that a value is read from: the value is `added` more than it, or than its sum."""
+
+    name: str
+    added: int
+    summed: bool
+
+
+def _origin(value: ir.Value | None) -> _Origin | None:
+    added, summed = 0, False
+    while value is not None and not value.is_graph_input():
+        node = value.producer()
+        if is_op(node, "Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"):
+            assert node is not None
+            value = node.inputs[0]
+        elif is_op(node, "ReduceSum"):
+            assert node is not None
+            value, summed = node.inputs[0], True
+        elif is_op(node, "Add", "Sub") and not summed:
+            assert node is not None
+            number = constant(node.inputs[1])
+            if number is None or number.size != 1:
+                return None
+            added += int(number.reshape(())) * (1 if node.op_type == "Add" else -1)
+            value = node.inputs[0]
+        else:
+            return None
+    return None if value is None or not value.name else _Origin(value.name, added, summed)
+
+
+def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> str | None:
+    rows, batch = call.rows.evaluate(sizes), call.batch.evaluate(sizes)
+    past = None if call.past is None else call.past.evaluate(sizes)
+    if isinstance(call.total, Dim):
+        total = call.total.evaluate(sizes)
+    else:
+        array = numbers.get(call.total.name or "")
+        total = None if array is None or array.size != 1 else int(array.reshape(()))
+    lengths = numbers.get(call.lengths.name or "")
+    longest, shortest = (0, 1) if lengths is None or not lengths.size else (int(lengths.max()), int(lengths.min()))
+    longest, shortest = longest + call.more, shortest + call.more
+    if shortest < 1:
+        return f"a batch entry has {shortest} keys"
+    if total is not None and lengths is not None and longest > total:
+        return f"a batch entry has {longest} keys of {total}"
+    if call.more == 0 or total is None or rows is None or total == rows:
+        return None
+    if total < rows or call.past is None:
+        return f"{rows} rows come with {total} keys"
+    if past is not None and total - rows > past:
+        return f"{rows} rows and a past of {past} come with {total} keys"
+    if rows > 1 and batch is not None and batch > 1:
+        return f"{rows} rows of {batch} batch entries come after a past"
+    return f"a batch entry of {shortest} keys has {rows} rows" if lengths is not None and shortest < rows else None
+
+
+def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the values hold, by name, where that can be found without the rest of the model."""
+    found: dict[str, np.ndarray] = {}
+    wanted: list[str] = []
+    for value in values:
+        known = feeds.get(value.name or "") if value.is_graph_input() else constant(value)
+        if known is not None:
+            found[value.name or ""] = known
+        elif value.name and not value.is_graph_input():
+            wanted.append(value.name)
+    part = _part(model, wanted) if wanted else None
+    if part is None:
+        return found
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        results = session.run(wanted, {value.name: feeds[value.name] for value in session.get_inputs()})
+    except Exception:  # ONNX Runtime's exceptions share no base class; the comparison will run the model and tell
+        return found
+    return found | dict(zip(wanted, map(np.asarray, results), strict=True))
+
+
+def _part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto | None:
+    """The nodes that make some values, as a model; None where they are many, or hold graphs or weights."""
+    graph, needed, nodes = model.graph, set(outputs), []
+    for node in reversed(graph.node):
+        if not needed.isdisjoint(node.output):
+            nodes.append(node)
+            needed.update(node.input)
+            if len(nodes) > MAX_NODES or any(attribute.HasField("g") for attribute in node.attribute):
+                return None
+    weights = [tensor for tensor in graph.initializer if tensor.name in needed]
+    if any(map(is_external, weights)):
+        return None
+    inputs = [value for value in graph.input if value.name in needed]
+    results = [onnx.ValueInfoProto(name=name) for name in outputs]
+    part = onnx.helper.make_graph(nodes[::-1], "lengths", inputs, results, weights)
+    return onnx.helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)

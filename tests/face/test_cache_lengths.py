@@ -1,0 +1,193 @@
+"""Inputs are made for attention over caches whose sizes, totals and lengths agree, and `verify` runs such models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fa_compiler.cli import main
+from fa_compiler.errors import InputError
+from fa_compiler.feeds import LENGTH, random_inputs
+
+from .builders import saved
+
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+Dims = list[int | str | None]
+TYPES = {"attention_mask": TensorProto.INT64, "seqlens_k": TensorProto.INT32, "total": TensorProto.INT32}
+
+
+def decoder(layers: int = 2, **shapes: Dims | int) -> onnx.ModelProto:
+    """Layers of GroupQueryAttention. Their lengths come from an `attention_mask` where one has a shape, as exporters
+    for ONNX Runtime write them, else from inputs; an integer in place of a shape is a constant."""
+    given: dict[str, Dims | int] = {"q": ["B", "S", HEADS * SIZE], "past": ["B", KEY_HEADS, "P", SIZE], **shapes}
+    nodes: list[onnx.NodeProto] = []
+    weights = [numpy_helper.from_array(np.array([1], np.int64), "one")]
+    if "attention_mask" in given:
+        nodes += [
+            helper.make_node("ReduceSum", ["attention_mask", "one"], ["sum"], keepdims=0),
+            helper.make_node("Sub", ["sum", "one"], ["less"]),
+            helper.make_node("Cast", ["less"], ["seqlens_k"], to=TensorProto.INT32),
+            helper.make_node("Shape", ["attention_mask"], ["shape"]),
+            helper.make_node("Gather", ["shape", "one"], ["size"]),
+            helper.make_node("Cast", ["size"], ["total"], to=TensorProto.INT32),
+        ]
+    else:
+        given = {"seqlens_k": ["B"], "total": [], **given}
+    for name in ("k", "v"):
+        nodes.append(helper.make_node("Slice", ["q", "zero", "half", "two"], [name]))
+    numbers = {"zero": 0, "half": KEY_HEADS * SIZE, "two": 2}
+    weights += [numpy_helper.from_array(np.array([number], np.int64), name) for name, number in numbers.items()]
+    past, outputs, last = given.pop("past"), [], "q"
+    for layer in range(layers):
+        pasts = [] if past == 0 else [f"past_{kind}.{layer}" for kind in "kv"]
+        given.update(dict.fromkeys(pasts, past))
+        presents = [f"present_{kind}.{layer}" for kind in "kv"]
+        inputs = [last, "k", "v", *(pasts or ["", ""]), "seqlens_k", "total"]
+        last = f"y{layer}"
+        nodes.append(
+            helper.make_node(
+                "GroupQueryAttention",
+                inputs,
+                [last, *presents],
+                f"layer{layer}",
+                domain="com.microsoft",
+                num_heads=HEADS,
+                kv_num_heads=KEY_HEADS,
+            )
+        )
+        outputs += presents
+    values = []
+    for name, shape in given.items():
+        if isinstance(shape, int):
+            weights.append(numpy_helper.from_array(np.array(shape, np.int32), name))
+        else:
+            values.append(helper.make_tensor_value_info(name, TYPES.get(name, TensorProto.FLOAT), shape))
+    ranks = {last: 3, **dict.fromkeys(outputs, 4)}
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph(nodes, "g", values, results, weights)
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+TAKEN: dict[str, tuple[dict[str, Dims | int], tuple[int, int, int], list[int]]] = {
+    "inputs of their own": ({}, (2, 1, LENGTH), [16, 12]),
+    "vectors": ({"seqlens_k": ["B", 1], "total": [1]}, (2, 1, LENGTH), [16, 12]),
+    "a mask": ({"attention_mask": ["B", "T"]}, (2, 1, LENGTH), [16, 12]),
+    "a mask of a sum": ({"attention_mask": ["B", "P + S"]}, (2, 1, LENGTH), [16, 12]),
+    "a mask without names": ({"attention_mask": [None, None]}, (2, 1, LENGTH), [16, 12]),
+    "a cache without names": ({"past": ["B", KEY_HEADS, None, SIZE]}, (2, 1, LENGTH), [16, 12]),
+    "a cache of known size": ({"past": ["B", KEY_HEADS, 40, SIZE]}, (2, 1, 40), [39, 29]),
+    "several rows declared": ({"q": ["B", 4, HEADS * SIZE]}, (1, 4, LENGTH), [19]),
+    "rows and batch declared": (
+        {"q": [3, 4, HEADS * SIZE], "past": [3, KEY_HEADS, "P", SIZE], "seqlens_k": [3]},
+        (3, 4, LENGTH),
+        [3, 2, 3],
+    ),
+    "a total that is known": ({"total": 9}, (2, 1, LENGTH), [8, 6]),
+    "a prompt": ({"past": 0}, (2, LENGTH, 0), [15, 11]),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_made_inputs_agree(name: str) -> None:
+    """ONNX Runtime runs the model with them; batch entries have different numbers of keys."""
+    shapes, (batch, rows, past), lengths = TAKEN[name]
+    model = decoder(**shapes)
+    feeds = random_inputs(model, "m")
+    assert feeds["q"].shape[:2] == (batch, rows)
+    if past:
+        assert feeds["past_k.0"].shape[2] == past
+    if "attention_mask" in feeds:
+        assert list(feeds["attention_mask"].sum(1) - 1) == lengths
+        assert feeds["attention_mask"].shape[1] == lengths[0] + 1
+    else:
+        assert list(feeds["seqlens_k"].reshape(-1)) == lengths
+    assert all(np.isfinite(result).all() for result in run(model, feeds))
+
+
+def test_attention_24_has_lengths() -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", 2, "S", 8]) for name in "qkv"]
+    values.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, ["B"]))
+    node = helper.make_node("Attention", ["q", "k", "v", "", "", "", "lengths"], ["y"])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    model = helper.make_model(
+        helper.make_graph([node], "g", values, [result]), opset_imports=[helper.make_opsetid("", 24)], ir_version=10
+    )
+    feeds = random_inputs(model, "m")
+    total = feeds["k"].shape[2]
+    assert list(feeds["lengths"]) == [total, total - max(1, total // 4)]
+    run(model, feeds)
+
+
+REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
+    "fewer keys than rows": (
+        decoder(total=3, q=["B", 4, HEADS * SIZE]),
+        "4 rows come with 3 keys in GroupQueryAttention 'layer0'",
+    ),
+    "more keys than past can hold": (
+        decoder(total=50, past=["B", KEY_HEADS, 8, SIZE]),
+        "1 rows and a past of 8 come with 50 keys",
+    ),
+    "a mask of one size and caches of another": (
+        decoder(attention_mask=[2, 64], past=["B", KEY_HEADS, 8, SIZE]),
+        "1 rows and a past of 8 come with 64 keys",
+    ),
+    "several rows of several entries": (
+        decoder(total=20, q=[2, 4, HEADS * SIZE], past=[2, KEY_HEADS, 32, SIZE]),
+        "4 rows of 2 batch entries come after a past",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_no_inputs_agree(name: str) -> None:
+    model, reason = REFUSED[name]
+    with pytest.raises(InputError) as raised:
+        random_inputs(model, "m")
+    assert reason in str(raised.value)
+    assert "give them by --inputs" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_lengths_that_the_model_computes_are_looked_at() -> None:
+    """Three times the sum of a mask is no length; the model's own nodes tell so before the run."""
+    model = decoder(attention_mask=["B", "T"])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([3], np.int64), "three"))
+    model.graph.node.insert(1, helper.make_node("Mul", ["sum", "three"], ["thrice"]))
+    model.graph.node[2].input[0] = "thrice"
+    with pytest.raises(InputError, match="a batch entry has 51 keys of 17"):
+        random_inputs(model, "m")
+
+
+@pytest.mark.parametrize("word", ["separate-caches", "shared-caches"])
+@pytest.mark.parametrize("mask", [True, False])
+def test_verify_runs_a_decoder(word: str, mask: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Under shared-caches past and present are bound to one buffer, in both models."""
+    model = decoder(attention_mask=["B", "T"]) if mask else decoder()
+    path, out = saved(model, tmp_path / "a.onnx"), tmp_path / "b.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--assume", word, "--verify"]) == 0
+    assert "all 5 outputs agree" in capfd.readouterr().out
+    operators = [node.op_type for node in onnx.load(out).graph.node]
+    assert "GroupQueryAttention" not in operators
+    assert ("ScatterND" in operators) == (word == "shared-caches")
+    flag = ["--shared-caches"] if word == "shared-caches" else []
+    assert main(["verify", str(path), str(out), *flag]) == 0
+
+
+def test_shared_buffers_differ_from_buffers_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the one word allows the other does not: the rows behind a shorter batch entry differ."""
+    path, out = saved(decoder(), tmp_path / "a.onnx"), tmp_path / "b.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--assume", "separate-caches"]) == 0
+    capfd.readouterr()
+    assert main(["verify", str(path), str(out)]) == 0
+    assert main(["verify", str(path), str(out), "--shared-caches"]) == 1
+    assert "4 of 5 outputs differ" in capfd.readouterr().out
