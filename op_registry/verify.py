@@ -193,8 +193,8 @@ def _product_types(spec: OpSpec, node: NodeView, chip: Product) -> Iterator[Faul
 
 
 def _registered(spec: OpSpec, chip: Product) -> ProductSpec | None:
-    newest = get(spec.name)
-    return next((found for soc in chip.socs if (found := newest.product(soc)) is not None), None)
+    specs = (spec, get(spec.name))
+    return next((found for each in specs for soc in chip.socs if (found := each.product(soc)) is not None), None)
 
 
 def _listed(info: TensorInfo | list[TensorInfo]) -> list[TensorInfo]:

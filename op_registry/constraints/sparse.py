@@ -117,7 +117,9 @@ def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: s
     """A size that is known is one of a few."""
     choice = tuple(allowed)
     if isinstance(size, int) and size not in choice:
-        listed = f"{choice[0]} to {choice[-1]}" if isinstance(allowed, range) else ", ".join(map(str, choice))
+        listed = ", ".join(map(str, choice))
+        if isinstance(allowed, range):
+            listed = f"{choice[0]} to {choice[-1]}" + (f" by {allowed.step}" if allowed.step > 1 else "")
         # What no kernel can compute with is no extension.
         yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if size > 0 else None)
 
@@ -190,6 +192,13 @@ def rope(call: Call, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
     if differ(*widths):
         yield Fault(names[1], f"key_rope has the head size {widths[1]}, expected {size_text(widths[0])} as query_rope")
     yield from one_of(names[0], "the head size", widths[0], (64,))
+
+
+def sinks(call: Call, sizes: SparseSizes) -> Iterator[Fault]:
+    """sinks are one for each head of the query, and for Ascend 950 only."""
+    yield from shaped(call, "sinks", (sizes.n1,))
+    if call["sinks"] is not None and call.product is not None and call.product.name != "950":
+        yield Fault("sinks", f"sinks is given for {call.product.title}, expected none: only 950 has it", "document")
 
 
 def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:

@@ -146,10 +146,10 @@ def statistics(call: Call) -> Iterator[Fault]:
 
 @rules(14)
 def not_empty(call: Call) -> Iterator[Fault]:
-    """query holds something; sinks are one for each head."""
+    """query holds something; sinks are one for each head, on 950."""
     sizes = _sizes(call)
     if sizes is None:
         return
     if 0 in (*sizes.queries, sizes.n1, sizes.d):
         yield Fault("query", "query is empty, expected at least one token, head and column", extension=sparse.SIZES)
-    yield from sparse.shaped(call, "sinks", (sizes.n1,))
+    yield from sparse.sinks(call, sizes)

@@ -1,6 +1,7 @@
 """The constraints SFAG.1 to SFAG.11 of SparseFlashAttentionGrad, for both orders of its inputs.
 
-SFAG.12 of the project's list is the document's contradiction about determinism; no node can break it.
+SFAG.12 of the project's list is the document's contradiction about determinism; no node can break it. The sources say
+nothing of products that lack `sinks` of 2026, nor of lists other than 2048 since then.
 """
 
 from __future__ import annotations

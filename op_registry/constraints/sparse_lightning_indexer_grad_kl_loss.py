@@ -56,7 +56,7 @@ def heads(call: Call) -> Iterator[Fault]:
     """64 or 128 heads of attention (the document allows fewer, the tiling does not), a sink for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
-        yield from sparse.shaped(call, "sinks", (sizes.n1,))
+        yield from sparse.sinks(call, sizes)
         yield from sparse.one_of("query", "the head count", sizes.n1, (64, 128))
 
 
@@ -102,11 +102,12 @@ def mode(call: Call) -> Iterator[Fault]:
 
 @rules(9)
 def selected(call: Call) -> Iterator[Fault]:
-    """A multiple of 1024 entries in each list, at most 8192."""
+    """2048 entries in each list; since 2026 a multiple of 1024, at most 8192."""
     sizes, count = sparse.sizes_of(call), sparse.selected_count(call)
     if sizes is not None:
         yield from sparse.indices(call, sizes)
-    yield from sparse.one_of("sparse_indices", "the list length", count, range(1024, 8193, 1024))
+    allowed = range(1024, 8193, 1024) if "sinks" in call.spec.input_names else (2048,)
+    yield from sparse.one_of("sparse_indices", "the list length", count, allowed)
 
 
 @rules(10)

@@ -41,7 +41,7 @@ PROTO_2026 = (
         "proto_2026",
         source="hicann/ops-transformer@2784ddc6 "
         "attention/sparse_flash_attention/op_graph/sparse_flash_attention_proto.h; "
-        "products: the operator definition of opdef_2025_12",
+        "products: the operator definition of opdef_2025_12, and Ascend 950 as the constraints list says",
         cann="9.0",
         note="sinks is for Ascend 950 only; softmax_max and softmax_sum are required outputs in any case",
     )
@@ -54,6 +54,7 @@ PROTO_2026 = (
         BF16
         """,
     )
+    .PRODUCT("ascend910_95 ascend950", note="combinations of types are not known; one half type, by SFA.1")
 )
 
 VARIANTS = (OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG())

@@ -49,8 +49,8 @@ REORDERED_2026 = (
         "opdef_2026_reordered",
         source="recursion-ascend/ops-transformer@a093e954 "
         "attention/sparse_flash_attention_grad/op_host/sparse_flash_attention_grad_def.cpp",
-        note="value became optional (then V is key without its rope part, and d_key is the gradient of both) and moved "
-        "back; positions differ",
+        note="on Ascend 950, too; value became optional (then V is key without its rope part, and d_key is the "
+        "gradient of both) and moved back; positions differ",
     )
     .OPTIONAL_INPUT("sinks", "DT_FLOAT")
     .OPTIONAL_INPUT("value", HALFS)
@@ -71,6 +71,8 @@ TYPES = """
     """
 
 VARIANTS = (
-    REORDERED_2026.PRODUCT(PRODUCTS, TYPES).OP_END_FACTORY_REG(),
+    REORDERED_2026.PRODUCT(PRODUCTS, TYPES)
+    .PRODUCT("ascend910_95 ascend950", note="combinations of types are not known; one half type, by SFAG.1")
+    .OP_END_FACTORY_REG(),
     OPDEF_2025_12.PRODUCT(PRODUCTS, TYPES).OP_END_FACTORY_REG(),
 )
