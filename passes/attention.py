@@ -51,7 +51,8 @@ from fa_compiler.passes.shape_rules.context import Shape
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.simulation import Simulated, Simulation
 from fa_compiler.passes.sink_gates import SinkGate, gated, sink_gate
-from fa_compiler.passes.sinks import Sunk
+from fa_compiler.passes.sink_totals import SinkTotal
+from fa_compiler.passes.sinks import Sunk, summed
 from fa_compiler.passes.softmax import LateDivision, SoftmaxAnchor
 from fa_compiler.passes.structure import Grid
 from fa_compiler.passes.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
@@ -85,15 +86,20 @@ class Matcher:
         after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
         if anchor.overflows:
-            reason = (
-                "exp(scores) / sum(exp(scores)) without their maximum overflows for large scores, the operator does not"
-            )
+            reason = "exp(scores) / sum(exp(scores)) without their maximum overflows, the operator does not"
+            if is_op(anchor.scores.producer(), "Sub"):
+                reason = (
+                    "exponentials of scores less what is not proven to be their row's maximum may overflow or vanish"
+                )
             raise Decline(Code.OVERFLOW, reason, anchor.node)
         if anchor.masked:
             reason = (
                 "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
             )
             raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED)
+        if anchor.sink is not None and anchor.sink.other is not None:
+            reason = f"the sum of a row's exponentials is increased by {anchor.sink.other.name!r}, which is no sink's"
+            raise Decline(Code.PROBABILITY_TERM, reason, anchor.sink.nodes[-1], "")
         try:
             return self._matched(anchor, before, after, gate, viewer)
         except Decline as decline:
@@ -143,6 +149,8 @@ class Matcher:
         if gate is not None:
             pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
             sunk = self._gated(gate, found, pv, columns, viewer)
+        if anchor.sink is not None:
+            sunk = self._summed(anchor, anchor.sink, found, columns, viewer)
         guard = self._guard(after, terms, columns, viewer, seen)
         masking = product_guard(factors, terms, viewer, self.sets, self.positions) if guard is RowGuard.NONE else None
         if masking is not None:
@@ -154,7 +162,8 @@ class Matcher:
         sink_above = None if sunk is None else self._sink_above(sunk)
         values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
         planner = MaskPlanner(values, self.options, Grid.of(rows, columns, viewer.space), self.positions)
-        if gate is not None and guard is RowGuard.NONE:
+        bare = anchor.sink is not None and anchor.sink.held is None
+        if (gate is not None or bare) and guard is RowGuard.NONE:
             _check_finite(values, terms)
         plan = self._plan(planner, terms, guard)
         if after.product.factor != 1.0:
@@ -201,13 +210,22 @@ class Matcher:
             raise Decline(
                 Code.PROBABILITY_TERM, "a sink beside the scores, and another behind the product", gate.nodes[-1]
             )
-        numbers = self.sets.of(gate.sink)
-        number = next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
         interval = self.bounds.of(gate.sink)
         if interval is None or interval[1] == math.inf:
             reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
             raise Decline(Code.SCORE_TERM, reason, gate.difference)
-        return gated(gate, found.dims, pv.out, columns, number, viewer)
+        return gated(gate, found.dims, pv.out, columns, self._number(gate.sink), viewer)
+
+    def _summed(self, anchor: SoftmaxAnchor, total: SinkTotal, found: Simulated, columns: Axes, viewer: Viewer) -> Sunk:
+        if found.sunk is not None:
+            raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
+        assert anchor.axis is not None
+        return summed(total, self._number(total.value), found.dims, anchor.axis, columns, viewer)
+
+    def _number(self, value: ir.Value | None) -> float | None:
+        """The one number a tensor holds, where there is just one in all runs."""
+        numbers = None if value is None else self.sets.of(value)
+        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before

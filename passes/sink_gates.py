@@ -27,9 +27,8 @@ from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.probabilities import distinct_consumers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.sinks import AddSink, Sink, Sunk
-from fa_compiler.passes.symbolic import Dim
-from fa_compiler.passes.views import View, Viewer
+from fa_compiler.passes.sinks import AddSink, Sunk, apart, sink_of
+from fa_compiler.passes.views import Viewer
 
 LAYOUT = ("Unsqueeze", "Reshape", "Identity")
 
@@ -96,8 +95,7 @@ def gated(
     if resolve(dims[-1]) != resolve(columns):
         raise Decline(Code.SCORE_TERM, "the sum of a gate runs over another axis than the keys'", gate.nodes[0])
     current = (*dims[:-1], ()) if gate.kept else dims[:-1]
-    wanted = viewer.alignment(gate.sink, current, gate.difference)
-    sink = Sink(number=number) if number is not None else Sink(_unified(gate, wanted, viewer))
+    sink = sink_of(gate.sink, number, current, gate.difference, viewer)
     for node in gate.layout:
         moved = viewer.rearranged(node, current)
         if moved is None:
@@ -106,16 +104,4 @@ def gated(
     rows = viewer.space.resolve_all((*out[:-1], ()))
     if viewer.space.resolve_all(current) != rows:
         raise Decline(Code.SHAPE, "a gate that is not one number for each row", gate.nodes[-1])
-    length = viewer.space.size(columns)
-    step = AddSink(gate.difference, len(dims) - 1, False, gate.sink)
-    return Sunk(step, sink, columns, viewer.space.new(Dim(2) * length), length)
-
-
-def _unified(gate: SinkGate, wanted: Arrangement, viewer: Viewer) -> View:
-    view = viewer.view(gate.sink, factors=False)
-    if view is None:
-        raise Decline(Code.RANK, f"the rank of {gate.sink.name!r} is unknown", gate.difference)
-    for own, other in zip(view.dims, wanted, strict=True):
-        if own and not viewer.space.unify(own, other):
-            raise Decline(Code.SHAPE, f"the shape of {gate.sink.name!r} was not proven to fit", gate.difference)
-    return view
+    return apart(AddSink(gate.difference, len(dims) - 1, False, gate.sink), sink, columns, viewer)

@@ -26,6 +26,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sink_totals import SinkTotal
 from fa_compiler.passes.slices import slice_start, split_start
 from fa_compiler.passes.symbolic import Dim
 from fa_compiler.passes.views import View, Viewer
@@ -150,3 +151,37 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
     if start != int(found.step.first):
         raise decline
     return (*dims[:axis], found.columns, *dims[axis + 1 :])
+
+
+def sink_of(value: ir.Value, number: float | None, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
+    """The sink that `node` reads beside something of this arrangement, `number` where it is one for all."""
+    wanted = viewer.alignment(value, dims, node)
+    if number is not None:
+        return Sink(number=number)
+    view = viewer.view(value, factors=False)
+    if view is None:
+        raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown", node)
+    for own, other in zip(view.dims, wanted, strict=True):
+        if own and not viewer.space.unify(own, other):
+            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit", node)
+    return Sink(view)
+
+
+def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> Sunk:
+    """A sink that never was a column of the scores."""
+    length = viewer.space.size(columns)
+    return Sunk(step, sink, columns, viewer.space.new(Dim(2) * length), length)
+
+
+def summed(total: SinkTotal, number: float | None, dims: Arrangement, axis: int, columns: Axes, viewer: Viewer) -> Sunk:
+    """The sink in the total of exponentials of this arrangement over `axis`; `number` is what its value is known to
+    hold."""
+    add, difference = total.nodes[-1], total.nodes[0]
+    if viewer.info.dtype(add.outputs[0]) != ir.DataType.FLOAT:
+        raise Decline(Code.DTYPE, "a sink in a total that is not float32 may overflow", add)
+    if total.value is None:
+        step = AddSink(difference, axis, False, None, total.number)
+        return apart(step, Sink(number=total.number), columns, viewer)
+    across = (*dims[:axis], (), *dims[axis + 1 :])
+    sink = sink_of(total.value, number, across, difference, viewer)
+    return apart(AddSink(difference, axis, False, total.value), sink, columns, viewer)

@@ -12,6 +12,7 @@
     The reductions may drop the axis and put it back by Unsqueeze or Reshape, and repeat their result by Expand;
     Identity and Max(., -inf), which jax writes there, change nothing.
     total   := ReduceSum(e, axis a, keepdims=1) | Add(total, c) | Max(total, c)    0 <= c <= 1e-7; Max also up to 1
+             | a sum beside a sink, see sink_totals.py
 
 Subtracting a row's maximum changes no softmax: where it is infinite both are NaN. The decomposed form is the operator's
 own definition; its total is at least 1, so that a number that small is lost in it. A row's total may as well divide its
@@ -34,6 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.contraction import contraction
 from fa_compiler.passes.nodes import int_attr, is_op, opset, reduced_axes
 from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.symbolic import Dim
 
 LATE_LAYOUT = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Mul", "Dropout")
@@ -64,7 +66,7 @@ class SoftmaxAnchor:
 
     `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
     the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum, `masked` exponentials that are
-    masked before they are summed up. With a `late` division `output` is the exponentials.
+    masked before they are summed up. With a `late` division `output` is the exponentials. `sink` is one in the total.
     """
 
     scores: ir.Value
@@ -75,6 +77,7 @@ class SoftmaxAnchor:
     rounds: bool = False
     late: LateDivision | None = None
     masked: bool = False
+    sink: SinkTotal | None = None
 
     @property
     def node(self) -> ir.Node:
@@ -159,25 +162,31 @@ def _quotients(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[ir.Value, ir.Va
 def _ratio(
     last: ir.Node, exponential: ir.Value, total: ir.Value, dividing: tuple[ir.Node, ...], info: ShapeInfo
 ) -> SoftmaxAnchor | None:
-    plain, guards = _unguarded(total, info)
-    exponential, path = _behind_product(exponential, plain, info)
-    exp, masking = _unmasked(exponential.producer(), info)
-    scores = exp.inputs[0] if is_op(exp, "Exp") and exp is not None else None
-    if exp is None or scores is None:
-        return None
-    sums = _reduced(plain, "ReduceSum", exponential, info)
-    if sums is None:
-        return None
-    axis, summing = sums[0], (*sums[1], *guards)
-    late = LateDivision(total, summing, dividing, path) if path else None
-    nodes = (exp, *masking) if late is not None else (exp, *masking, *summing, *dividing)
-    output = exponential if late is not None else last.outputs[0]
-    shift = shifted_by(scores, "ReduceMax", info)
-    if shift is None:
-        return SoftmaxAnchor(scores, output, axis, nodes, overflows=True, late=late)
-    if shift[0] != axis:
-        return None
-    return SoftmaxAnchor(shift[1], output, axis, (*shift[2], *nodes), late=late, masked=bool(masking))
+    guarded, guards = _unguarded(total, info)
+    for plain, more in ((guarded, None), *summands(guarded)):
+        given, path = _behind_product(exponential, plain, info)
+        exp, masking = _unmasked(given.producer(), info)
+        scores = exp.inputs[0] if is_op(exp, "Exp") and exp is not None else None
+        sums = None if exp is None or scores is None else _reduced(plain, "ReduceSum", given, info)
+        if exp is None or scores is None or sums is None:
+            continue
+        sink = None if more is None else sink_total(guarded, more, _subtracted(scores), info)
+        summing = (*sums[1], *(() if sink is None else sink.nodes), *guards)
+        late = LateDivision(total, summing, dividing, path) if path else None
+        nodes = (exp, *masking) if late is not None else (exp, *masking, *summing, *dividing)
+        output = given if late is not None else last.outputs[0]
+        shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.held)
+        if shift is None:
+            return SoftmaxAnchor(scores, output, sums[0], nodes, overflows=True, late=late, sink=sink)
+        if shift[0] != sums[0]:
+            return None
+        return SoftmaxAnchor(shift[1], output, sums[0], (*shift[2], *nodes), late=late, masked=bool(masking), sink=sink)
+    return None
+
+
+def _subtracted(scores: ir.Value) -> ir.Value | None:
+    sub = scores.producer()
+    return sub.inputs[1] if sub is not None and is_op(sub, "Sub") else None
 
 
 def _unmasked(node: ir.Node | None, info: ShapeInfo) -> tuple[ir.Node | None, tuple[ir.Node, ...]]:
@@ -230,15 +239,18 @@ def _unguarded(total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Nod
     return total, tuple(reversed(guards))
 
 
-def shifted_by(value: ir.Value, reduction: str, info: ShapeInfo) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
-    """For `x - reduction(x, axis)`: the axis, x and the nodes."""
+def shifted_by(
+    value: ir.Value, reduction: str, info: ShapeInfo, held: tuple[ir.Value, ir.Node] | None = None
+) -> tuple[int, ir.Value, tuple[ir.Node, ...]] | None:
+    """For `x - reduction(x, axis)`: the axis, x and the nodes. With `held` the reduction goes through a node first."""
     sub = value.producer()
     if not is_op(sub, "Sub"):
         return None
     assert sub is not None
     scores, peak = sub.inputs[0], sub.inputs[1]
+    peak, holding = (peak, ()) if held is None else (held[0], held[1:])
     found = None if scores is None or peak is None else _reduced(peak, reduction, scores, info)
-    return None if found is None or scores is None else (found[0], scores, (*found[1], sub))
+    return None if found is None or scores is None else (found[0], scores, (*found[1], *holding, sub))
 
 
 def _reduced(
