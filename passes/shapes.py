@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import all_nodes
+from fa_compiler.passes.nodes import all_nodes, int_attr
 from fa_compiler.passes.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.shape_rules.context import Content, Shape, content_fact, fresh, objects
 from fa_compiler.passes.shape_rules.generate import tensor_fact
@@ -258,42 +258,62 @@ class ShapeInfo:
                 return [self.fact(value) for value in taken.outputs]
             branches = [[self.fact(value) for value in body.outputs] for body in bodies]
             return [_either(*pair) for pair in zip(*branches, strict=False)] if len(branches) == 2 else []
-        for body in bodies:
-            self._walk_loop(context, body)
-        # What a body gives may differ from one iteration to the next, so no dim leaves it.
-        results = [value for body in bodies[:1] for value in _results(node, body)]
-        return [Fact(None, value.dtype or self.dtype(value)) for value in results]
+        if not bodies:
+            return []
+        body, scan = bodies[0], node.op_type == "Scan"
+        slices = int_attr(node, "num_scan_inputs", 0) if scan else 0
+        states = len(node.inputs) - (slices if scan else 2)
+        if scan and context.opset < 9:  # has a batch of its own
+            states = 0
+        carried = self._walk_loop(context, body, states)
+        # What else a body gives may differ from one iteration to the next, so no dim of it leaves.
+        results = body.outputs if scan else body.outputs[1:]
+        known = [*carried, *[None] * (len(results) - states)]
+        return [Fact(shape, value.dtype or self.dtype(value)) for shape, value in zip(known, results, strict=True)]
 
-    def _walk_loop(self, context: Context, body: ir.Graph) -> None:
-        """Walk a Loop or Scan body, whose inputs change from one iteration to the next.
+    def _walk_loop(self, context: Context, body: ir.Graph, states: int) -> list[Shape | None]:
+        """Walk a Loop or Scan body, whose inputs change from one iteration to the next: the shapes of its states.
 
-        What is carried through a Loop keeps its rank if it starts with that rank and the body returns it with that
-        rank whenever it gets it with that rank; the sizes are anything. What breaks this rule has no known rank.
+        A state keeps each size that it starts with and that the body returns it with whenever all states have the
+        sizes that they keep; likewise its rank. A slice of a Scan has the shape of its tensor without the axis.
         """
+        node = context.node
+        first = 0 if node.op_type == "Scan" else 2
         for value in body.inputs:
             self._facts[value] = Fact(None, value.dtype)
-        if context.node.op_type != "Loop":
-            self.walk(body)
-            return
-        for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
-            self._facts[value] = Fact((), dtype)
-        carried = list(zip(body.inputs[2:], body.outputs[1:], strict=False))
-        starts = [context.shape(index + 2) for index in range(len(carried))]
-        ranks = [None if start is None else len(start) for start in starts]
+        if first:
+            for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
+                self._facts[value] = Fact((), dtype)
+        else:
+            self._give_slices(context, body, states)
+        carried = list(zip(body.inputs[first : first + states], body.outputs[1 if first else 0 :], strict=False))
+        starts = [context.shape(first + index) for index in range(len(carried))]
+        kept: list[tuple[Dim | None, ...] | None] = list(starts)
         while True:
+            given: list[Shape | None] = []
             for index, (value, _) in enumerate(carried):
-                rank = ranks[index]
-                shape = None if rank is None else fresh(rank)
-                self._facts[value] = Fact(shape, value.dtype or context.dtype(index + 2))
+                sizes = kept[index]
+                shape = None if sizes is None else tuple(Dim.fresh() if size is None else size for size in sizes)
+                given.append(shape)
+                self._facts[value] = Fact(shape, value.dtype or context.dtype(first + index))
             self._forget(body)
             self.walk(body)
-            kept = [
-                rank if rank is not None and (shape := self.shape(result)) is not None and len(shape) == rank else None
-                for rank, (_, result) in zip(ranks, carried, strict=True)
-            ]
-            if kept == ranks:
-                return
-            ranks = kept
+            returned = [self.shape(result) for _, result in carried]
+            left = [_left(sizes, shape) for sizes, shape in zip(kept, returned, strict=True)]
+            if left == kept:
+                return given
+            kept = left
+
+    def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
+        """What a Scan hands to its body of each tensor."""
+        attr = context.node.attributes.get("scan_input_axes")
+        axes = () if attr is None else attr.as_ints()
+        for index, value in enumerate(body.inputs[states:]):
+            shape = context.shape(states + index)
+            axis = axes[index] if index < len(axes) else 0
+            if shape is not None and context.opset >= 9 and -len(shape) <= axis < len(shape):
+                axis %= len(shape)
+                self._facts[value] = Fact((*shape[:axis], *shape[axis + 1 :]), value.dtype)
 
     def _forget(self, body: ir.Graph) -> None:
         for node in all_nodes(body):
@@ -301,8 +321,11 @@ class ShapeInfo:
                 self._facts.pop(output, None)
 
 
-def _results(node: ir.Node, body: ir.Graph) -> Sequence[ir.Value]:
-    return body.outputs[1:] if node.op_type == "Loop" else body.outputs
+def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
+    """Of the sizes a state was given those it is returned with; None without its rank."""
+    if sizes is None or shape is None or len(sizes) != len(shape):
+        return None
+    return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
 
 
 def _declared(dim: int | ir.SymbolicDim) -> Dim:
