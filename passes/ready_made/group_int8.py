@@ -8,9 +8,10 @@
     k_quant_type, v_quant_type   PER_TENSOR, one scale, or PER_CHANNEL, one for each number of each key head; both alike
     k_scale, v_scale             constants
 
-Taken where the attention becomes an IncreFlashAttention, which reads int8 where it lies: one causal row, proven or
-vouched for, no window and no sink. Elsewhere a dequantised copy would be made, which the operator spares. Refused
-besides: caches of 4 bits or float8, and any for Ascend, which has no float32 there.
+Taken where the attention becomes an IncreFlashAttention, which reads int8 where it lies: one row, proven or vouched
+for, no sink and no bias, and a window of one batch entry only. Taken also where rows are proven to be several: the
+products outweigh the float copy of the caches that is made then. Refused besides: caches of 4 bits or float8, and any
+for Ascend, which has no float32 there.
 """
 
 from __future__ import annotations

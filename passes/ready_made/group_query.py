@@ -5,7 +5,8 @@
     seqlens_k           keys after a batch's last one are excluded; every query row is computed all the same
     causal              1 unless given: key j is attended when j <= before + i, `before` counting the keys of past
     local_window_size   w keys at most: before + i - w < j
-    attention_bias      added, without a past
+    attention_bias      added; it is as wide as total_sequence_length, and filled up where present is wider: what lies
+                        there is behind every row's last key
     head_sink, smooth_softmax
                         one more score in every row, the operator's sink; 0 for smooth_softmax
     do_rotary           the positions are turned before (rotary.py)
@@ -16,15 +17,15 @@ Without a past ONNX Runtime insists on as many keys as rows, and on total_sequen
 it takes prompts, several rows of one batch entry, and one row of each. It has two kernels. That for float32, several
 keys, causal, present outputs and no sink gives 0 for a row without a key, and takes -inf and the lowest float32 in
 attention_bias for an excluded key (keys.py); the other computes such rows as any other, and looks back from a batch's
-last key in the rows of a prompt that lie behind it, so a window is refused there unless there is one row.
+last key in the rows of a prompt that lie behind it, so a window is refused there unless there is one row. Where a bias
+may exclude keys, and how many there are is open, the user has to vouch for a key in every row.
 
-Refused besides: attention_bias beside a past, as wide as total_sequence_length where the cache may be wider; softcap;
-norms inside the operator; the score or probability matrix as an output.
+Refused besides: softcap; sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -33,7 +34,7 @@ from fa_compiler.passes.band import Band
 from fa_compiler.passes.mask import MaskPlan
 from fa_compiler.passes.mask_values import FLOAT32_MAX
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import DECODE
+from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.group_cache import Caches, Step
 from fa_compiler.passes.ready_made.group_int8 import SCALES, Scale
@@ -98,21 +99,40 @@ def _prompt(call: Call, query: ir.Value, key: ir.Value, value: ir.Value) -> Conv
     scores = call.scores(q, k, v)
     keys = Keys(call, Measure(query, 1), Measure(key, 1), Measure(query, 0))
     lengths = keys.more(call.builder.cast(call.needed(LENGTHS), ir.DataType.INT64), 1)
-    masked = [Masked(call.aligned(keys.beyond(lengths), scores))]
-    shifts: tuple[Shift, ...] = ()
-    addend = call.input(ADDEND)
-    if addend is not None and _streamed(call):
-        excluded, shifts = keys.added(addend, addend, scores, -FLOAT32_MAX)
-        masked.extend(excluded)
-        if excluded and not call.shape(query)[1].is_at_least(2):
-            reason = "a masked row gives 0, but NaN where it is the only one, and how many there are is not known"
-            raise call.decline(Code.EMPTY_ROWS, reason)
-    elif addend is not None:
-        shifts = (Add(call.aligned(addend, scores), 1.0),)
-    plan = keys.plan(scores, masked, shifts, _window(call))
+    added = Added.of(call, keys, scores)
+    masked = [Masked(call.aligned(keys.beyond(lengths), scores)), *added.masked]
+    plan = replace(keys.plan(scores, masked, added.shifts, _window(call)), assumed=added.assumed)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = ((call.wanted(1), key), (call.wanted(2), value))
     return Converted(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
+
+
+@dataclass(frozen=True)
+class Added:
+    """What attention_bias excludes and adds, and what is taken for granted there."""
+
+    masked: tuple[Masked, ...] = ()
+    shifts: tuple[Shift, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(call: Call, keys: Keys, scores: Arrangement) -> Added:
+        """That of the call; none where it has no bias."""
+        addend = call.input(ADDEND)
+        if addend is None:
+            return Added()
+        columns = call.viewer.space.size(scores[3])
+        full = addend if call.shape(addend)[-1] == columns else keys.filled_up(addend, 0.0)
+        if not _streamed(call, behind=call.input(PAST[0]) is not None):
+            return Added(shifts=(Add(call.aligned(full, scores), 1.0),))
+        masked, shifts = keys.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
+        if not masked or call.shape(call.needed(0))[1].is_at_least(2):
+            return Added(tuple(masked), shifts)
+        if NO_EMPTY_ROWS not in call.options.assume:
+            reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
+            hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+            raise call.decline(Code.EMPTY_ROWS, reason, hint)
+        return Added(tuple(masked), shifts, (NO_EMPTY_ROWS,))
 
 
 def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
@@ -130,10 +150,12 @@ def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan
         high = keys.by_batch(step.before)
         low = keys.more(high, 1 - width) if width > 0 else None
         excluded = [keys.beyond(step.lengths), keys.outside(low, high)]
-    plan = keys.plan(scores, [Masked(call.aligned(each, scores)) for each in excluded], (), None)
-    empty = plan.empty_rows if width > 0 and not alone else ""
+    added = Added.of(call, keys, scores)
+    masked = [Masked(call.aligned(each, scores)) for each in excluded]
+    plan = keys.plan(scores, [*masked, *added.masked], added.shifts, None)
+    empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
     assumed = (DECODE,) if alone and call.size(call.needed(0), 1) is None else ()
-    return replace(plan, empty_rows=empty, assumed=assumed)
+    return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))
 
 
 def _single(call: Call) -> bool:
@@ -156,37 +178,43 @@ def _check(call: Call) -> None:
     if call.number("softcap", 0.0) != 0.0:
         raise call.decline(Code.SOFTCAP, "the scores go through softcap * tanh(scores / softcap)")
     past = any(call.input(index) is not None for index in PAST)
-    if past and call.input(ADDEND) is not None:
-        reason = "attention_bias is as wide as total_sequence_length, and the cache beside it may be wider"
-        raise call.decline(Code.READY_MADE, reason)
     if any(call.input(index) is not None for index in NORMS):
         raise call.decline(Code.READY_MADE, "norms inside the operator are not taken apart")
     if not past and any(call.input(index) is not None for index in SCALES):
         raise call.decline(Code.READY_MADE, "the keys of a prompt are quantised, and no past says how")
-    if int_attr(node, "local_window_size", -1) == 0 or int_attr(node, "sliding_window_cache", 0):
-        raise call.decline(Code.READY_MADE, "a window of no keys, or one kept in the cache")
+    if int_attr(node, "sliding_window_cache", 0):
+        reason = "the cache holds a window, whose keys the operator moves when it is full, and unspecified rows behind"
+        raise call.decline(Code.READY_MADE, reason)
+    if int_attr(node, "local_window_size", -1) == 0:
+        raise call.decline(Code.READY_MADE, "a window of no keys")
     if int_attr(node, "local_window_size", -1) > 0 and not (_streamed(call) or (past and _single(call))):
         reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
         raise call.decline(Code.READY_MADE, reason)
 
 
 def _check_quantised(call: Call) -> None:
-    """Int8 caches are taken where IncreFlashAttention reads them."""
-    node = call.node
+    """Int8 caches are taken where IncreFlashAttention reads them, and where rows are several."""
+    query = call.needed(0)
+    rows = call.size(query, 1)
+    if rows is not None and rows > 1:
+        return
     if not _single(call):
-        hint = f"--assume {DECODE} if every run decodes one token" if call.size(call.needed(0), 1) is None else None
+        hint = f"--assume {DECODE} if every run decodes one token"
         raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
-    if not int_attr(node, "causal", 1) or int_attr(node, "local_window_size", -1) > 0 or _sunk(call):
-        raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which has no window or sink")
+    windowed = int_attr(call.node, "local_window_size", -1) > 0 and call.size(query, 0) != 1
+    if windowed or _sunk(call) or call.input(ADDEND) is not None:
+        what = "windows of several batch entries" if windowed else "sinks and biases"
+        reason = f"int8 caches are read by IncreFlashAttention, which has no {what}: each step would copy the caches"
+        raise call.decline(Code.READY_MADE, reason)
 
 
-def _streamed(call: Call) -> bool:
-    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several rows?
+def _streamed(call: Call, behind: bool = False) -> bool:
+    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several keys?
 
-    It does so of a single row behind a past, too; a row that has its own key is the same in both.
+    Keys are several where rows are, and may be `behind` a past; a row that has its own key is the same in both kernels.
     """
     node = call.node
-    if not int_attr(node, "causal", 1) or call.size(call.needed(0), 1) == 1:
+    if not int_attr(node, "causal", 1) or (call.size(call.needed(0), 1) == 1 and not behind):
         return False
     cached = len(node.outputs) > 1 and bool(node.outputs[1].name)
     return cached and not _sunk(call) and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT

@@ -152,23 +152,35 @@ class Keys:
             raise self.call.decline(Code.SHAPE, "the bounds of its band are not known before the model runs")
 
     def added(
-        self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float
+        self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
     ) -> tuple[list[Masked], tuple[Shift, ...]]:
         """What a float mask excludes and adds, where numbers up to `lowest` exclude; `full` is the mask filled up with
-        such numbers."""
+        `filler`."""
         call, builder = self.call, self.call.builder
-        view = call.aligned(full, scores)
+        view, whole = call.aligned(full, scores), full is mask or filler > lowest
         values, bounds = call.sets.of(mask), call.bounds.of(mask)
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
         if self.only_excludes(mask, lowest):
-            return ([Masked(view)] if excluding or full is not mask else []), ()
+            return ([Masked(view)] if excluding or not whole else []), ()
         bias: tuple[Shift, ...] = (Add(view, 1.0),)
         harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
-        if harmless and full is mask:
+        if harmless and whole:
             return [], bias
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
         excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
         return [Masked(call.aligned(excluded, scores))], bias
+
+    def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
+        """A mask with its last dimension made as long as the keys."""
+        builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
+        if dtype is None:
+            raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown")
+        short = self.less(self.length(self.columns), self.length(Measure(mask, len(shape) - 1)))
+        pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
+        filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)
+        columns = self.call.shape(self.columns.value)[self.columns.axis]
+        self.call.info.set(filled, (*shape[:-1], columns), dtype)
+        return filled
 
     def only_excludes(self, mask: ir.Value, lowest: float) -> bool:
         """Is a float mask proven to hold nothing but 0 and excluding numbers?"""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
@@ -184,12 +183,8 @@ class _Attention:
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
         """A mask that is known to be shorter than the keys, filled up with "excluded"."""
-        call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
-        shape = call.shape(mask)
+        call, dtype, shape = self.call, self.call.info.dtype(mask), self.call.shape(mask)
         missing = call.viewer.space.size(scores[3]) - shape[-1]
         if missing == 0 or dtype is None or not (missing.is_at_least(1) or shape[-1].const == 1):
             return mask
-        filler = np.array(False if dtype == ir.DataType.BOOL else -math.inf, dtype=dtype.numpy())
-        short = keys.less(keys.length(keys.columns), keys.length(Measure(mask, len(shape) - 1)))
-        pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], ir.DataType.INT64, {"axis": 0})
-        return builder.op("Pad", [mask, pads, builder.constant(filler, "number")], dtype)
+        return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)

@@ -60,7 +60,6 @@ def test_only_installed_builds_are_taken(tmp_path: Path, monkeypatch: pytest.Mon
     assert [path.parent.name for path in library._built()] == ["py3-none-linux_x86_64"]
 
 
-
 def test_registering_twice_is_harmless() -> None:
     options = ort.SessionOptions()
     for _ in range(2):

@@ -4,7 +4,7 @@ buffers of past and present are as the user says."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -45,6 +45,8 @@ class Case:
     rotary: int = 0
     positions: Sequence[Sequence[int]] | None = None
     sink: bool = False
+    bias: str = ""
+    broadcast: tuple[bool, bool] = (False, False)
     quantised: str = ""
     attrs: Mapping[str, float] = field(default_factory=dict)
 
@@ -73,7 +75,19 @@ class Case:
             feeds["positions"] = np.array(self.positions, np.int64)
         if self.sink:
             feeds["sink"] = numbers(HEADS)
+        if self.bias:
+            form = tuple(1 if one else size for one, size in zip(self.broadcast, (batch, HEADS), strict=True))
+            feeds["addend"] = self._bias(rng, (*form, self.rows, self.total))
         return feeds
+
+    def _bias(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        """Numbers, some of which exclude, in some rows all."""
+        bias = rng.standard_normal(shape).astype(self.dtype)
+        if self.bias != "numbers":
+            fill = -np.inf if self.bias == "infinite" else np.finfo(self.dtype).min
+            bias[rng.random(shape) < 0.4] = fill
+            bias[rng.random(shape[:-1]) < 0.3] = fill
+        return bias
 
     def _int8(self, rng: np.random.Generator, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Caches of any int8, and new keys and values many of which lie half-way between two, or beyond all."""
@@ -94,10 +108,14 @@ class Case:
         feeds = self.feeds()
         shapes: dict[str, list[int | str]] = {name: list(array.shape) for name, array in feeds.items()}
         for name, shape in shapes.items():
-            if name not in ("total", "cos", "sin", "sink", *SCALES):
+            if name not in ("total", "cos", "sin", "sink", "addend", *SCALES):
                 shape[0] = self.batch
             if name in ("q", "k", "v", "positions"):
                 shape[1] = self.length
+            if name == "addend":
+                whole = (self.batch, HEADS)
+                shape[:2] = [1 if one else size for one, size in zip(self.broadcast, whole, strict=True)]
+                shape[2:] = [self.length, "T"]
             if name in ("past_key", "past_value"):
                 shape[2] = "P"
         types = {"seqlens": TensorProto.INT32, "total": TensorProto.INT32, "positions": TensorProto.INT64}
@@ -197,6 +215,15 @@ CASES: dict[str, Case] = {
     "positions": Case(rotary=8, positions=((7,), (1,))),
     "positions of a chunk": Case(lengths=(6,), rows=3, total=7, rotary=8, positions=((5, 1, 2),)),
     "positions of a prompt": Case(lengths=(3, 1), rows=4, total=4, rotary=8, positions=((3, 2, 1, 0), (1, 2, 3, 4))),
+    "bias": Case(bias="numbers", attrs={"causal": 0}),
+    "bias of a chunk": Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite"),
+    "bias of a chunk, the lowest number": Case(lengths=(6,), rows=3, total=7, length=3, bias="lowest"),
+    "bias of a chunk that fills the room": Case(lengths=(6,), rows=3, total=7, room=7, length=3, bias="infinite"),
+    "bias of a prompt": Case(lengths=(3, 1), rows=4, total=4, length=4, bias="infinite", broadcast=(True, False)),
+    "bias of 16 bits": Case(dtype="float16", bias="infinite", broadcast=(False, True)),
+    "bias of 16 bits, the lowest number": Case(dtype="float16", bias="lowest", broadcast=(True, True)),
+    "bias and a window": Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite", attrs={"local_window_size": 2}),
+    "bias and a sink": Case(bias="lowest", sink=True),
     "positions of the first token": Case(lengths=(0, 0), total=1, rotary=8, positions=((3,), (5,))),
 }
 
@@ -214,6 +241,15 @@ def test_one_buffer(name: str) -> None:
     assert all(node.op_type not in ("Pad", "Slice") for node in result.graph.node if "past_value" in node.input)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("length", [1, "S"])
+def test_bias_where_every_row_has_a_key(dtype: str, length: int | str) -> None:
+    """With one key ONNX Runtime takes another kernel than with several, which differ in rows without a key."""
+    words = (SEPARATE, "no-empty-rows") if dtype == "float32" else (SEPARATE,)
+    for lengths, total in (((5, 2), 6), ((0, 0), 1)):
+        check(Case(lengths=lengths, total=total, length=length, dtype=dtype, bias="numbers"), words)
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.rows == 1 and case.length == "S"])
 def test_one_row_by_the_users_word(name: str) -> None:
     check(CASES[name], (SEPARATE, DECODE))
@@ -229,6 +265,32 @@ def test_int8_caches(kind: str, word: str, declared: bool) -> None:
     operators = [node.op_type for node in result.graph.node]
     assert "IncreFlashAttention" in operators
     assert "DequantizeLinear" not in operators
+
+
+INT8: dict[str, tuple[Case, str]] = {
+    "chunk": (Case(lengths=(6,), rows=3, total=7, length=3), "FlashAttentionScore"),
+    "prompt": (Case(lengths=(3, 1), rows=4, total=4, length=4, rotary=0), "FlashAttentionScore"),
+    "prompt and a window": (
+        Case(lengths=(3, 1), rows=4, total=4, length=4, attrs={"local_window_size": 2}),
+        "FlashAttentionScore",
+    ),
+    "chunk and a sink": (Case(lengths=(6,), rows=3, total=7, length=3, sink=True), "FlashAttentionScore"),
+    "chunk and a bias": (Case(lengths=(6,), rows=3, total=7, length=3, bias="infinite"), "FlashAttentionScore"),
+    "bidirectional": (Case(length=1, attrs={"causal": 0}), "IncreFlashAttention"),
+    "window": (Case(lengths=(5,), batch=1, length=1, attrs={"local_window_size": 2}), "IncreFlashAttention"),
+    "window on a short cache": (
+        Case(lengths=(1,), total=2, batch=1, length=1, attrs={"local_window_size": 4}),
+        "IncreFlashAttention",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["PER_TENSOR", "PER_CHANNEL"])
+@pytest.mark.parametrize("name", INT8)
+def test_int8_caches_of_several_rows_and_windows(name: str, kind: str) -> None:
+    case, operator = INT8[name]
+    result = check(replace(case, quantised=kind))
+    assert operator in [node.op_type for node in result.graph.node]
 
 
 def test_int8_of_what_is_no_number() -> None:
@@ -270,9 +332,23 @@ REFUSED: dict[str, tuple[Case, tuple[str, ...], str, str]] = {
         Case(quantised="PER_TENSOR", length=1, attrs={"local_window_size": 2}),
         (SEPARATE,),
         "ready_made",
-        "no window",
+        "no windows of several",
     ),
-    "int8 and a sink": (Case(quantised="PER_TENSOR", length=1, sink=True), (SEPARATE,), "ready_made", "or sink"),
+    "int8 and a sink": (Case(quantised="PER_TENSOR", length=1, sink=True), (SEPARATE,), "ready_made", "no sinks"),
+    "int8 and a bias": (
+        Case(quantised="PER_TENSOR", length=1, bias="numbers"),
+        (SEPARATE,),
+        "ready_made",
+        "copy the caches",
+    ),
+    "one row that a bias may exclude wholly": (Case(length=1, bias="numbers"), (SEPARATE,), "empty_rows", "one key"),
+    "rows that a bias may exclude wholly": (Case(bias="numbers"), (SEPARATE,), "empty_rows", "one key"),
+    "a window kept in the cache": (
+        Case(room=6, attrs={"sliding_window_cache": 1, "local_window_size": 4}),
+        (SEPARATE,),
+        "ready_made",
+        "the cache holds a window",
+    ),
     "softcap": (Case(length="S", attrs={"softcap": 2.0}), (SEPARATE,), "softcap", "tanh"),
 }
 
@@ -370,9 +446,15 @@ def test_random(data: st.DataObject) -> None:
             else None
         ),
         sink="local_window_size" not in attrs and draw(st.booleans()),
+        bias=draw(st.sampled_from(["", "numbers", "infinite", "lowest"])),
+        broadcast=(draw(st.booleans()), draw(st.booleans())),
         attrs=attrs,
     )
-    check(case, (SHARED,) if shared else (SEPARATE,), seed=draw(st.integers(0, 9)))
+    plain = bool(case.bias) and causal and not case.sink and (case.length == "S" or rows == 1)
+    if plain:
+        case = replace(case, bias="numbers")
+    words = (SHARED if shared else SEPARATE, *(("no-empty-rows",) if plain else ()))
+    check(case, words, seed=draw(st.integers(0, 9)))
 
 
 @pytest.mark.parametrize("interleaved", [0, 1])

@@ -104,18 +104,13 @@ def test_taken(name: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "past": ({"past_key": "B 2 P 8", "past_value": "B 2 P 8", "outputs": EVERYTHING}, "ready_made", "one buffer"),
-    "addend and past": (
-        {"past_key": "B 2 P 8", "past_value": "B 2 P 8", "addend": ("1 1 S S", addend(1, 1, 4, 4))},
-        "ready_made",
-        "may be wider",
-    ),
     "softcap": ({"softcap": 2.0}, "softcap", "tanh"),
     "scores": ({"qk_output": 1, "outputs": (*EVERYTHING, "qk")}, "scores_are_output", "scores"),
     "probabilities": ({"qk_output": 2, "outputs": (*EVERYTHING, "qk")}, "probabilities_are_output", "probabilities"),
     "masked rows of unknown number": (
         {"addend": ("1 1 S S", addend(1, 1, 4, 4)), "outputs": EVERYTHING},
         "empty_rows",
-        "only one",
+        "has one key",
     ),
     "window without presents": ({"local_window_size": 2}, "ready_made", "window of rows"),
     "window and sink": ({"local_window_size": 2, "sink": SINK, "outputs": EVERYTHING}, "ready_made", "window of rows"),
