@@ -20,6 +20,7 @@ FAMILIES: dict[tuple[str, str], Callable[[Call], Converted]] = {
     ("ai.onnx", "Attention"): onnx.convert,
     ("ai.onnx.preview", "FlexAttention"): flex.convert,
     ("com.microsoft", "Attention"): packed.convert,
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): multi_head.convert_decoder,
     ("com.microsoft", "GroupQueryAttention"): group_query.convert,
     ("com.microsoft", "MultiHeadAttention"): multi_head.convert,
     **{
@@ -34,8 +35,7 @@ FAMILIES: dict[tuple[str, str], Callable[[Call], Converted]] = {
 }
 PACKED = "its sequences lie end to end without padding, and where each begins is data"
 REASONS = {
-    "DecoderMaskedMultiHeadAttention": "past and present share a buffer, which is written in place",
-    "DecoderMaskedSelfAttention": "past and present share a buffer, which is written in place",
+    "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
     "PackedAttention": PACKED,
     "PackedMultiHeadAttention": PACKED,
     "PagedAttention": "its keys lie in the pages of a cache, which is written in place",

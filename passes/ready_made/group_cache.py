@@ -26,6 +26,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.ready_made.cache_rows import CacheRows
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.ready_made.keys import Keys, Measure
 from fa_compiler.passes.report import Code
@@ -73,8 +74,7 @@ class Caches:
 
     call: Call
     step: Step
-    heads: int
-    batch: Measure
+    rows: CacheRows
     assumed: str
     room: Dim
 
@@ -91,28 +91,21 @@ class Caches:
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
             raise call.decline(Code.READY_MADE, reason)
         keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
+        rows = CacheRows(call, heads, keys.batch)
         if shared:
-            return Caches(call, step, heads, keys.batch, SHARED_CACHES, shape[2])
+            return Caches(call, step, rows, SHARED_CACHES, shape[2])
         count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
         content = call.info.content(count)
         room = content[0] if isinstance(content, tuple) and len(content) == 1 else Dim.fresh()
         call.info.set(count, (1,), INT64, (room,))
         call.builder.lengths.setdefault(room, count)
-        return Caches(call, step, heads, keys.batch, SEPARATE_CACHES, room)
+        return Caches(call, step, rows, SEPARATE_CACHES, room)
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """What present holds; `new` is [B, K, S, D]."""
         if self.assumed == SHARED_CACHES:
-            return self._sized(self._updated(past, new), new)
+            return self._sized(self.rows.updated(past, new, self.step.before, self.step.rows), new)
         return self._sized(self._gathered(past, new), new)
-
-    def _updated(self, cache: ir.Value, new: ir.Value) -> ir.Value:
-        """The cache with the new rows in their places."""
-        builder = self.call.builder
-        offsets = builder.units("Unsqueeze", builder.range(self.step.rows), (0, 1, 3))
-        places = self._op("Add", [builder.units("Unsqueeze", self.step.before, (1, 2, 3)), offsets])
-        index = self._index(places, self.step.rows)
-        return self._op("ScatterND", [cache, index, new], self._dtype(new))
 
     def _gathered(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """Every row of present out of past, the new rows, and a row of zeros."""
@@ -129,27 +122,13 @@ class Caches:
         last = self._op("Add", [held, self.step.rows])
         kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
         source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
-        index = self._index(builder.units("Unsqueeze", source, (1, 3)), count)
+        index = self.rows.index(builder.units("Unsqueeze", source, (1, 3)), count)
         return self._op("GatherND", [rows, index], self._dtype(new))
-
-    def _index(self, places: ir.Value, count: ir.Value) -> ir.Value:
-        """Batch entry, head and place of every row, int64 [B, K, count, 3]; places are [B, 1, count, 1]."""
-        builder, batch = self.call.builder, self._entries()
-        entries = builder.units("Unsqueeze", builder.range(batch), (1, 2, 3))
-        heads = builder.constant(np.arange(self.heads, dtype=np.int64).reshape(1, -1, 1, 1), "positions")
-        parts = [batch, builder.ints([self.heads]), count, builder.ints([1])]
-        shape = self._op("Concat", parts, attrs={"axis": 0})
-        whole = [self._op("Expand", [index, shape]) for index in (entries, heads, places)]
-        return self._op("Concat", whole, attrs={"axis": 3})
-
-    def _entries(self) -> ir.Value:
-        """How many batch entries there are, int64 [1]."""
-        return self.call.builder.length(self.batch.value, self.batch.axis)
 
     def _size_of_rows(self, new: ir.Value) -> ir.Value:
         """[B, K, 1, D], the shape of one row for each head."""
         builder = self.call.builder
-        parts = [self._entries(), builder.ints([self.heads, 1]), builder.length(new, 3)]
+        parts = [self.rows.entries(), builder.ints([self.rows.heads, 1]), builder.length(new, 3)]
         return self._op("Concat", parts, attrs={"axis": 0})
 
     def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:

@@ -1,4 +1,4 @@
-"""com.microsoft MultiHeadAttention.
+"""com.microsoft MultiHeadAttention and DecoderMaskedMultiHeadAttention.
 
     query, key, value   [B, S, N * D], [B, T, N * D], [B, T, N * E]
                         key and value [B, N, T, D] (cross attention with cached keys)
@@ -7,10 +7,18 @@
     key_padding_mask, attention_bias, unidirectional, mask_filter_value
                         padding.py
     past_key, past_value   concatenated before key and value; present_key, present_value become what was concatenated
+    past_sequence_length   of caches with room for more keys [B, N, M, D]: the new keys are written behind as many
+                        (cache_rows.py), and what lies behind these is excluded. Mask and bias are as wide as the keys
+                        so far, and filled up to M. What present holds there is what past does, in one buffer and in
+                        two, so that nobody has to vouch for either
+
+DecoderMaskedMultiHeadAttention means the same, of one row, with past_sequence_length beside its past. ONNX Runtime's
+CPU kernel runs it with past_present_share_buffer, or with cached keys and values in place of a past and of new ones.
 
 ONNX Runtime's CPU kernel does not take the packed forms of rank 5; they mean what the operator's documentation says.
 
-Refused: the score matrix as an output, and buffers shared by past and present.
+Refused: the score matrix as an output; cache_indirection, which names the beam whose cache holds a key; a decoder's
+query, key and value side by side, with which ONNX Runtime crashes.
 """
 
 from __future__ import annotations
@@ -20,39 +28,73 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.build import INT64
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr
+from fa_compiler.passes.ready_made.cache_rows import CacheRows
 from fa_compiler.passes.ready_made.call import Call, Converted, Operand
-from fa_compiler.passes.ready_made.keys import Keys, Measure
-from fa_compiler.passes.ready_made.padding import Additions
+from fa_compiler.passes.ready_made.keys import RANGE_SINCE, Keys, Measure
+from fa_compiler.passes.ready_made.padding import Additions, Held
 from fa_compiler.passes.report import Code
 
-BIAS, MASK, ADDEND, PAST_KEY, PAST_VALUE, PAST_LENGTH, INDIRECTION = range(3, 10)
 PACKED = 5
 SMALL = 1 << 16
 """Constants up to this many elements are cut before the run, not in it."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """Where an operator has its optional inputs."""
+
+    bias: int
+    mask: int
+    addend: int
+    past_key: int
+    past_value: int
+    past_length: int
+    indirection: int
+
+
+MULTI_HEAD = Inputs(3, 4, 5, 6, 7, 8, 9)
+DECODER = Inputs(10, 3, 4, 5, 6, 7, 9)
+
+
 def convert(call: Call) -> Converted:
     """The record of a MultiHeadAttention node."""
+    return _converted(call, MULTI_HEAD, call.input(MULTI_HEAD.past_length))
+
+
+def convert_decoder(call: Call) -> Converted:
+    """The record of a DecoderMaskedMultiHeadAttention node."""
+    if call.input(1) is None or call.input(2) is None:
+        raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
+    cached, shared = _cached(call, call.needed(1)), int_attr(call.node, "past_present_share_buffer", 0) == 1
+    if cached == shared:
+        wrong = "cached keys are updated" if cached else "past and present are not one buffer"
+        raise call.decline(Code.READY_MADE, f"{wrong}, which ONNX Runtime's CPU kernel does not take")
+    return _converted(call, DECODER, None if cached else call.needed(DECODER.past_length))
+
+
+def _converted(call: Call, places: Inputs, length: ir.Value | None) -> Converted:
     if call.wanted(3) is not None:
         raise call.decline(Code.SCORES_ARE_OUTPUT, "qk, the scores, is read")
-    if call.input(PAST_LENGTH) is not None or call.input(INDIRECTION) is not None:
-        raise call.decline(Code.READY_MADE, "past and present share a buffer, which is written in place")
-    query, key, value = _biased(call, *_operands(call))
-    past_key, past_value = call.input(PAST_KEY), call.input(PAST_VALUE)
+    if call.input(places.indirection) is not None:
+        raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and in which is data")
+    query, key, value = _biased(call, call.input(places.bias), *_operands(call))
+    past_key, past_value = call.input(places.past_key), call.input(places.past_value)
     past = None if past_key is None or past_value is None else (past_key, past_value)
-    heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(MASK), call.input(ADDEND)
+    if length is not None and past is None:
+        raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
+    heads, mask, addend = int_attr(call.node, "num_heads", 0), call.input(places.mask), call.input(places.addend)
     presents = [call.wanted(1), call.wanted(2)]
-    projected = Projected(call, heads, query, key, value, past, mask, addend)
+    projected = Projected(call, heads, query, key, value, past, mask, addend, length)
     match, keys, values = projected.match(presents=any(presents))
     pairs = zip(presents, (keys, values), strict=True)
     return Converted(match, tuple((old, new) for old, new in pairs if old is not None))
 
 
-def _biased(call: Call, *operands: ir.Value) -> tuple[ir.Value, ...]:
+def _biased(call: Call, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
     """The operands with the bias of their projection; cached keys and values have had theirs."""
-    bias = call.input(BIAS)
     if bias is None:
         return operands
     query, key, _ = operands
@@ -110,25 +152,44 @@ class Projected:
     past: tuple[ir.Value, ir.Value] | None
     mask: ir.Value | None
     addend: ir.Value | None
+    length: ir.Value | None = None
+    """How many keys of a past with room for more there are, int32 [1]."""
 
     def match(self, presents: bool) -> tuple[AttentionMatch, ir.Value, ir.Value]:
         """The record, and all keys and values, with `presents` as [B, N, T, D]."""
         call, key, value = self.call, self.key, self.value
-        new = call.shape(key)[2 if _cached(call, key) else 1]
+        cached = _cached(call, key)
+        new, added = call.shape(key)[2 if cached else 1], Measure(key, 2 if cached else 1)
         if self.past is not None or presents:
             key, value = call.split_heads(key, self.heads), call.split_heads(value, self.heads)
+        past: ir.Value | Held | None = None
         if self.past is not None:
-            key, value = (
-                call.builder.op("Concat", [old, made], call.info.dtype(made), {"axis": 2})
-                for old, made in zip(self.past, (key, value), strict=True)
-            )
+            past = self.past[0] if self.length is None else self._held(self.past[0], self.length, added)
+            pairs = zip(self.past, (key, value), strict=True)
+            key, value = (self._together(old, own, past) for old, own in pairs)
         q, k, v = call.operand(self.query, "BSH", self.heads), self._operand(key), self._operand(value)
         scores = call.scores(q, k, v)
         keys = Keys(call, Measure(self.query, 1), Measure(key, 2 if _cached(call, key) else 1), Measure(self.query, 0))
-        past = None if self.past is None else self.past[0]
         plan = Additions(call, keys, scores, self.mask, self.addend, past, new).plan()
         match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH")
         return match, key, value
+
+    def _held(self, past: ir.Value, length: ir.Value, added: Measure) -> Held:
+        builder = self.call.builder
+        if len(self.call.shape(past)) != 4 or builder.opset < RANGE_SINCE:
+            reason = f"new keys cannot be placed in {past.name!r} in opset {builder.opset}"
+            raise self.call.decline(Code.READY_MADE, reason)
+        before = builder.op("Reshape", [builder.cast(length, INT64), builder.ints([1])], INT64)
+        return Held(before, builder.length(added.value, added.axis))
+
+    def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | Held) -> ir.Value:
+        """Old and new keys or values."""
+        call, dtype = self.call, self.call.info.dtype(new)
+        if not isinstance(past, Held):
+            return call.builder.op("Concat", [old, new], dtype, {"axis": 2})
+        made = CacheRows(call, self.heads, Measure(self.query, 0)).updated(old, new, past.before, past.rows)
+        call.info.set(made, (*call.shape(new)[:2], *call.shape(old)[2:]), dtype)
+        return made
 
     def _operand(self, value: ir.Value) -> Operand:
         return self.call.operand(value, "BNSD" if _cached(self.call, value) else "BSH", self.heads)

@@ -6,7 +6,9 @@
                           padding.py
     past [2, B, N, P, D]  keys and values, concatenated before the new ones; present likewise
 
-Refused: do_rotary, which ONNX Runtime's CPU kernel does not take either, and a buffer shared by past and present.
+past_sequence_length is read of a buffer shared by past and present only.
+
+Refused: do_rotary and such a buffer, which ONNX Runtime's CPU kernel does not take either.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.multi_head import Projected, part_of
 from fa_compiler.passes.report import Code
 
-WEIGHTS, BIAS, MASK, PAST, ADDEND, PAST_LENGTH = range(1, 7)
+WEIGHTS, BIAS, MASK, PAST, ADDEND = range(1, 6)
 
 
 def convert(call: Call) -> Converted:
@@ -27,8 +29,9 @@ def convert(call: Call) -> Converted:
     node, builder = call.node, call.builder
     if int_attr(node, "do_rotary", 0):
         raise call.decline(Code.READY_MADE, "do_rotary: rotary positions inside the operator are not taken apart")
-    if int_attr(node, "past_present_share_buffer", 0) or call.input(PAST_LENGTH) is not None:
-        raise call.decline(Code.READY_MADE, "past and present share a buffer, which is written in place")
+    if int_attr(node, "past_present_share_buffer", 0):
+        reason = "past and present share a buffer, which ONNX Runtime's CPU kernel does not take"
+        raise call.decline(Code.READY_MADE, reason)
     widths = _widths(call)
     past, present = call.input(PAST), call.wanted(1)
     if widths[2] != widths[0] and (past is not None or present is not None):

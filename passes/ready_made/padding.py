@@ -24,6 +24,8 @@ with more new keys than rows only: refused. Forms of a padding mask, integers:
       not below -3e38, bias above -1e38           nothing
     anything else with causality                real_shift: the sum as it is written above
     padding and bias                            real_shift, likewise
+    behind the last of the new keys             atten_mask, beside what else there is, all of it as real_shift: every
+                                                row sees its own key, and no key there counts in any sum
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement
 from fa_compiler.passes.band import Band
+from fa_compiler.passes.build import INT64
 from fa_compiler.passes.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.mask_values import FLOAT32_MAX, TermValues
 from fa_compiler.passes.nodes import int_attr
@@ -52,21 +55,32 @@ BIAS_FLOOR = -1e38
 
 
 @dataclass(frozen=True)
+class Held:
+    """A cache with room for more keys than the first `before` of them and `rows` new ones behind, int64 [1] each."""
+
+    before: ir.Value
+    rows: ir.Value
+
+
+@dataclass(frozen=True)
 class Additions:
-    """The additions to the scores of one call; `mask` and `bias` are its inputs, `new` the number of new keys."""
+    """The additions to the scores of one call; `mask` and `bias` are its inputs, `new` the number of new keys, and
+    `past` what holds the older ones and nothing else, or where they lie beside the new ones."""
 
     call: Call
     keys: Keys
     scores: Arrangement
     mask: ir.Value | None
     bias: ir.Value | None
-    past: ir.Value | None
+    past: ir.Value | Held | None
     new: Dim
 
     def plan(self) -> MaskPlan:
         """The plan; see the table above."""
         padded = None if self.mask is None else self._padded(self.mask)
         band = self._causal()
+        if isinstance(self.past, Held):
+            return self._in_room(self.past, padded, band)
         if band is None:
             return self._bidirectional(padded)
         if padded is None and self.bias is None:
@@ -84,6 +98,15 @@ class Additions:
     def filter(self) -> float:
         """The number at padded positions."""
         return self.call.number("mask_filter_value", -10000.0)
+
+    def _in_room(self, past: Held, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+        """The plan where keys are the first ones of a cache."""
+        end = self.call.builder.op("Add", [past.before, past.rows], INT64)
+        behind = Masked(self.call.aligned(self.keys.beyond(end), self.scores))
+        above = self._stays_above() or (padded is None and self.bias is None)
+        causal = None if band is None or above else self.keys.outside(band.low, band.high)
+        plan = self.keys.plan(self.scores, [behind], self._shifts(padded, causal), band if above else None)
+        return replace(plan, empty_rows="")
 
     def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
         call, builder = self.call, self.call.builder
@@ -134,8 +157,14 @@ class Additions:
         if causal is not None:
             steps.append(Put(self.call.aligned(causal, self.scores), True, -FLOAT32_MAX))
         if self.bias is not None:
-            steps.append(Add(self.call.aligned(self.bias, self.scores), 1.0))
+            steps.append(Add(self.call.aligned(self._whole(self.bias, 0), self.scores), 1.0))
         return tuple(steps)
+
+    def _whole(self, value: ir.Value, filler: int) -> ir.Value:
+        """A mask or bias for every key, filled up where a cache has room for more of them."""
+        columns = self.call.viewer.space.size(self.scores[3])
+        room = isinstance(self.past, Held) and self.call.shape(value)[-1] != columns
+        return self.keys.filled_up(value, filler) if room else value
 
     def _causal(self) -> Window | None:
         """The band of a unidirectional call."""
@@ -149,6 +178,8 @@ class Additions:
             raise self.call.decline(Code.READY_MADE, reason)
         if self.past is None:
             return Window(Band(None, Dim(0)), None, 0)
+        if isinstance(self.past, Held):
+            return Window(Band(None, Dim.fresh()), None, self.past.before)
         return Window(Band(None, self.call.shape(self.past)[2]), None, self.keys.length(Measure(self.past, 2)))
 
     # -- padding masks ----------------------------------------------------------------------------------
@@ -164,10 +195,8 @@ class Additions:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
         if shape[-1].const == 1 and columns.const != 1:
             return None
-        dtype = call.info.dtype(mask)
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
-        if dtype != ir.DataType.INT32:
-            mask = builder.cast(mask, ir.DataType.INT32)
+        mask = self._whole(builder.cast(mask, ir.DataType.INT32), 1)
         padded = builder.op("Not", [builder.op("Greater", [mask, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
         return builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
 

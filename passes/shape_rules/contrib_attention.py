@@ -13,16 +13,19 @@ def _cache(batch: Dim, heads: int, past: Shape | None, new: Dim, size: Dim) -> S
     return batch, Dim(heads), new if past is None else past[2] + new, size
 
 
-@rule("MultiHeadAttention", domain=_DOMAIN)
+@rule("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", domain=_DOMAIN)
 def _multi_head(ctx: Context) -> list[Fact]:
+    first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # of past_key, past_value, past_sequence_length
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
     widths = None if query is None or heads <= 0 else _widths(ctx, query, heads)
     if query is None or widths is None:
         return [Fact(None, dtype)] * 3
     key, value, new = widths
-    past = ctx.shape(6)
+    past = ctx.shape(first)
     presents: list[Shape | None] = [None, None]
-    if not ctx.has(6) or (past is not None and len(past) == 4):
+    if ctx.has(first + 2):
+        presents = [ctx.shape(first), ctx.shape(first + 1)]
+    elif not ctx.has(first) or (past is not None and len(past) == 4):
         presents = [_cache(query[0], heads, past, new, Dim.floordiv(width, heads)) for width in (key, value)]
     return [Fact((*query[:2], value), dtype), *(Fact(shape, dtype) for shape in presents)]
 

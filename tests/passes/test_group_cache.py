@@ -11,13 +11,12 @@ import hypothesis.strategies as st
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from onnx import TensorProto, helper
 
 from fa_compiler.passes import analyse
-from tests.passes.running import Array, assert_same, fused, run, session
+from tests.passes.running import Array, assert_same, bound_run, fused, run
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 PLACES = (
@@ -162,17 +161,7 @@ def check(case: Case, assume: tuple[str, ...] = (SEPARATE,), seed: int = 0) -> o
 
 def in_one_buffer(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
     """The outputs of a run in which each present is bound to the memory of its past."""
-    running = session(model)
-    binding = running.io_binding()
-    memory = {name: array.copy() for name, array in feeds.items()}  # an OrtValue holds none of its own
-    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in memory.items()}
-    for name, value in values.items():
-        binding.bind_ortvalue_input(name, value)
-    binding.bind_output("y")
-    for name in ("key", "value"):
-        binding.bind_ortvalue_output(f"present_{name}", values[f"past_{name}"])
-    running.run_with_iobinding(binding)
-    return [output.numpy().copy() for output in binding.get_outputs()]
+    return bound_run(model, feeds, {f"present_{name}": f"past_{name}" for name in ("key", "value")})
 
 
 CASES: dict[str, Case] = {

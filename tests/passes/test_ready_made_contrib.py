@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -14,14 +15,37 @@ from hypothesis import given, settings
 
 from fa_compiler.passes import analyse
 from tests.passes.operators import Operator, check_same, check_shapes, declined
-from tests.passes.running import Array, assert_same, fused, run
+from tests.passes.running import Array, assert_same, bound_run, fused, run
 
 LOWEST = float(np.finfo(np.float32).min)
 CAUSAL = {"unidirectional": 1}
 SQUARE = {"k": "B S 16", "v": "B S 16"}
 PAST = {"k": "B L 16", "v": "B L 16", "past_key": "B 2 P 8", "past_value": "B 2 P 8"}
+ROOM = {
+    "k": "B L 16",
+    "v": "B L 16",
+    "past_key": "B 2 M 8",
+    "past_value": "B 2 M 8",
+    "M": 9,
+    "T": 7,
+    "past_length": ("1", np.array([3], np.int32)),
+}
+"""3 keys in a cache with room for 9, and 4 new ones."""
 CACHED = {"k": "B 2 T 8", "v": "B 2 T 8"}
 ATTRS = ("num_heads", "unidirectional", "mask_filter_value", "scale")
+DECODER_PLACES = (
+    "q",
+    "k",
+    "v",
+    "mask",
+    "addend",
+    "past_key",
+    "past_value",
+    "past_length",
+    "beam",
+    "indirection",
+    "bias",
+)
 RANKS = {"present_key": 4, "present_value": 4, "present": 5, "qk": 4}
 
 
@@ -39,6 +63,20 @@ def multi_head(dtype: str = "float32", fixed: bool = False, **given: Any) -> Ope
     ranks, domain = RANKS | {"y": 3}, "com.microsoft"
     return Operator(
         "MultiHeadAttention", inputs, outputs, attrs, domain, 17, sizes, dtype, constants, fixed=fixed, ranks=ranks
+    )
+
+
+def decoder(**given: Any) -> Operator:
+    """The same as a DecoderMaskedMultiHeadAttention; of one row, in a cache with room where it has a past."""
+    attrs: dict[str, Any] = {"past_present_share_buffer": 1} if "past_key" in given else {}
+    attrs |= {name: given.pop(name) for name in list(given) if name == "past_present_share_buffer"}
+    further = {name: given.pop(name) for name in list(given) if name in ("beam", "indirection")}
+    model = multi_head(**{"S": 1, "L": 1, **given})
+    inputs = {name: ({**model.inputs, **further}).get(name) for name in DECODER_PLACES}
+    while inputs[list(inputs)[-1]] is None:
+        del inputs[list(inputs)[-1]]
+    return dataclasses.replace(
+        model, op_type="DecoderMaskedMultiHeadAttention", inputs=inputs, attrs={**model.attrs, **attrs}
     )
 
 
@@ -62,6 +100,8 @@ def addend(*shape: int, excluded: float = 0.0) -> Array:
 
 LEFT_PADDED = np.array([[0, 0, 1, 1], [1, 1, 1, 1]], dtype=np.int32)
 
+LEFT_PADDED_7 = np.array([[0, 0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1, 1]], dtype=np.int32)
+
 TAKEN: dict[str, tuple[dict[str, Any], str | None]] = {
     "plain": ({}, "none"),
     "bias": ({"bias": "48"}, "none"),
@@ -78,6 +118,37 @@ TAKEN: dict[str, tuple[dict[str, Any], str | None]] = {
     "cached keys": (CACHED, "none"),
     "cached keys, bias": ({**CACHED, "bias": "48"}, "none"),
     "cached keys, presents": ({**CACHED, "outputs": ("y", "present_key", "present_value")}, "none"),
+    # A cache with room for more keys.
+    "room": (ROOM, "atten_mask"),
+    "room, one row": ({**ROOM, "q": "B 1 16"}, "atten_mask"),
+    "room, nothing before": ({**ROOM, "past_length": ("", np.array(0, np.int32))}, "atten_mask"),
+    "room, filled": ({**ROOM, "past_length": ("1", np.array([5], np.int32))}, "atten_mask"),
+    "room, bias": ({**ROOM, "bias": "48"}, "atten_mask"),
+    "room, 16 bits": ({**ROOM, "dtype": "float16"}, "atten_mask"),
+    "room, causal": ({**ROOM, **CAUSAL, "q": "B L 16"}, "atten_mask"),
+    "room, lengths": ({**ROOM, "mask": ("B", np.array([5, 2], np.int32))}, "atten_mask+real_shift"),
+    "room, [B, T]": ({**ROOM, "mask": ("B T", kept(2, 7, empty=True))}, "atten_mask+real_shift"),
+    "room, [B, S, T]": ({**ROOM, "mask": ("B S T", kept(2, 4, 7))}, "atten_mask+real_shift"),
+    "room, [B, T] by -inf": (
+        {**ROOM, "mask": ("B T", kept(2, 7, empty=True)), "mask_filter_value": -math.inf},
+        "atten_mask+real_shift",
+    ),
+    "room, addend": ({**ROOM, "addend": ("1 2 S T", addend(1, 2, 4, 7))}, "atten_mask+real_shift"),
+    "room, addend with the lowest": (
+        {**ROOM, "addend": ("1 2 S T", addend(1, 2, 4, 7, excluded=LOWEST))},
+        "atten_mask+real_shift",
+    ),
+    **{
+        f"room, causal, [B, T] by {number}": (
+            {**ROOM, **CAUSAL, "q": "B L 16", "mask": ("B T", LEFT_PADDED_7), "mask_filter_value": number},
+            "atten_mask+real_shift",
+        )
+        for number in (-1e4, LOWEST, -math.inf)
+    },
+    "room, causal, addend": (
+        {**ROOM, **CAUSAL, "q": "B L 16", "addend": ("1 2 L T", addend(1, 2, 4, 7))},
+        "atten_mask+real_shift",
+    ),
     # Causality: no row but the last one is cut off.
     "causal": ({**SQUARE, **CAUSAL}, "causal"),
     "causal, fixed": ({**SQUARE, **CAUSAL, "fixed": True}, "causal"),
@@ -181,7 +252,8 @@ def test_packed(packed: str) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "scores": ({"outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
-    "shared buffer": ({**PAST, "past_length": ("1", np.array([2], np.int32))}, "ready_made", "buffer"),
+    "keys of other beams": ({**ROOM, "indirection": ("B 1 M", np.zeros((2, 1, 9), np.int32))}, "ready_made", "beams"),
+    "a length of no past": ({"past_length": ("1", np.array([2], np.int32))}, "ready_made", "there is none"),
     "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),
     "causal, more keys, fixed": ({**CAUSAL, "fixed": True}, "ready_made", "last row"),
     "mask of another length": ({"mask": ("M", np.array([3, 6], np.int32)), "M": 2}, "shape", "multiple of the batch"),
@@ -196,6 +268,74 @@ def test_refused(name: str) -> None:
     got, reason = declined(multi_head(**features))
     assert got == code
     assert words in reason
+
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "plain": ROOM,
+    "rows open": {**ROOM, "q": "B R 16", "R": 1},
+    "nothing before": {**ROOM, "past_length": ("1", np.array([0], np.int32))},
+    "filled": {**ROOM, "past_length": ("1", np.array([8], np.int32))},
+    "bias": {**ROOM, "bias": "48"},
+    "scale": {**ROOM, "scale": 0.3},
+    "[B, T]": {**ROOM, "mask": ("B T", kept(2, 4, empty=True)), "T": 4},
+    "[B, T] by 2": {**ROOM, "mask": ("B T", kept(2, 4)), "T": 4, "mask_filter_value": -2.0},
+    "[B, T] by -inf": {**ROOM, "mask": ("B T", kept(2, 4, empty=True)), "T": 4, "mask_filter_value": -math.inf},
+    "addend": {**ROOM, "addend": ("1 2 1 T", addend(1, 2, 2, 4)[:, :, :1]), "T": 4},
+    "addend and mask": {
+        **ROOM,
+        "addend": ("B 1 1 T", addend(2, 1, 2, 4)[:, :, :1]),
+        "T": 4,
+        "mask": ("B T", kept(2, 4)),
+    },
+    "cached keys": CACHED,
+    "cached keys, bias": {**CACHED, "bias": "48"},
+    "cached keys, [B, T]": {**CACHED, "mask": ("B T", kept(2, 6, empty=True))},
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("fixed", [True, False])
+def test_decoder(name: str, fixed: bool) -> None:
+    features = DECODERS[name]
+    check_same(decoder(**features, fixed=fixed), tolerance=4e-3 if "mask" in features else None)
+
+
+DECODER_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "keys of other beams": (
+        {**ROOM, "beam": ("1", np.array([1], np.int32)), "indirection": ("B 1 M", np.zeros((2, 1, 9), np.int32))},
+        "ready_made",
+        "beams",
+    ),
+    "buffers of their own": ({**ROOM, "past_present_share_buffer": 0}, "ready_made", "not one buffer"),
+    "cached keys that are updated": ({**CACHED, "past_present_share_buffer": 1}, "ready_made", "updated"),
+    "side by side": ({**ROOM, "q": "B 1 48", "k": None, "v": None}, "ready_made", "side by side"),
+    "scores": ({**CACHED, "outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
+}
+
+
+@pytest.mark.parametrize("name", DECODER_REFUSED)
+def test_decoder_refused(name: str) -> None:
+    features, code, words = DECODER_REFUSED[name]
+    got, reason = declined(decoder(**features))
+    assert got == code
+    assert words in reason
+
+
+@pytest.mark.parametrize("make", [multi_head, decoder])
+def test_keys_are_written_in_place(make: Callable[..., Operator]) -> None:
+    """With present bound to past, a cache stays where it is, and only the new rows differ; nothing but the update reads
+    it. ONNX Runtime's own operator gives the same, in one buffer and in two."""
+    operator = make(**{**ROOM, "L": 1, "S": 1, "T": 4})
+    feeds = operator.feeds()
+    model = operator.model(feeds)
+    result, _ = fused(model)
+    assert [node.op_type for node in result.graph.node if "past_key" in node.input] == ["ScatterND"]
+    buffers = {"present_key": "past_key", "present_value": "past_value"}
+    for got, bound, wanted in zip(
+        bound_run(result, feeds, buffers), bound_run(model, feeds, buffers), run(model, feeds), strict=True
+    ):
+        assert_same(got, wanted, 1e-5)
+        assert_same(bound, wanted, 1e-5)
 
 
 def attention(fixed: bool = False, **given: Any) -> Operator:
@@ -229,6 +369,10 @@ PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
     "causal": ({"unidirectional": 1}, "causal"),
     "present": ({"outputs": ("y", "present")}, "none"),
     "past": ({"past": "2 B 2 P 8"}, "none"),
+    "past and a length, which is not read": (
+        {"past": "2 B 2 P 8", "past_length": ("1", np.array([1], np.int32))},
+        "none",
+    ),
     "past, causal": ({"past": "2 B 2 P 8", "unidirectional": 1}, "causal"),
     "lengths": ({"mask": ("B", np.array([2, 4], np.int32))}, "real_shift"),
     "lengths, past": ({"past": "2 B 2 P 8", "mask": ("B", np.array([2, 6], np.int32))}, "real_shift"),
@@ -285,7 +429,7 @@ def test_projection_refused(name: str) -> None:
 def test_random(data: st.DataObject) -> None:
     """All features of MultiHeadAttention together."""
     draw = data.draw
-    causal, past = draw(st.booleans()), draw(st.booleans())
+    causal, past, room = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
     rows = draw(st.integers(1, 5))
     new = rows if causal else draw(st.integers(1, 5))
     total = new + (3 if past else 0)
@@ -300,6 +444,7 @@ def test_random(data: st.DataObject) -> None:
         "mask_filter_value": number,
         "unidirectional": int(causal),
         **({"past_key": "B 2 P 8", "past_value": "B 2 P 8"} if past else {}),
+        **({**ROOM, "M": total + 2, "T": total} if past and room else {}),
         **({"bias": "48"} if draw(st.booleans()) else {}),
         **({"scale": 0.7} if draw(st.booleans()) else {}),
     }
@@ -319,10 +464,15 @@ def test_random(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["wider values", "presents", "past", "cached keys", "cached keys, presents", "16 bits"]
+    "name", ["wider values", "presents", "past", "cached keys", "cached keys, presents", "16 bits", "room"]
 )
 def test_shapes(name: str) -> None:
     check_shapes(multi_head(**TAKEN[name][0]))
+
+
+@pytest.mark.parametrize("name", ["plain", "cached keys"])
+def test_decoder_shapes(name: str) -> None:
+    check_shapes(decoder(**DECODERS[name]))
 
 
 @pytest.mark.parametrize("name", ["plain", "wider values", "present", "past"])
