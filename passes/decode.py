@@ -12,7 +12,8 @@ Accepted, given a match and the inputs a FlashAttentionScore would have:
                 everywhere are the mean of the values, which the operator gives them, or there are none: masked keys
                 have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
                 cannot get as low as -1e12 by a common scale; else the user vouches for it (`--assume masks-dominate`)
-                Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own
+                Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own. A length that the
+                model leaves open has to be that of the keys in the run, as for FlashAttentionScore
     real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2], with the one row that is vouched for as
                 well: both operators add them after the scale
     caches      as they are; or both by DequantizeLinear from int8 with constant scales (quantised.py), in the query's
@@ -65,6 +66,12 @@ class Limits:
     shifts: tuple[Shift, ...]
     scored: tuple[Masked, ...]
     undefined: bool = False
+
+
+def _agrees(size: Dim, keys: Dim) -> bool:
+    """Is a mask or bias as long as the keys wherever the model ran, but for broadcasting? A size that was left open may
+    then be 1, which the operator refuses."""
+    return size == keys or (size.const != 1 and not (size.is_const and keys.is_const))
 
 
 @dataclass(frozen=True)
@@ -206,8 +213,8 @@ class Decoding:
         mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
         shape = () if mask is None else self.builder.info.shape(mask) or ()
         keys, batch = self.match.space.size(self.match.roles.columns), self._size("query", 0)
-        wanted = (Dim(1), keys) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1), keys)
-        if tuple(shape) != wanted:
+        wanted = (Dim(1),) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1))
+        if tuple(shape[:-1]) != wanted or not _agrees(shape[-1], keys):
             raise self._other("its mask is not one row for each batch entry")
         return mask
 
@@ -241,7 +248,7 @@ class Decoding:
         space, roles = self.match.space, self.match.roles
         heads, keys = space.size(roles.heads), space.size(roles.columns)
         batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
-        fits = batch and (shape[1], shape[3]) == (heads, keys) and shape[2] in (Dim(1), space.size(roles.rows))
+        fits = batch and shape[1] == heads and _agrees(shape[3], keys) and shape[2] in (Dim(1), space.size(roles.rows))
         if shift is None or not fits or self.builder.info.dtype(shift) != self.match.dtype:
             raise self._other("its bias is not a sum of the query's type for each head and key")
         return shift

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 from fa_compiler import reference
 from fa_compiler.lowering.ort import register_custom_ops
@@ -369,3 +370,77 @@ def test_a_start_beside_lengths_that_differ_stays_a_mask() -> None:
     assert (block.op, block.mask) == ("IncreFlashAttention", "lengths+atten_mask")
     given = padding(2, 5) | {"ends": np.array([9, 12])}
     agree(padded(spelling, "low"), ir.serde.serialize_model(graph), given, 4e-6)
+
+
+PADDED = {
+    "where": "b = Cast<to=9>(m4) m = Where(b, zero, low) w = Add(t, m) ",
+    "arithmetic": "n = Cast<to=KIND>(m4) o = Sub(one, n) m = Mul(o, low) w = Add(t, m) ",
+    "put": "b = Cast<to=9>(m4) w = Where(b, t, low) ",
+}
+
+
+def with_mask(spelling: str, length: str, kind: str = "float16", caches: bool = False) -> onnx.ModelProto:
+    """One token on a cache, and the attention_mask of a batch that is padded on the left, of a length of its own."""
+    number = {"float16": 10, "float": 1}[kind]
+    keys = DEQUANTIZE if caches else "k = Concat<axis=2>(pk, nk) v = Concat<axis=2>(pv, nv) "
+    body = (
+        "axes = Constant<value_ints=[1,2]>() m4 = Unsqueeze(mask, axes) kt = Transpose<perm=[0,1,3,2]>(k) "
+        f"s = MatMul(q, kt) t = Mul(s, c) {PADDED[spelling].replace('KIND', str(number))}"
+        "p = Softmax<axis=-1>(w) y = MatMul(p, v)"
+    )
+    stored = ["int8[B,4,P,8] k8, int8[B,4,P,8] v8"] if caches else [f"{kind}[B,4,P,8] pk, {kind}[B,4,P,8] pv"]
+    inputs = [f"{kind}[B,4,1,8] q", *stored, f"int64[B,{length}] mask"]
+    inputs += [] if caches else [f"{kind}[B,4,1,8] nk, {kind}[B,4,1,8] nv"]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 19]> g ({", ".join(inputs)}) => ({kind}[B,4,1,8] y) {{ {keys}{body} }}'
+    )
+    low = -65504.0 if kind == "float16" else -3.4e38
+    for name, value in {"c": 0.3, "zero": 0.0, "one": 1.0, "low": low}.items():
+        model.graph.initializer.append(helper.make_tensor(name, number, [], [value]))
+    for name, scale, zero in (("k", 0.02, 3), ("v", 0.03, -5)) if caches else ():
+        model.graph.initializer.append(helper.make_tensor(f"{name}s", number, [], [scale]))
+        model.graph.initializer.append(helper.make_tensor(f"{name}z", onnx.TensorProto.INT8, [], [zero]))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def masked_feeds(model: onnx.ModelProto, length: int = 20) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    mask = np.ones((2, length), np.int64)
+    mask[0, :7] = 0
+    found: dict[str, Array] = {"mask": mask}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        if value.name != "mask":
+            caches = tensor.elem_type == onnx.TensorProto.INT8
+            keys = 1 if value.name in ("q", "nk", "nv") else 20 if caches else 19
+            numbers = rng.integers(-128, 128, (2, 4, keys, 8)) if caches else rng.normal(size=(2, 4, keys, 8))
+            found[value.name] = numbers.astype(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    return found
+
+
+@pytest.mark.parametrize("spelling", PADDED)
+def test_a_mask_whose_length_is_open(spelling: str) -> None:
+    """It is taken, for the model adds it to the scores; a run in which it is shorter is refused, as in the model."""
+    model = with_mask(spelling, "T")
+    after = fused(model, "ascend", ("masks-dominate", "no-empty-rows"))
+    assert "IncreFlashAttention" in operators(after)
+    agree(model, after, masked_feeds(model), 2e-3)
+    with pytest.raises(Exception, match="mask|expand shape"):
+        running.run(after, masked_feeds(model, 12))
+
+
+@pytest.mark.parametrize("spelling", ["where", "put"])
+def test_a_mask_whose_length_is_open_beside_int8_caches(spelling: str) -> None:
+    model = with_mask(spelling, "T", "float", caches=True)
+    after = fused(model, "ort", ("masks-dominate", "no-empty-rows"))
+    assert "IncreFlashAttention" in operators(after)
+    agree(model, after, masked_feeds(model), 1e-5)
+
+
+def test_a_mask_for_all_keys_at_once() -> None:
+    """One number for all keys of a batch entry broadcasts in the model; the operator has a mask of every key."""
+    model = with_mask("where", "1")
+    after = fused(model, "ascend", ("masks-dominate", "no-empty-rows"))
+    given = masked_feeds(model) | {"mask": np.ones((2, 1), np.int64)}
+    agree(model, after, given, 2e-3)
