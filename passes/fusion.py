@@ -23,6 +23,7 @@ from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, Code, Report
 from fa_compiler.passes.shapes import ShapeInfo, analyse
+from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.sparse import emit_listed, emit_selected
 from fa_compiler.passes.surgery import replace_value
@@ -30,6 +31,8 @@ from fa_compiler.passes.value_sets import ValueSets
 
 Progress = Callable[[str, int, int], None]
 
+SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
+"""How an attention is declined whose scores or probabilities something else reads: it may be another attention."""
 NEWEST_OPSET = 28
 """The newest opset whose operators were looked at; one of a newer opset may mean something else."""
 
@@ -89,12 +92,19 @@ class _Run:
             return [_declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
         ranks = any(is_op(node, "TopK") for node in graph)
+        sharing = Sharing(list(found.values()))
+        done: dict[ir.Node, Block] = {}
         blocks: list[Block] = []
         for index, node in enumerate(order):
             self.progress("attention", index + 1, len(order))
             anchor = found.get(id(node))
-            if anchor is not None:
-                blocks.extend(self._fuse_anchor(anchor, emitter, ranks))
+            if node in done:
+                blocks.append(done[node])
+            elif anchor is not None:
+                alone = self._fuse_anchor(anchor, emitter, ranks)
+                if alone[0].code in SHARED:
+                    done.update(self._fuse_shared(sharing.group(anchor, self.matcher), emitter, ranks))
+                blocks.extend([done[node]] if node in done else alone)
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
             else:
@@ -108,6 +118,22 @@ class _Run:
             return [self._emitted(name, anchor, emitter, ranks)]
         except Decline as decline:
             return self._fuse_pair(anchor, emitter, ranks, decline) or [_declined(name, decline)]
+
+    def _fuse_shared(self, group: list[Sharer], emitter: Emitter, ranks: bool) -> dict[ir.Node, Block]:
+        """The blocks of attentions that share something, each fused by itself: one a softmax."""
+        blocks: dict[ir.Node, Block] = {}
+        for each in group:
+            name = label(each.anchor.node) or ""
+            try:
+                block = replace(self, matcher=each.matcher)._emitted(name, each.anchor, emitter, ranks)
+            except Decline as decline:
+                block = _declined(name, decline)
+            first = blocks.setdefault(each.anchor.node, block)
+            if first is not block and block.status == "fused":
+                self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
+            elif first is not block:
+                blocks[each.anchor.node] = block
+        return blocks
 
     def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> Block:
         """The block of an attention after it was fused. A second product in its scores is a part of them where the

@@ -60,27 +60,28 @@ def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, inf
 
 
 def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo) -> SinkTotal | None:
-    node, weight, nodes = value.producer(), 1.0, [add]
+    node, nodes = value.producer(), [add]
+    weight: float | None = 1.0
     if is_op(node, "Mul") and node is not None:
         numbers = [None if each is None else info.scalar(each) for each in node.inputs]
         known = [index for index, number in enumerate(numbers) if number is not None]
         scaled = node.inputs[1 - known[0]] if known else None
         if scaled is None:
             return None
-        weight = numbers[known[0]] or 0.0
+        weight = numbers[known[0]]
         nodes.insert(0, node)
         node = scaled.producer()
     exponent = node.inputs[0] if node is not None and is_op(node, "Exp") else None
     difference = None if exponent is None else exponent.producer()
-    if node is None or difference is None or subtracted is None or not 0.0 < weight < math.inf:
+    if node is None or difference is None or subtracted is None or weight is None or not 0.0 < weight < math.inf:
         return None
     nodes[:0] = difference, node
-    if is_op(difference, "Neg") and difference.inputs[0] is subtracted:
-        sink, number = None, 0.0
-    elif is_op(difference, "Sub") and difference.inputs[1] is subtracted and difference.inputs[0] is not None:
+    sink: ir.Value | None = None
+    number: float | None = 0.0
+    if is_op(difference, "Sub") and difference.inputs[1] is subtracted and difference.inputs[0] is not None:
         number = info.scalar(difference.inputs[0])
         sink = difference.inputs[0] if number is None else None
-    else:
+    elif not is_op(difference, "Neg") or difference.inputs[0] is not subtracted:
         return None
     if sink is not None and weight != 1.0:
         return None

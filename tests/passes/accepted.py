@@ -87,7 +87,16 @@ ACCEPTED: Mapping[str, Tested] = {
         "any tensor added": {"form": ("bias",), "infinite": (False, True)},
         "relative positions, ALiBi": "test_spellings.py",
     },
-    "sinks": {"one more score": {"sink": (False, True)}, "Pad": "test_sinks.py"},
+    "sinks": {
+        "one more score": {"sink": (False, True)},
+        "Pad": "test_sinks.py",
+        "softmax-plus-one": "test_sink_totals.py",
+        "sigmoid(logsumexp(scores) - sink)": "test_sink_gates.py",
+    },
+    "sharing": {
+        "scores read by several softmaxes": "test_shared.py",
+        "probabilities read by several products": "test_shared.py",
+    },
     "heads": {
         "multi-query": {"gqa": ("none", "broadcast")},
         "grouped-query": {"gqa": ("grouped",)},
@@ -122,5 +131,5 @@ ACCEPTED: Mapping[str, Tested] = {
         "NPUFlashAttention": "test_ready_made_npu.py",
     },
     "training": {"its gradient": "test_backward.py"},
-    "graphs": {"If and Loop": "test_scopes.py", "model-local functions": "test_scopes.py"},
+    "graphs": {"If, Loop and Scan": "test_scopes.py", "model-local functions": "test_scopes.py"},
 }

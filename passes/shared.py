@@ -1,0 +1,92 @@
+"""Attentions that share what lies between their products: each is fused by itself, or none.
+
+Accepted, where the ordinary matcher refuses because something else reads the scores or the probabilities:
+
+    scores read by several softmaxes          attention in both directions: softmax(S) V and softmax(S^T) W
+    probabilities read by several products    P V and P W
+
+as long as every such reader belongs to another attention that is matched as well. Each is a function of query, key,
+value and mask alone, so computing it apart changes nothing but where the numbers are kept: the products that were
+shared are computed again, in blocks, and the tensors of rows times keys are gone.
+
+Refused: a group of which one cannot be fused, for then the shared tensor is needed anyway; divisions behind a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fa_compiler.passes.attention import Matcher
+from fa_compiler.passes.axes import AxisSpace
+from fa_compiler.passes.backward.forward import paths
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.probabilities import ProbabilityPath, find_values
+from fa_compiler.passes.scores import ScorePath, find_scores
+from fa_compiler.passes.softmax import SoftmaxAnchor
+from fa_compiler.passes.views import Viewer
+
+MAX_SHARING = 8
+"""Groups of more attentions than this are left alone: each computes again what they share."""
+
+
+@dataclass(frozen=True)
+class SharingMatcher(Matcher):
+    """Matches an attention whose other readers `answered` names; with a `path` only the product it leads to."""
+
+    answered: frozenset[int] = frozenset()
+    path: tuple[ir.Node, ...] = ()
+
+    def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
+        return find_values(anchor.output, viewer, self.path) if self.path else super()._after(anchor, viewer)
+
+    def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:
+        return id(reader) in self.answered
+
+
+@dataclass(frozen=True)
+class Sharer:
+    """One attention of a group: its softmax and the matcher that takes it."""
+
+    anchor: SoftmaxAnchor
+    matcher: SharingMatcher
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The softmaxes of one graph, and the way from each to its product as far as it was asked for."""
+
+    anchors: Sequence[SoftmaxAnchor]
+    found: dict[ir.Node, ScorePath | None] = field(default_factory=dict)
+
+    def group(self, anchor: SoftmaxAnchor, matcher: Matcher) -> list[Sharer]:
+        """All attentions that share scores or probabilities with this one; none unless all of them match."""
+        own = self._scoring(anchor, matcher)
+        if own is None:
+            return []
+        scoring = [(each, self._scoring(each, matcher)) for each in self.anchors]
+        group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
+        ways = [(each, way) for each, _ in group for way in paths(each, matcher) or [()]]
+        nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
+        answered = frozenset(id(node) for node in (*nodes, *(node for _, way in ways for node in way)))
+        if not 2 <= len(ways) <= MAX_SHARING:
+            return []
+        shared = [(each, SharingMatcher(**vars(matcher), answered=answered, path=way)) for each, way in ways]
+        try:
+            for each, sharing in shared:
+                sharing.match(each)
+        except Decline:
+            return []
+        return [Sharer(each, sharing) for each, sharing in shared]
+
+    def _scoring(self, anchor: SoftmaxAnchor, matcher: Matcher) -> ScorePath | None:
+        if anchor.late is not None:
+            return None
+        if anchor.node not in self.found:
+            try:
+                self.found[anchor.node] = find_scores(anchor.scores, Viewer(matcher.info, AxisSpace()))
+            except Decline:
+                self.found[anchor.node] = None
+        return self.found[anchor.node]
