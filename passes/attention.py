@@ -118,7 +118,7 @@ class Matcher:
                 continue
             if inner is not None and not any(_is_weight(each, viewer) for each in inner.operands):
                 reason = "a linear layer mixes the scores of several heads"
-                raise Decline(Code.SCORE_TERM, reason, before.product.node)
+                raise Decline(Code.SCORE_TERM, reason, before.product.node, "")
 
     def _matched(
         self,
@@ -356,6 +356,9 @@ class Matcher:
         summed = [axis for label in after.product.summed for axis in viewer.space.resolve(pv.dims[after.side][label])]
         wanted = viewer.space.resolve(columns)
         if len(summed) != len(wanted) or set(summed) != set(wanted):
+            if not set(summed) & set(wanted) and _is_weight(after.value, viewer):
+                reason = "a linear layer mixes the probabilities of several heads or rows"
+                raise Decline(Code.PROBABILITY_TERM, reason, after.product.node, "")
             raise Decline(
                 Code.NO_VALUE_MATMUL,
                 "the product after the softmax does not sum over the keys",

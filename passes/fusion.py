@@ -16,6 +16,7 @@ from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
+from fa_compiler.passes.integer_softmax import integer_softmax, is_integer_softmax
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.nodes import is_op, remember_versions
@@ -85,7 +86,12 @@ class _Run:
         """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.info)}
         order = [
-            node for node in graph if id(node) in found or is_ready_made(node) or node.op_identifier() in self.calls
+            node
+            for node in graph
+            if id(node) in found
+            or is_ready_made(node)
+            or is_integer_softmax(node)
+            or node.op_identifier() in self.calls
         ]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
@@ -107,6 +113,8 @@ class _Run:
                 blocks.extend([done[node]] if node in done else alone)
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
+            elif is_integer_softmax(node):
+                blocks.append(_declined(label(node) or "", integer_softmax(node, self.info)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         emitter.finish()

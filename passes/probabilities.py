@@ -41,12 +41,12 @@ from fa_compiler.passes.infinity_tests import InfinityTests
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_guard import score_tests
-from fa_compiler.passes.scores import LAYOUT_OPS
+from fa_compiler.passes.scores import LAYOUT_OPS, QUANTISED, QUANTISING
 from fa_compiler.passes.views import Viewer, is_inference_dropout
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
-QUANTISING = ("QuantizeLinear", "DequantizeLinear")
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -134,6 +134,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
                 Code.PROBABILITY_TERM,
                 f"{node.op_type} on the probabilities has no counterpart in the operator",
                 node,
+                QUANTISED if is_op(node, *QUANTISING) else None,
             )
         nodes.append(node)
         current = passed_on(node)
@@ -276,10 +277,10 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            if node.op_type in ("MatMul", "Gemm", "FusedMatMul", "Einsum"):
+            if node.op_type in PRODUCTS:
                 return True
             alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
-            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv")
+            same = alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu")
             if (
                 same
                 or _takes_heads(node, value)

@@ -38,6 +38,8 @@ from fa_compiler.passes.views import WIDENING, Viewer, is_inference_dropout
 LOWEST_FLOOR = -1e30
 MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
+QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 LAYOUT_OPS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
@@ -196,7 +198,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         if _leads_to_product(first, viewer) or (other is not None and _leads_to_product(other, viewer)):
             raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
     if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
-        raise Decline(Code.SCORE_TERM, f"{node.op_type} on the scores has no counterpart in the operator", node)
+        reason = f"{node.op_type} on the scores has no counterpart in the operator"
+        raise Decline(Code.SCORE_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
     if is_op(node, "Gemm"):
         raise Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):

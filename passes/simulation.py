@@ -77,7 +77,9 @@ class Simulation:
         alone = self.ropes and not any(isinstance(step, Multiplier) for step in path.steps)
         for step in path.steps:
             if not isinstance(step, Rearrange) and viewer.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
-                raise Decline(Code.CAST, "the scores are computed in float64, which rounds masks otherwise", step.node)
+                own = viewer.info.dtype(path.product.output) == ir.DataType.DOUBLE
+                reason = "the scores are computed in float64, which rounds masks otherwise"
+                raise Decline(Code.DTYPE if own else Code.CAST, reason, step.node)
             match step:
                 case Rearrange(node):
                     moved = viewer.rearranged(node, dims)

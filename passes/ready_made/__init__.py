@@ -41,6 +41,9 @@ REASONS = {
     "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
     "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
     "QAttention": "its operands are quantised",
+    "QOrderedAttention": "its operands are quantised",
+    "QOrderedLongformerAttention": "its operands are quantised",
+    "LongformerAttention": "its rows attend a window and global tokens, by projections of their own",
 }
 """Why operators of com.microsoft have no conversion."""
 

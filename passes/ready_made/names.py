@@ -23,6 +23,10 @@ READY_MADE = {
     ("com.microsoft", "PagedAttention"),
     ("com.microsoft", "SparseAttention"),
     ("com.microsoft", "QAttention"),
+    ("com.microsoft", "DecoderAttention"),
+    ("com.microsoft", "LongformerAttention"),
+    ("com.microsoft", "QOrderedAttention"),
+    ("com.microsoft", "QOrderedLongformerAttention"),
     *((domain, name) for domain in ("npu", "", "ai.onnx") for name in NPU),
     *((DOMAIN, name) for name in names()),
 }
