@@ -1,7 +1,8 @@
 """The ONNX checker on a model without its weights, so that size and external files do not matter.
 
 The checker gets a light copy: a large or external weight of the main graph becomes a graph input, in a
-subgraph or function the output of an unknown node. Ops of the standard domains that the installed onnx does
+subgraph or function the output of an unknown node. An input or output of unknown rank, which the checker refuses and
+ONNX Runtime takes, becomes an inner value. Ops of the standard domains that the installed onnx does
 not know are moved to an unknown domain, which the checker leaves alone, and so is what converters leave behind in
 training graphs (`LEFT_OVER`): it does not run, but the attention beside it can be fused.
 """
@@ -88,8 +89,13 @@ class _Known:
 
 def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, main: bool = False) -> None:
     light.name = graph.name
-    for field in ("input", "output", "value_info", "sparse_initializer"):
+    for field in ("value_info", "sparse_initializer"):
         getattr(light, field).extend(getattr(graph, field))
+    for field in ("input", "output"):
+        getattr(light, field).extend(info for info in getattr(graph, field) if not (main and _of_any_rank(info)))
+    for info in graph.input:
+        if main and _of_any_rank(info):
+            light.node.append(onnx.helper.make_node("Weight", [], [info.name], domain=_PLACEHOLDER))
     inputs = {info.name for info in graph.input}
     described = {info.name for info in graph.value_info}
     for tensor in graph.initializer:
@@ -104,6 +110,11 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
             if tensor.name not in described:
                 light.value_info.append(info)
     _light_nodes(graph.node, light.node, known)
+
+
+def _of_any_rank(info: onnx.ValueInfoProto) -> bool:
+    kind = info.type.tensor_type if info.type.HasField("tensor_type") else None
+    return kind is not None and bool(kind.elem_type) and not kind.HasField("shape")
 
 
 def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known) -> None:

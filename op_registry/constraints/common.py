@@ -295,9 +295,7 @@ def _excludes_keys(call: Call, shape: Shape) -> bool:
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
         return False
-    return not any(
-        size != 1 and differ(size, whole) for size, whole in zip(shape, (g.b, g.n1, 1, g.s2), strict=True)
-    )
+    return not any(size != 1 and differ(size, whole) for size, whole in zip(shape, (g.b, g.n1, 1, g.s2), strict=True))
 
 
 def _unlike(found: Dim, wanted: Dim) -> bool:

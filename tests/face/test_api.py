@@ -28,6 +28,20 @@ def run(model: onnx.ModelProto) -> np.ndarray:
     return np.asarray(ort.InferenceSession(model.SerializeToString(), options).run(None, feeds())[0])
 
 
+def test_outputs_and_inputs_of_unknown_rank_are_no_fault() -> None:
+    """As tf2onnx declares them; ONNX Runtime takes such models, the checker does not."""
+    model = attention()
+    wanted = run(model)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    result = fa_compiler.optimize(model)
+    assert types(result.model) == ["FlashAttentionScore"]
+    np.testing.assert_allclose(run(result.model), wanted, rtol=1e-5, atol=1e-6)
+    for value in model.graph.input:
+        value.type.tensor_type.ClearField("shape")
+    (block,) = fa_compiler.optimize(model).report.blocks
+    assert block.code == "rank"
+
+
 def test_path(tmp_path: Path) -> None:
     path = saved(attention(), tmp_path / "model.onnx")
     for given in (path, str(path)):
