@@ -102,6 +102,11 @@ class MaskPlan:
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part)
         return "+".join(words) or "none"
 
+    def assuming(self, word: str) -> MaskPlan:
+        """The same plan where the user vouches for one thing more."""
+        dense = None if self.dense is None else self.dense.assuming(word)
+        return replace(self, assumed=tuple(sorted({*self.assumed, word})), dense=dense)
+
 
 @dataclass(frozen=True)
 class MaskPlanner:

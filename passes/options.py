@@ -11,6 +11,7 @@ Target = Literal["ort", "ascend"]
 
 NO_EMPTY_ROWS = "no-empty-rows"
 MASKS_DOMINATE = "masks-dominate"
+BOUNDED_SCORES = "bounded-scores"
 UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
 HALF_ATTENTION = "half-attention"
@@ -23,6 +24,7 @@ ASSUMPTIONS = {
     DECODE: "every run decodes one token: where the number of queries is open it is 1",
     NO_EMPTY_ROWS: "no query row is masked everywhere",
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
+    BOUNDED_SCORES: "scores lie between -40 and 40, so that no exponential overflows or is lost beside another",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",
     LOSS_FLOOR: "in the loss of an indexer, probabilities below 1e-8 may count as 1e-8",

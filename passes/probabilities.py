@@ -12,6 +12,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Where(never true, x, probabilities)      see infinity_tests.py
                    | Mul(probabilities, t) | Div(probabilities, t)    see factors.py; t also the 0 and 1 of the one mask
                                                               on the scores, instead of a guard, see row_guards.py
+                   | probabilities masked and divided by their sum    see renormalised.py
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one
                                                               mask on the scores masks or does not; one guard in all
@@ -39,6 +40,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.infinity_tests import InfinityTests
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.renormalised import Renormalised, renormalised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_guard import score_tests
 from fa_compiler.passes.scores import LAYOUT_OPS, QUANTISED, QUANTISING
@@ -69,7 +71,8 @@ class Guard:
 @dataclass(frozen=True)
 class ProbabilityPath:
     """The nodes between the softmax and the product, in order; `side` is the operand they feed. `tests` are nodes that
-    ask for what no probability is, `behind` what takes the product, if that belongs to the attention."""
+    ask for what no probability is, `behind` what takes the product, if that belongs to the attention. `divided` are the
+    probabilities masked once more."""
 
     product: Contraction
     side: int
@@ -77,6 +80,7 @@ class ProbabilityPath:
     guard: Guard | None
     tests: tuple[ir.Node, ...] = ()
     behind: tuple[ir.Node, ...] = ()
+    divided: Renormalised | None = None
 
     @property
     def value(self) -> ir.Value:
@@ -90,6 +94,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
     current = softmax_output
     nodes: list[ir.Node] = []
     guard: Guard | None = None
+    divided: Renormalised | None = None
     infinity = InfinityTests(viewer)
     while True:
         infinity.ask(current)
@@ -101,11 +106,16 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
                 f"the probabilities are the model output {current.name!r}",
                 current.producer(),
             )
+        again = renormalised(current, consumers[0], viewer.info) if len(consumers) == 1 and divided is None else None
+        if again is not None and guard is None:
+            divided, current = again, again.output
+            nodes.extend(again.nodes)
+            continue
         found = _nan_guard(current, consumers, viewer, among)
         if found is None and not (len(consumers) == 1 and infinity.selects(consumers[0], current)):
             found = _zeroing(softmax_output, current, consumers, viewer)
         if found is not None:
-            if guard is not None:
+            if guard is not None or divided is not None:
                 raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
             guard = found
             nodes.extend(node for node in consumers if node not in nodes)
@@ -122,7 +132,7 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
             side = 0 if product.operands[0] is current else 1
             if (stray := infinity.stray(nodes)) is not None:
                 raise Decline(Code.PROBABILITIES_ARE_OUTPUT, "the probabilities are compared for somebody else", stray)
-            return ProbabilityPath(product, side, tuple(nodes), guard, tuple(infinity.nodes))
+            return ProbabilityPath(product, side, tuple(nodes), guard, tuple(infinity.nodes), divided=divided)
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         known = _passes_on(node, current, viewer) or operand(node, current) is not None

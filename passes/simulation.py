@@ -139,7 +139,12 @@ class Simulation:
         viewer = self.viewer
         dims, sunk, value = found.dims, found.sunk, start
         factors: list[Factor] = []
+        again = () if path.divided is None else path.divided.nodes
         for node in path.nodes:
+            if node in again:
+                value = node.outputs[0]
+                self.seen[value] = dims
+                continue
             if is_op(node, "Slice", "Split"):
                 dims = dropped(node, dims, sunk, viewer)
             elif (other := operand(node, value)) is not None:

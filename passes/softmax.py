@@ -66,7 +66,8 @@ class SoftmaxAnchor:
 
     `axis` is not negative, or None when it could not be told or is no single axis. `overflows` marks the form without
     the maximum subtracted, `rounds` the one that subtracts the logarithm of the sum, `masked` exponentials that are
-    masked before they are summed up. With a `late` division `output` is the exponentials. `sink` is one in the total.
+    masked before they are summed up, `guarded` a total that something keeps from being 0. With a `late` division
+    `output` is the exponentials. `sink` is one in the total.
     """
 
     scores: ir.Value
@@ -77,6 +78,7 @@ class SoftmaxAnchor:
     rounds: bool = False
     late: LateDivision | None = None
     masked: bool = False
+    guarded: bool = False
     sink: SinkTotal | None = None
 
     @property
@@ -177,7 +179,9 @@ def _ratio(
         output = given if late is not None else last.outputs[0]
         shift = shifted_by(scores, "ReduceMax", info, None if sink is None else sink.held)
         if shift is None:
-            return SoftmaxAnchor(scores, output, sums[0], nodes, overflows=True, late=late, sink=sink)
+            return SoftmaxAnchor(
+                scores, output, sums[0], nodes, True, late=late, masked=bool(masking), guarded=bool(guards), sink=sink
+            )
         if shift[0] != sums[0]:
             return None
         return SoftmaxAnchor(shift[1], output, sums[0], (*shift[2], *nodes), late=late, masked=bool(masking), sink=sink)

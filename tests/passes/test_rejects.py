@@ -135,10 +135,10 @@ ROWS = [
         outputs="float[B,4,S,8] y, float z",
     ),
     Row(
-        "probabilities_of_two_products",
+        "probabilities_of_two_products_and_more",
         "probabilities_are_output",
-        "z",
-        PRODUCT_QK + SOFTMAX.format("s") + "y = MatMul(p, v) z = MatMul(p, k)",
+        "r",
+        PRODUCT_QK + SOFTMAX.format("s") + "y = MatMul(p, v) r = Relu(p) z = MatMul(r, k)",
         outputs="float[B,4,S,8] y, float[B,4,S,8] z",
     ),
     Row(
