@@ -9,6 +9,9 @@ How many keys there are is said in three ways there: by shapes, by a total, and 
         always           1 <= length <= T
     ai.onnx.Attention                   T keys, length = nonpad_kv_seqlen
         always           1 <= length <= T
+    com.microsoft.MultiHeadAttention, DecoderMaskedMultiHeadAttention
+                                        S rows, past with room for P keys, length = past_sequence_length
+        always           length + S = T <= P, with a mask or bias for T keys
 
 Sizes are tried in turn: one token after a full cache, several for one batch entry, a prompt. A length or total that is
 an input, up to casts, shapes and constants added, gets the number it has to have, and an input whose sum is a length is
@@ -34,6 +37,8 @@ GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6
 NONPAD = 6
 """Inputs of GroupQueryAttention, and of ai.onnx Attention."""
+ROOMS = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
+"""Operators that may have caches with room, and which input is the first; the mask and the bias come before it."""
 
 MAX_NODES = 1000
 """Lengths that take more nodes are left to the model."""
@@ -52,7 +57,7 @@ class Sizes:
 @dataclass(frozen=True)
 class CacheCall:
     """One attention: its batch, rows and past, its total, by its size or by a value, and its lengths, which are `more`
-    than the value says."""
+    than the value says. With `room` its past has room for more keys, and the length is the number of those before."""
 
     node: ir.Node
     batch: Dim
@@ -61,6 +66,7 @@ class CacheCall:
     total: Dim | ir.Value
     lengths: ir.Value
     more: int
+    room: bool = False
 
     @property
     def name(self) -> str:
@@ -86,7 +92,7 @@ def size_name(name: str, axis: int) -> str:
 def cache_calls(model: onnx.ModelProto) -> list[CacheCall]:
     """The attention of a model whose lengths are given to it."""
     kinds = {(node.domain, node.op_type) for node in model.graph.node}
-    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention")}:
+    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *ROOMS}:
         return []
     loaded = ir.from_proto(model)
     for value in loaded.graph.inputs:
@@ -136,7 +142,7 @@ def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
     def size(index: int, axis: int) -> Dim:
         value = input_of(node, index)
         shape = None if value is None else info.shape(value)
-        return shape[axis] if shape is not None and len(shape) > 2 else Dim.fresh()
+        return shape[axis] if shape is not None and len(shape) > 1 else Dim.fresh()
 
     if (node.domain, node.op_type) == GROUP_QUERY:
         lengths, total = input_of(node, SEQLENS), input_of(node, TOTAL)
@@ -146,6 +152,12 @@ def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
         known = content[0] if isinstance(content, tuple) and len(content) == 1 else content
         past = None if input_of(node, PASTS[0]) is None else size(PASTS[0], 2)
         return CacheCall(node, size(0, 0), size(0, 1), past, known if isinstance(known, Dim) else total, lengths, 1)
+    if (first := ROOMS.get((node.domain, node.op_type))) is not None:
+        lengths = input_of(node, first + 2)
+        beside = first - 2 if input_of(node, first - 2) is not None else first - 1
+        if lengths is None:
+            return None
+        return CacheCall(node, size(0, 0), size(0, 1), size(first, 2), size(beside, -1), lengths, 0, room=True)
     lengths = input_of(node, NONPAD) if is_op(node, "Attention") else None
     if lengths is None:
         return None
@@ -170,6 +182,8 @@ def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
         past = None if call.past is None else size(call.past, tried.past)
         held = shared or (call.past is not None and call.past.is_const)
         keys = rows if past is None or tried.prompt else past if held else past + rows
+        if call.room and past is not None:
+            keys = max(rows, past - past // 4)
         total = size(call.total, keys) if isinstance(call.total, Dim) else keys
         if isinstance(call.total, ir.Value):
             origin = _origin(call.total)
@@ -177,6 +191,8 @@ def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
                 numbers[origin.name] = np.array(total - origin.added)
         least = 1 if total == rows else min(rows, total)
         lengths = np.maximum(total - np.arange(batch) % 2 * max(1, total // 4), least)
+        if call.room:
+            lengths = np.array(total - rows)
         origin = _origin(call.lengths)
         if origin is not None and origin.summed:
             masks.add(origin.name)
@@ -225,6 +241,8 @@ def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.n
         array = numbers.get(call.total.name or "")
         total = None if array is None or array.size != 1 else int(array.reshape(()))
     lengths = numbers.get(call.lengths.name or "")
+    if call.room:
+        return _fault_of_room(rows, past, total, lengths)
     longest, shortest = (0, 1) if lengths is None or not lengths.size else (int(lengths.max()), int(lengths.min()))
     longest, shortest = longest + call.more, shortest + call.more
     if shortest < 1:
@@ -240,6 +258,17 @@ def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.n
     if rows > 1 and batch is not None and batch > 1:
         return f"{rows} rows of {batch} batch entries come after a past"
     return f"a batch entry of {shortest} keys has {rows} rows" if lengths is not None and shortest < rows else None
+
+
+def _fault_of_room(rows: int | None, past: int | None, total: int | None, before: np.ndarray | None) -> str | None:
+    if rows is None or before is None or before.size != 1:
+        return None
+    keys = int(before.reshape(())) + rows
+    if total is not None and keys != total:
+        return f"{keys} keys come with a mask or bias for {total}"
+    if keys < rows or (past is not None and keys > past):
+        return f"{rows} rows after {keys - rows} keys come with room for {past}"
+    return None
 
 
 def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

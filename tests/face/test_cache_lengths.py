@@ -128,6 +128,64 @@ def test_attention_24_has_lengths() -> None:
     run(model, feeds)
 
 
+def roomy(op_type: str, mask: Dims | None = None, past: int | str = "M", rows: int | str = 1) -> onnx.ModelProto:
+    """One MultiHeadAttention or DecoderMaskedMultiHeadAttention on a cache with room for more keys."""
+    cache: Dims = ["B", HEADS, past, SIZE]
+    shapes: dict[str, Dims] = {name: ["B", rows, HEADS * SIZE] for name in "qkv"} | {
+        "past_key": cache,
+        "past_value": cache,
+    }
+    decoder_only = op_type.startswith("Decoder")
+    attrs = {"past_present_share_buffer": 1} if decoder_only else {}
+    places = [
+        "q",
+        "k",
+        "v",
+        *([] if decoder_only else [""]),
+        "mask" if mask else "",
+        "",
+        "past_key",
+        "past_value",
+        "held",
+    ]
+    node = helper.make_node(
+        op_type, places, ["y", "present_key", "present_value"], "op", domain="com.microsoft", num_heads=HEADS, **attrs
+    )
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    values.append(helper.make_tensor_value_info("held", TensorProto.INT32, [1]))
+    if mask:
+        values.append(helper.make_tensor_value_info("mask", TensorProto.INT32, mask))
+    ranks = {"y": 3, "present_key": 4, "present_value": 4}
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "g", values, results), opset_imports=imports, ir_version=9)
+
+
+ROOMY: dict[str, tuple[onnx.ModelProto, int, int]] = {
+    "a decoder": (roomy("DecoderMaskedMultiHeadAttention"), 11, 16),
+    "a decoder and a mask": (roomy("DecoderMaskedMultiHeadAttention", ["B", "T"]), 11, 16),
+    "a mask of known size": (roomy("MultiHeadAttention", ["B", 9]), 8, 16),
+    "a cache of known size": (roomy("MultiHeadAttention", ["B", "T"], 40), 29, 40),
+    "several rows": (roomy("MultiHeadAttention", ["B", "T"], "M", 4), 8, 16),
+    "rows open": (roomy("MultiHeadAttention", ["B", "T"], "M", "S"), 11, 16),
+}
+
+
+@pytest.mark.parametrize("name", ROOMY)
+def test_caches_with_room(name: str, tmp_path: Path) -> None:
+    """The keys held, the new ones and the mask agree, and some room is left; `--verify` needs no word."""
+    model, held, room = ROOMY[name]
+    feeds = random_inputs(model, "m")
+    assert feeds["held"] == [held]
+    assert feeds["past_key"].shape[2] == room
+    if "mask" in feeds:
+        assert feeds["mask"].shape == (2, held + feeds["q"].shape[1])
+    run(model, feeds)
+    out = tmp_path / "b.onnx"
+    assert main(["optimize", str(saved(model, tmp_path / "a.onnx")), "-o", str(out), "--verify", "--quiet"]) == 0
+    assert "FlashAttentionScore" in [node.op_type for node in onnx.load(out).graph.node]
+
+
 REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "fewer keys than rows": (
         decoder(total=3, q=["B", 4, HEADS * SIZE]),
@@ -140,6 +198,10 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     "a mask of one size and caches of another": (
         decoder(attention_mask=[2, 64], past=["B", KEY_HEADS, 8, SIZE]),
         "1 rows and a past of 8 come with 64 keys",
+    ),
+    "a cache without room": (
+        roomy("MultiHeadAttention", ["B", 9], 4),
+        "1 rows after 8 keys come with room for 4 in MultiHeadAttention 'op'",
     ),
     "several rows of several entries": (
         decoder(total=20, q=[2, 4, HEADS * SIZE], past=[2, KEY_HEADS, 32, SIZE]),
