@@ -78,12 +78,11 @@ class RowAttention {
   // The next keys of `left` ones.
   void add_block(const int64_t* tokens, int64_t left, int64_t head) {
     const int64_t count = smaller(kGatherKeys, left);
-    const int64_t steps = Form::score_steps(group_, a_.key.numbers(), count) +
-                          Form::weigh_steps(group_, a_.value.size, count);
-    Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head, steps);
+    ask_for(a_.key, tokens + count, smaller(kGatherKeys, left - count), head, !Listed<Form::kPairs>::in_place(a_.key));
+    if (!shared_) ask_for(a_.value, tokens + count, smaller(kGatherKeys, left - count), head, true);
     keys_.take(tokens, count, head, key_copies_);
     if (!shared_) values_.take(tokens, count, head, value_copies_);
-    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_, ahead);
+    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_);
     const Vec scale = splat(a_.scale);
     Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
     Form::largest(scores_, group_, count, change_);
@@ -94,7 +93,7 @@ class RowAttention {
     Form::sums(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
     if (a_.out == nullptr) return;
-    Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, weights_, ahead);
+    Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, weights_);
   }
 
   void raise(int64_t h) {

@@ -19,13 +19,6 @@ struct Narrow {
   static int64_t padded(int64_t heads) { return heads; }
   static int64_t query_row(int64_t depth) { return blocks_of(depth, kLanes) * kLanes; }
   static int64_t query_floats(int64_t heads, int64_t depth) { return heads * query_row(depth); }
-  // Calls of Ahead::step by the scores and the weighed sums of a block.
-  static int64_t score_steps(int64_t heads, int64_t depth, int64_t count) {
-    return blocks_of(heads, kDotHeads) * blocks_of(count, kDotKeys) * blocks_of(depth, kStep * kLanes / 4);
-  }
-  static int64_t weigh_steps(int64_t, int64_t columns, int64_t count) {
-    return blocks_of(columns, kPanel) * blocks_of(count, kStep);
-  }
 
   static void pack_query(const Rows& rows, int64_t token, int64_t first, int64_t heads, float* out, float*) {
     const int64_t numbers = rows.numbers();
@@ -38,8 +31,7 @@ struct Narrow {
 
   // Products of kDotKeys keys and kHeads heads along the depth, kLanes numbers at a time.
   template <int kHeads>
-  static void dots(const float* query, int64_t query_row, const Listed<false>& keys, int64_t first, int64_t depth, float* out,
-                   Ahead& ahead) {
+  static void dots(const float* query, int64_t query_row, const Listed<false>& keys, int64_t first, int64_t depth, float* out) {
     Vec sum[kDotKeys][kHeads] = {};
     for (int part = 0; depth > 0; ++part) {
       const float* at[kDotKeys];
@@ -48,7 +40,6 @@ struct Narrow {
       const int64_t own = smaller(keys.numbers(part), depth);
       depth -= own;
       for (int64_t d = 0; d < own; d += kLanes) {
-        if (d % (kStep * kLanes / 4) == 0) ahead.step();
         Vec q[kHeads];
 #pragma GCC unroll 4
         for (int h = 0; h < kHeads; ++h) q[h] = load(query + h * query_row + d);
@@ -70,20 +61,19 @@ struct Narrow {
 
   template <int kHeads = kDotHeads>
   static void some_dots(int64_t heads, const float* query, int64_t query_row, const Listed<false>& keys, int64_t first,
-                        int64_t depth, float* out, Ahead& ahead) {
+                        int64_t depth, float* out) {
     if constexpr (kHeads > 1) {
-      if (heads < kHeads) return some_dots<kHeads - 1>(heads, query, query_row, keys, first, depth, out, ahead);
+      if (heads < kHeads) return some_dots<kHeads - 1>(heads, query, query_row, keys, first, depth, out);
     }
-    dots<kHeads>(query, query_row, keys, first, depth, out, ahead);
+    dots<kHeads>(query, query_row, keys, first, depth, out);
   }
 
   // Scores of keys past `count` are those of some other key; nobody reads them.
-  static void scores(const float* query, int64_t heads, const Listed<false>& keys, int64_t depth, int64_t count, float* out,
-                     Ahead& ahead) {
+  static void scores(const float* query, int64_t heads, const Listed<false>& keys, int64_t depth, int64_t count, float* out) {
     const int64_t row = query_row(depth);
     for (int64_t j = 0; j < count; j += kDotKeys) {
       for (int64_t h = 0; h < heads; h += kDotHeads) {
-        some_dots(smaller(heads - h, kDotHeads), query + h * row, row, keys, j, depth, out + h * kGatherKeys + j, ahead);
+        some_dots(smaller(heads - h, kDotHeads), query + h * row, row, keys, j, depth, out + h * kGatherKeys + j);
       }
     }
   }
@@ -93,11 +83,11 @@ struct Narrow {
 
   // out[head][column] = alpha[head] out + sum over keys of block[head][key] keys[key][column].
   static void weigh(const float* block, int64_t heads, const Listed<false>& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, float*, Ahead& ahead) {
+                    const float* alpha, float*) {
     for (int64_t c = 0; c < columns; c += kPanel) {
       const int part = c < keys.numbers(0) ? 0 : 1;
       const KeyLines lines{keys.rows(part), c - part * keys.numbers(0)};
-      weigh_rows<kGatherKeys, 1, false>(heads, block, lines, count, out + c, columns_of(columns), alpha, ahead);
+      weigh_rows<kGatherKeys, 1, false>(heads, block, lines, count, out + c, columns_of(columns), alpha);
     }
   }
 
@@ -205,19 +195,11 @@ struct Wide {
     }
   }
 
-  static int64_t score_steps(int64_t heads, int64_t depth, int64_t count) {
-    return blocks_of(heads, kWidth) * blocks_of(count, kScoreKeys) * blocks_of(words(depth), kStep);
-  }
-  static int64_t weigh_steps(int64_t heads, int64_t columns, int64_t count) {
-    return blocks_of(heads, tile_of(heads)) * blocks_of(columns, kPanel) * blocks_of(words(count + 1), kStep);
-  }
-
-  static void scores(const float* query, int64_t heads, const Listed<kPairs>& keys, int64_t depth, int64_t count, float* out,
-                     Ahead& ahead) {
+  static void scores(const float* query, int64_t heads, const Listed<kPairs>& keys, int64_t depth, int64_t count, float* out) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
       for (int64_t j = 0; j < count; j += kScoreKeys) {
         score_tile<kScoreKeys, kVectors>(keys, j, query + p * words(depth) * kWidth, depth,
-                                         out + p * kPanelFloats + j * kWidth, ahead);
+                                         out + p * kPanelFloats + j * kWidth);
       }
     }
   }
@@ -225,7 +207,7 @@ struct Wide {
   static int64_t weigh_floats(int64_t heads) { return kPairs ? padded(heads) * kPairsOfBlock : 0; }
 
   static void weigh(const float* block, int64_t heads, const Listed<kPairs>& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, float* weights, Ahead& ahead) {
+                    const float* alpha, float* weights) {
     const int64_t out_row = columns_of(columns), tile = tile_of(heads);
     if constexpr (kPairs) pair_keys(block, heads, count, weights);
     for (int64_t c = 0; c < columns; c += kPanel) {
@@ -240,10 +222,10 @@ struct Wide {
           float* to = out + h * out_row + c;
           if constexpr (kPairs) {
             const float* from = weights + p * kPairsOfBlock * kWidth + h % kWidth;
-            weigh_rows<1, kWidth, true>(rows, from, PairLines{pairs}, blocks_of(count, 2), to, out_row, alpha + h, ahead);
+            weigh_rows<1, kWidth, true>(rows, from, PairLines{pairs}, blocks_of(count, 2), to, out_row, alpha + h);
           } else {
             const float* from = block + p * kPanelFloats + h % kWidth;
-            weigh_rows<1, kWidth, false>(rows, from, own, count, to, out_row, alpha + h, ahead);
+            weigh_rows<1, kWidth, false>(rows, from, own, count, to, out_row, alpha + h);
           }
         }
       }

@@ -65,6 +65,8 @@ class Listed {
   // Floats of take()'s buffer; none where rows are read in place.
   static int64_t floats(const Rows& rows) { return in_place(rows) ? 0 : columns_of(rows.numbers()) * kGatherKeys; }
 
+  static bool in_place(const Rows& rows) { return kPairs || whole_panels(rows, Type::float32); }
+
   explicit Listed(const Rows& rows) : rows_(rows) {
     parts_ = in_place(rows) && rows.rope_size > 0 ? 2 : 1;
     numbers_[0] = in_place(rows) ? rows.size : columns_of(rows.numbers());
@@ -98,73 +100,31 @@ class Listed {
   static constexpr int64_t words(int64_t numbers) { return kPairs ? numbers / 2 : numbers; }
 
  private:
-  static bool in_place(const Rows& rows) { return kPairs || whole_panels(rows, Type::float32); }
-
   const Rows& rows_;
   int parts_;
   int64_t numbers_[2];
   const float* at_[2][kGatherKeys];
 };
 
-// Fetches the rows of the next block while the products of this one are computed: their addresses are known, but lie
-// anywhere, so that nothing else would. A few lines at each step of a product: there are not many misses a processor can
-// wait for at a time, and whatever else it reads waits behind them. First and second are the same where there is one
-// tensor only.
-class Ahead {
- public:
-  // Of `count` tokens, in `steps` steps or a few more.
-  Ahead(const Rows& first, const Rows& second, const int64_t* tokens, int64_t count, int64_t head, int64_t steps)
-      : tokens_(tokens), end_(tokens + count), head_(head) {
-    int64_t lines = 0;
-    const Rows* tensors[] = {&first, &second};
-    for (int t = 0; t < (&first == &second ? 1 : 2); ++t) {
-      const Rows& rows = *tensors[t];
-      const int64_t width = rows.type == Type::float32 ? 4 : 2;
-      const Stretch stretches[] = {{rows.plain, rows.size * width, rows.heads},
-                                   {rows.rope, rows.rope_size * width, rows.heads}};
-      for (const Stretch& stretch : stretches) {
-        if (stretch.bytes == 0) continue;
-        stretches_[count_++] = stretch;
-        lines += blocks_of(stretch.bytes, kLine);
-      }
-    }
-    lines_ = blocks_of(lines * count, larger(steps, 1));
-    if (count > 0) open();
-  }
+inline constexpr int64_t kLine = 64;  // bytes
+inline constexpr int64_t kFirstBytes = 2 * kLine;
 
-  [[gnu::always_inline]] void step() {
-    for (int64_t n = lines_; n > 0 && at_ < stop_; --n) {
-      __builtin_prefetch(at_, 0, 2);
-      at_ += kLine;
-      if (at_ >= stop_) next();
+// Asks memory for the rows of the next block, all at once: their addresses are known, but they lie anywhere, mostly each in a
+// page of its own, which takes longer to find than a line. Several pages are looked for at a time, but one that is asked for
+// while a product runs holds it up: rows asked for along the way of the products took longer than rows not asked for. Of
+// rows that score_tile reads first only the beginnings and ends: it asks for the rest itself, not long before it gets there.
+FA_INLINE void ask_for(const Rows& rows, const int64_t* tokens, int64_t count, int64_t head, bool whole) {
+  const int64_t width = rows.type == Type::float32 ? 4 : 2;
+  for (int part = 0; part < 2; ++part) {
+    const int64_t bytes = (part == 0 ? rows.size : rows.rope_size) * width;
+    if (bytes == 0) continue;
+    const char* data = static_cast<const char*>(part == 0 ? rows.plain : rows.rope) + head * bytes;
+    for (const int64_t* token = tokens; token < tokens + count; ++token) {
+      const char* row = data + *token * rows.heads * bytes;
+      for (int64_t at = 0; at < (whole ? bytes : smaller(kFirstBytes, bytes)); at += kLine) __builtin_prefetch(row + at, 0, 2);
+      __builtin_prefetch(row + bytes - 1, 0, 2);
     }
   }
-
- private:
-  static constexpr int64_t kLine = 64;
-  struct Stretch {
-    const void* data;
-    int64_t bytes;
-    int64_t heads;
-  };
-  void next() {
-    if (++stretch_ == count_) {
-      stretch_ = 0;
-      if (++tokens_ == end_) return;
-    }
-    open();
-  }
-  void open() {
-    const Stretch& s = stretches_[stretch_];
-    at_ = static_cast<const char*>(s.data) + (*tokens_ * s.heads + head_) * s.bytes;
-    stop_ = at_ + s.bytes;
-  }
-
-  const int64_t *tokens_, *end_;
-  int64_t head_, lines_ = 0;
-  Stretch stretches_[4];
-  int count_ = 0, stretch_ = 0;
-  const char *at_ = nullptr, *stop_ = nullptr;
-};
+}
 
 }  // namespace fa::FA_ISA

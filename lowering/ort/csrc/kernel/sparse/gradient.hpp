@@ -95,14 +95,13 @@ class RowGradient {
   void block(const int64_t* tokens, int64_t left, int64_t head, float* p) {
     const int64_t count = smaller(kGatherKeys, left);
     const int64_t numbers = a_.key.numbers();
-    const int64_t steps = Form::score_steps(group_, numbers, count) + Form::score_steps(group_, a_.value.size, count) +
-                          Form::weigh_steps(group_, numbers, count);
-    Ahead ahead(a_.key, shared_ ? a_.key : a_.value, tokens + count, smaller(kGatherKeys, left - count), head, steps);
+    ask_for(a_.key, tokens + count, smaller(kGatherKeys, left - count), head, !Listed<Form::kPairs>::in_place(a_.key));
+    if (!shared_) ask_for(a_.value, tokens + count, smaller(kGatherKeys, left - count), head, true);
     float* ds = p + padded_ * kGatherKeys;
     keys_.take(tokens, count, head, key_copies_);
     if (!shared_) values_.take(tokens, count, head, value_copies_);
-    Form::scores(query_, group_, keys_, numbers, count, p, ahead);
-    Form::scores(d_out_, group_, shared_ ? keys_ : values_, a_.value.size, count, ds, ahead);
+    Form::scores(query_, group_, keys_, numbers, count, p);
+    Form::scores(d_out_, group_, shared_ ? keys_ : values_, a_.value.size, count, ds);
     const Vec scale = splat(a_.scale);
     Form::each(p, group_, count, [&](Vec s, int64_t h, int64_t) {
       return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
@@ -110,7 +109,7 @@ class RowGradient {
     Form::each(ds, group_, count, [&](Vec dp, int64_t h, int64_t place) {
       return load(p + place) * (dp - Form::of_heads(dot_, h)) * scale;
     });
-    Form::weigh(ds, group_, keys_, numbers, count, d_query_, ones_, weights_, ahead);
+    Form::weigh(ds, group_, keys_, numbers, count, d_query_, ones_, weights_);
     Form::leave(p, group_, count);
     Form::leave(ds, group_, count);
   }

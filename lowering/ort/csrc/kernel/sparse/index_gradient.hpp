@@ -56,9 +56,8 @@ class RowTarget {
       const int64_t count = smaller(kGatherKeys, left.count - first);
       keys_.take(left.tokens + first, count, 0, copies_);
       const int64_t next = smaller(kGatherKeys, left.count - first - count);
-      Ahead ahead(a_.key, a_.key, left.tokens + first + count, next, 0,
-                  Form::score_steps(heads_, a_.key.numbers(), count));
-      Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_, ahead);
+      ask_for(a_.key, left.tokens + first + count, next, 0, !Listed<Form::kPairs>::in_place(a_.key));
+      Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_);
       Form::over_heads(scores_, heads_, count, out, [&](Vec s, int64_t h) {
         return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
       });
@@ -110,8 +109,7 @@ class RowIndexGradient {
     float loss = 0;
     if (g_.attention != nullptr) {
       for (int64_t first = 0; first < left.count; first += kGatherKeys) {
-        Ahead ahead = ahead_of(left, first, Form::score_steps(heads_, depth_, count(left, first)));
-        products(left, first, ahead);
+        products(left, first);
         Form::over_heads(block(left, first), heads_, count(left, first), scores_ + first,
                          [&](Vec r, int64_t h) { return r * Form::of_heads(weights_, h); });
       }
@@ -120,14 +118,11 @@ class RowIndexGradient {
     for (int64_t first = 0; first < left.count; first += kGatherKeys) {
       float* r = block(left, first);
       float* back = r + padded_ * kGatherKeys;
-      const int64_t weigh_steps = Form::weigh_steps(heads_, depth_, count(left, first));
-      const bool again = g_.attention != nullptr;
-      const int64_t score_steps = again ? 0 : Form::score_steps(heads_, depth_, count(left, first));
-      Ahead ahead = ahead_of(left, first, score_steps + weigh_steps);
-      if (again) {
+      if (g_.attention != nullptr) {
+        ask_behind(left, first);
         keys_.take(left.tokens + first, count(left, first), 0, copies_);
       } else {
-        products(left, first, ahead);
+        products(left, first);
         const int64_t at = left.token * g_.lists.count + first;
         const float* from = as_floats(g_.scores, at, count(left, first), index.query.type, back);
         if (from != back) __builtin_memcpy(back, from, static_cast<size_t>(count(left, first)) * sizeof(float));
@@ -136,7 +131,7 @@ class RowIndexGradient {
       Form::each(r, heads_, count(left, first), [&](Vec x, int64_t h, int64_t place) {
         return clear_where(~(x > Vec{}), Form::of_keys(back, place) * Form::of_heads(weights_, h));
       });
-      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, pairs_, ahead);
+      Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, pairs_);
       Form::leave(r, heads_, count(left, first));
     }
     for (int64_t h = 0; h < heads_; ++h) {
@@ -150,16 +145,16 @@ class RowIndexGradient {
   float* block(const Left& left, int64_t first) const { return left.weights + first / kGatherKeys * step_; }
   static int64_t count(const Left& left, int64_t first) { return smaller(kGatherKeys, left.count - first); }
 
-  Ahead ahead_of(const Left& left, int64_t first, int64_t steps) const {
-    const Rows& keys = g_.index.key;
+  void ask_behind(const Left& left, int64_t first) const {
     const int64_t end = first + count(left, first);
-    return Ahead(keys, keys, left.tokens + end, smaller(kGatherKeys, left.count - end), 0, steps);
+    ask_for(g_.index.key, left.tokens + end, smaller(kGatherKeys, left.count - end), 0, true);
   }
 
   // relu of the products with the keys of a block, which stay gathered.
-  void products(const Left& left, int64_t first, Ahead& ahead) {
+  void products(const Left& left, int64_t first) {
+    ask_behind(left, first);
     keys_.take(left.tokens + first, count(left, first), 0, copies_);
-    Form::scores(query_, heads_, keys_, depth_, count(left, first), block(left, first), ahead);
+    Form::scores(query_, heads_, keys_, depth_, count(left, first), block(left, first));
     Form::each(block(left, first), heads_, count(left, first), [](Vec x, int64_t, int64_t) { return greater(Vec{}, x); });
   }
 

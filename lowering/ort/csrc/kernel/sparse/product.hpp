@@ -8,12 +8,13 @@
 
 namespace fa::FA_ISA {
 
-inline constexpr int64_t kStep = 16;  // lines of a product between two calls of Ahead::step
+inline constexpr int64_t kStep = kLine / sizeof(float);  // floats, or pairs, of a key between two questions for what follows
+inline constexpr int64_t kStepsAhead = 8;
 
 // out[key][kVectors * kLanes] = keys [first, first + kKeys) . query, which is [depth][kVectors * kLanes], or with kPairs half
 // as many lines of pairs.
 template <int kKeys, int kVectors, bool kPairs>
-static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* query, int64_t depth, float* out, Ahead& ahead) {
+static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* query, int64_t depth, float* out) {
   constexpr int kWidth = kVectors * kLanes;
   Vec sum[kKeys][kVectors] = {};
   for (int part = 0; depth > 0; ++part) {
@@ -23,7 +24,10 @@ static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* q
     const int64_t own = smaller(keys.numbers(part), depth);
     depth -= own;
     for (int64_t left = keys.words(own); left > 0; left -= kStep) {
-      ahead.step();
+      if (left > kStepsAhead * kStep) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kKeys; ++r) __builtin_prefetch(at[r] + kStepsAhead * kStep, 0, 2);
+      }
       const int64_t lines = smaller(left, kStep);
       for (int64_t d = 0; d < lines; ++d) {
         Vec line[kVectors];
@@ -62,27 +66,23 @@ struct PairLines {
 
 // out[row][kPanel] = alpha[row] out + sum over lines of weights[row * kRowStep + line * kKeyStep] lines[line][kPanel].
 template <int kRows, int kRowStep, int kKeyStep, bool kPairs, class Lines>
-FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, float* out, int64_t out_row, const float* alpha,
-                          Ahead& ahead) {
+FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
+                          const float* alpha) {
   Vec sum[kRows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) sum[r][v] = load(out + r * out_row + v * kLanes) * alpha[r];
   }
-  for (int64_t first = 0; first < count; first += kStep) {
-    ahead.step();
-    const int64_t end = smaller(first + kStep, count);
-    for (int64_t n = first; n < end; ++n) {
-      const float* line = lines.at(n);
-      const Vec line0 = load(line), line1 = load(line + kLanes);
+  for (int64_t n = 0; n < count; ++n) {
+    const float* line = lines.at(n);
+    const Vec line0 = load(line), line1 = load(line + kLanes);
 #pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        sum[r][0] = add_products<kPairs>(sum[r][0], weights[r * kRowStep], line0);
-        sum[r][1] = add_products<kPairs>(sum[r][1], weights[r * kRowStep], line1);
-      }
-      weights += kKeyStep;
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = add_products<kPairs>(sum[r][0], weights[r * kRowStep], line0);
+      sum[r][1] = add_products<kPairs>(sum[r][1], weights[r * kRowStep], line1);
     }
+    weights += kKeyStep;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -94,14 +94,13 @@ FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, floa
 // `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for more.
 template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kTileRows>
 static void weigh_rows(int64_t rows, const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
-                       const float* alpha, Ahead& ahead) {
+                       const float* alpha) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      return weigh_rows<kRowStep, kKeyStep, kPairs, Lines, kRows - 1>(rows, weights, lines, count, out, out_row, alpha,
-                                                                       ahead);
+      return weigh_rows<kRowStep, kKeyStep, kPairs, Lines, kRows - 1>(rows, weights, lines, count, out, out_row, alpha);
     }
   }
-  weigh_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha, ahead);
+  weigh_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha);
 }
 
 // sums[tokens[key]] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], all of kPanel numbers. One
