@@ -1,66 +1,95 @@
 """Speed of the sparse family beside torch's dense masked and gathered formulations and beside the machine's limit.
 
-    python bench/sparse.py --keys 16384 --heads 16 --rows 64 --selected 2048
-    python bench/sparse.py --keys 16384,65536,131072 --only attention --threads 2
+    python -m bench.sparse --keys 16384 --heads 16 --rows 64 --selected 2048 --peer-python TORCH/bin/python
+    python -m bench.sparse --keys 16384,65536,131072 --only attention,gradient --threads 1,2 --dtype bfloat16
 
 Processor time on one thread, so that other work on the machine does not count; the clock on more. Every method of a
 case is run in turn, and the least of its times is shown, per query row. The limit is that of fused multiply-adds
-(float32) for the selected pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5 products instead of 2 for
-its gradient, 2 D for the indexer's scores and 6 D for its gradient. Memory is what a method's first run took at most
-beside its inputs, its results included. Each result is compared with torch's before it is timed; without torch our own
-are timed alone. A gradient's sums are as long as the keys: with few rows it looks slower than it is.
+(float32, for bfloat16, too) for the selected pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5
+products instead of 2 for its gradient, 2 D for the indexer's scores and 6 D for its gradient. MB is what a method's
+first run took at most beside its inputs, its results included. Each result is compared with torch's before it is timed;
+torch runs in the interpreter of --peer-python (sparse_peers.py), without it our own are timed alone. A gradient's sums
+are as long as the keys: with few rows it looks slower than it is.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
 import fa_compiler
+from bench.line_server import LineServer
 from bench.speed.limits import Machine
+from bench.speed.worker import grown
+from bench.speed.workers import ROOT, TIMEOUT
 from fa_compiler import ops
 from fa_compiler.op_registry import DOMAIN, VERSION, full_attrs, get, place_inputs
 
 LATENT, ROPE = 512, 64
 INDEX_HEADS, INDEX_WIDTH = 64, 128
 GRADIENTS = ("d_query", "d_key", "d_value", "d_query_rope", "d_key_rope")
-Run = Callable[[], Any]
-Case = tuple[str, float, dict[str, Run]]
+TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+TOLERANCES = {"float32": 1e-3, "bfloat16": 4e-2}
+"""Of the largest number: float32 sums of 2048 products in another order; with bfloat16 torch rounds scores and
+probabilities, too, to three digits."""
+
+Arrays = dict[str, np.ndarray]
+Run = Callable[[], np.ndarray]
 
 
-def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str, threads: int = 1) -> Run:
+@dataclass(frozen=True)
+class Case:
+    """Our operator on `inputs`, which torch gets, too, and the operations that the limit counts. `scale` is that of the
+    scores."""
+
+    name: str
+    operations: float
+    ours: Run
+    inputs: Arrays
+    scale: float = 1.0
+
+
+def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str, threads: int) -> Run:
     """An operator in a session of its own, its inputs already there (the same array is the same memory); gives the
-    first of the outputs."""
+    first of the outputs, as float32."""
     spec = get(op_type)
     placed = place_inputs(spec, dict(inputs))
     names = ["" if array is None else f"input_{place}" for place, array in enumerate(placed)]
     wanted = [entry.name if entry.name in outputs else "" for entry in spec.outputs]
     node = helper.make_node(op_type, names, wanted, domain=DOMAIN)
     node.attribute.extend(helper.make_attribute(name, value) for name, value in full_attrs(spec, attrs).items())
+    widened = helper.make_node("Cast", [outputs[0]], ["first"], to=TensorProto.FLOAT)
     arrays = {name: array for name, array in zip(names, placed, strict=True) if array is not None}
-    declared = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), None)
-        for name, array in arrays.items()
-    ]
-    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    kinds = {name: helper.np_dtype_to_tensor_dtype(array.dtype) for name, array in arrays.items()}
+    declared = [helper.make_tensor_value_info(name, kind, None) for name, kind in kinds.items()]
+    results = [helper.make_tensor_value_info("first", TensorProto.FLOAT, None)]
+    results += [helper.make_tensor_value_info(name, kinds[names[0]], None) for name in outputs[1:]]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, VERSION)]
-    model = helper.make_model(helper.make_graph([node], op_type, declared, results), opset_imports=opsets, ir_version=8)
+    graph = helper.make_graph([node, widened], op_type, declared, results)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     fa_compiler.register_custom_ops(options)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    tensors = {id(array): ort.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()}
+    tensors = {id(array): _tensor(array) for array in arrays.values()}
     feeds = {name: tensors[id(array)] for name, array in arrays.items()}
-    return lambda: session.run_with_ort_values(list(outputs), feeds)[0].numpy()
+    return lambda: np.asarray(session.run_with_ort_values(["first", *outputs[1:]], feeds)[0].numpy())
+
+
+def _tensor(array: np.ndarray) -> ort.OrtValue:
+    if array.dtype != TYPES["bfloat16"]:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
 
 
 def lists(rng: np.random.Generator, rows: int, keys: int, selected: int) -> np.ndarray:
@@ -68,19 +97,20 @@ def lists(rng: np.random.Generator, rows: int, keys: int, selected: int) -> np.n
     return np.stack([rng.permutation(keys)[:selected] for _ in range(rows)]).astype(np.int32)[:, None]
 
 
-def attention(
-    rng: np.random.Generator, keys: int, heads: int, rows: int, selected: int, threads: int
-) -> Iterator[Case]:
+def attention(rng: np.random.Generator, keys: int, options: argparse.Namespace, threads: int) -> Iterator[Case]:
     """Attention to the selected latents, and its gradient."""
-    query, latent, rope, key_rope = (
-        rng.standard_normal(shape).astype(np.float32)
-        for shape in ((rows, heads, LATENT), (keys, 1, LATENT), (rows, heads, ROPE), (keys, 1, ROPE))
-    )
-    inputs: dict[str, Any] = {
+    rows, heads, dtype = options.rows, options.heads, TYPES[options.dtype]
+    query, latent, rope, key_rope, d_out = (
+        rng.standard_normal(shape).astype(dtype)
+        for shape in (
+            (rows, heads, LATENT), (keys, 1, LATENT), (rows, heads, ROPE), (keys, 1, ROPE), (rows, heads, LATENT)
+        )
+    )  # fmt: skip
+    inputs = {
         "query": query,
         "key": latent,
         "value": latent,
-        "sparse_indices": lists(rng, rows, keys, selected),
+        "sparse_indices": lists(rng, rows, keys, options.selected),
         "query_rope": rope,
         "key_rope": key_rope,
         "actual_seq_lengths_query": np.array([rows], np.int32),
@@ -89,116 +119,40 @@ def attention(
     scale = (LATENT + ROPE) ** -0.5
     shared = {"scale_value": scale, "sparse_block_size": 1, "sparse_mode": 0}
     forward = shared | {"layout_query": "TND", "layout_kv": "TND", "attention_mode": 2, "return_softmax_lse": True}
-
-    ours = prepared("SparseFlashAttention", inputs, forward, "attention_out", threads=threads)
-    pairs = rows * heads * selected
-    yield "attention", pairs * 2 * (2 * LATENT + ROPE), {"ours": ours} | _torch_attention(inputs, scale)
+    pairs = rows * heads * options.selected
+    if "attention" in options.only:
+        ours = prepared("SparseFlashAttention", inputs, forward, "attention_out", threads=threads)
+        yield Case("attention", pairs * 2 * (2 * LATENT + ROPE), ours, inputs, scale)
+    if "gradient" not in options.only:
+        return
     result = ops.run("SparseFlashAttention", inputs, forward)
-    given = inputs | {"d_out": rng.standard_normal(query.shape).astype(np.float32), "out": result["attention_out"]}
+    given = inputs | {"d_out": d_out, "out": result["attention_out"]}
     given |= {name: result[name] for name in ("softmax_max", "softmax_sum")}
-
-    gradient = prepared("SparseFlashAttentionGrad", given, shared | {"layout": "TND"}, *GRADIENTS, threads=threads)
-    operations = pairs * 2 * (3 * (LATENT + ROPE) + 2 * LATENT)
-    yield "gradient", operations, {"ours": gradient} | _torch_gradient(given, scale)
+    ours = prepared("SparseFlashAttentionGrad", given, shared | {"layout": "TND"}, *GRADIENTS, threads=threads)
+    yield Case("gradient", pairs * 2 * (3 * (LATENT + ROPE) + 2 * LATENT), ours, given, scale)
 
 
-def indexer(rng: np.random.Generator, keys: int, rows: int, selected: int, threads: int) -> Iterator[Case]:
+def indexer(rng: np.random.Generator, keys: int, options: argparse.Namespace, threads: int) -> Iterator[Case]:
     """Scores of all keys and the best of them; the gradient of the scores of listed keys."""
+    rows, selected, dtype = options.rows, options.selected, TYPES[options.dtype]
     inputs = {
-        "query": rng.standard_normal((1, rows, INDEX_HEADS, INDEX_WIDTH)).astype(np.float32),
-        "key": rng.standard_normal((1, keys, 1, INDEX_WIDTH)).astype(np.float32),
-        "weights": rng.standard_normal((1, rows, INDEX_HEADS)).astype(np.float32),
+        "query": rng.standard_normal((1, rows, INDEX_HEADS, INDEX_WIDTH)).astype(dtype),
+        "key": rng.standard_normal((1, keys, 1, INDEX_WIDTH)).astype(dtype),
+        "weights": rng.standard_normal((1, rows, INDEX_HEADS)).astype(dtype),
     }
-
-    attrs = {"sparse_count": selected, "sparse_mode": 0, "return_values": True}
-    values = prepared("LightningIndexer", inputs, attrs, "sparse_values", threads=threads)
-
-    def ours() -> Any:
-        return values()[0, :, 0]
-
-    peers: dict[str, Run] = {}
-    if (torch := _torch()) is not None:
-        q, k, w = (torch.from_numpy(inputs[name]) for name in ("query", "key", "weights"))
-
-        def dense() -> Any:
-            scores = torch.einsum("bshd,btnd->bsht", q, k).relu_()
-            return torch.einsum("bsh,bsht->bst", w, scores).topk(selected).values[0].numpy()
-
-        peers["torch"] = dense
-    yield "indexer", rows * keys * INDEX_HEADS * 2.0 * INDEX_WIDTH, {"ours": ours} | peers
+    if "indexer" in options.only:
+        attrs: dict[str, Any] = {"sparse_count": selected, "sparse_mode": 0, "return_values": True}
+        values = prepared("LightningIndexer", inputs, attrs, "sparse_values", threads=threads)
+        yield Case("indexer", rows * keys * INDEX_HEADS * 2.0 * INDEX_WIDTH, lambda: values()[:, :, 0], inputs)
+    if "index-grad" not in options.only:
+        return
     given = inputs | {
-        "dy": rng.standard_normal((1, rows, selected)).astype(np.float32),
+        "dy": rng.standard_normal((1, rows, selected)).astype(dtype),
         "sparse_indices": lists(rng, rows, keys, selected)[None],
     }
     attrs = {"headNum": INDEX_HEADS, "layout": "BSND", "sparseMode": 0}
     gradient = prepared("LightningIndexerGrad", given, attrs, "dq", "dk", "dweights", threads=threads)
-    operations = rows * selected * INDEX_HEADS * 6.0 * INDEX_WIDTH
-    yield "index grad", operations, {"ours": gradient} | _torch_index_gradient(given)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch
-
-
-def _torch_attention(inputs: dict[str, Any], scale: float) -> dict[str, Run]:
-    torch = _torch()
-    if torch is None:
-        return {}
-    query = torch.from_numpy(np.concatenate([inputs["query"], inputs["query_rope"]], -1))
-    key = torch.from_numpy(np.concatenate([inputs["key"], inputs["key_rope"]], -1)[:, 0])
-    value = torch.from_numpy(inputs["value"][:, 0])
-    index = torch.from_numpy(inputs["sparse_indices"][:, 0].astype(np.int64))
-
-    def dense() -> Any:
-        hidden = torch.ones(len(query), len(key), dtype=torch.bool).scatter_(1, index, False)
-        scores = (query @ key.T * scale).masked_fill_(hidden[:, None], float("-inf"))
-        return (scores.softmax(-1) @ value).numpy()
-
-    def gathered() -> Any:
-        scores = query @ key[index].transpose(1, 2) * scale
-        return (scores.softmax(-1) @ value[index]).numpy()
-
-    return {"torch, masked": dense, "torch, gathered": gathered}
-
-
-def _torch_gradient(given: dict[str, Any], scale: float) -> dict[str, Run]:
-    torch = _torch()
-    if torch is None:
-        return {}
-    query = torch.from_numpy(np.concatenate([given["query"], given["query_rope"]], -1)).requires_grad_()
-    key = torch.from_numpy(np.concatenate([given["key"], given["key_rope"]], -1)[:, 0]).requires_grad_()
-    value = torch.from_numpy(given["value"][:, 0].copy()).requires_grad_()
-    index = torch.from_numpy(given["sparse_indices"][:, 0].astype(np.int64))
-    d_out = torch.from_numpy(given["d_out"])
-
-    def gathered() -> Any:
-        query.grad = key.grad = value.grad = None
-        scores = query @ key[index].transpose(1, 2) * scale
-        (scores.softmax(-1) @ value[index]).backward(d_out)
-        return query.grad[..., :LATENT].numpy()
-
-    return {"torch, gathered (both ways)": gathered}
-
-
-def _torch_index_gradient(given: dict[str, Any]) -> dict[str, Run]:
-    torch = _torch()
-    if torch is None:
-        return {}
-    query, key, weights = (torch.from_numpy(given[name][0]).requires_grad_() for name in ("query", "key", "weights"))
-    index = torch.from_numpy(given["sparse_indices"][0, :, 0].astype(np.int64))
-    back = torch.from_numpy(given["dy"][0])
-
-    def gathered() -> Any:
-        query.grad = key.grad = weights.grad = None
-        products = (query @ key[:, 0][index].transpose(1, 2)).relu()
-        (products * weights[..., None]).sum(1).backward(back)
-        return query.grad.numpy()[None]
-
-    return {"torch, gathered (both ways)": gathered}
+    yield Case("index-grad", rows * selected * INDEX_HEADS * 6.0 * INDEX_WIDTH, gradient, given)
 
 
 def multiply_adds(machine: Machine, threads: int) -> float:
@@ -211,73 +165,84 @@ def multiply_adds(machine: Machine, threads: int) -> float:
     return rate * (time.perf_counter() - clock) / (time.process_time() - processor)
 
 
-def resident(field: str) -> float:
-    """Megabytes of this process as Linux counts them."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
-
-
-def measure(methods: dict[str, Run], rounds: int, threads: int) -> dict[str, tuple[float, float]]:
-    """The least time of each method, in seconds, after its result was found equal to the others', and its memory."""
-    results, memory = {}, {}
-    for name, method in methods.items():
-        ctypes.CDLL(None).malloc_trim(0)  # or memory of an earlier method would not count
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the highest size so far
-        before = resident("VmRSS")
-        results[name] = np.asarray(method())
-        memory[name] = resident("VmHWM") - before
-    first = results["ours"]
-    for name, result in results.items():
-        if not np.allclose(result, first, rtol=1e-3, atol=1e-3 * np.abs(first).max()):
-            raise SystemExit(f"{name} gives something else than ours")
-    best = dict.fromkeys(methods, float("inf"))
+def measure(
+    case: Case, server: LineServer | None, options: argparse.Namespace, threads: int
+) -> dict[str, tuple[float, float]]:
+    """The least time of each method, in seconds, after its result was found equal to ours, and its memory in MB."""
+    first, mb = grown(case.ours)
+    memory = {"ours": mb}
+    with tempfile.TemporaryDirectory() as name:
+        if server is not None:
+            inputs, result = Path(name) / "inputs.npz", Path(name) / "result.npy"
+            wide = {key: a.astype(np.float32) if a.dtype in TYPES.values() else a for key, a in case.inputs.items()}
+            np.savez(inputs, allow_pickle=False, **wide)
+            question = {"case": case.name, "inputs": str(inputs), "scale": case.scale, "selected": options.selected}
+            peers = server.ask(question | {"threads": threads, "bfloat16": options.dtype == "bfloat16"})["peers"]
+            for peer in peers:
+                memory[peer] = server.ask({"result": peer, "to": str(result)})["mb"]
+                tolerance = TOLERANCES[options.dtype]
+                if not np.allclose(np.load(result), first, rtol=tolerance, atol=tolerance * np.abs(first).max()):
+                    raise SystemExit(f"{case.name}: {peer} gives something else than ours")
+    best = dict.fromkeys(memory, float("inf"))
     clock = time.process_time if threads == 1 else time.perf_counter
-    for _ in range(rounds):
-        for name, method in methods.items():
-            start = clock()
-            method()
-            best[name] = min(best[name], clock() - start)
-    return {name: (best[name], memory[name]) for name in methods}
+    for _ in range(options.rounds):
+        for method in best:
+            if server is not None and method != "ours":
+                seconds = server.ask({"time": method})["seconds"]
+            else:
+                start = clock()
+                case.ours()
+                seconds = clock() - start
+            best[method] = min(best[method], seconds)
+    return {method: (best[method], memory[method]) for method in best}
 
 
-def cases(keys: int, options: argparse.Namespace) -> Iterator[Case]:
+CASES = ("attention", "gradient", "indexer", "index-grad")
+
+
+def cases(keys: int, options: argparse.Namespace, threads: int) -> Iterator[Case]:
     """The cases of a sequence length that the command line asks for, one after the other."""
     rng = np.random.default_rng(0)
-    if options.only != "indexer":
-        yield from attention(rng, keys, options.heads, options.rows, options.selected, options.threads)
-    if options.only != "attention":
-        yield from indexer(rng, keys, options.rows, options.selected, options.threads)
+    if {"attention", "gradient"} & options.only:
+        yield from attention(rng, keys, options, threads)
+    if {"indexer", "index-grad"} & options.only:
+        yield from indexer(rng, keys, options, threads)
 
 
 def main() -> None:
     """Prints a line for each method of each case."""
+
+    def numbers(text: str) -> list[int]:
+        return [int(each) for each in text.split(",")]
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keys", default="16384", help="sequence lengths, separated by commas")
+    parser.add_argument("--keys", type=numbers, default=[16384], help="sequence lengths, separated by commas")
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--rows", type=int, default=64, help="query tokens of a run")
     parser.add_argument("--selected", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=["attention", "indexer"])
+    parser.add_argument("--threads", type=numbers, default=[1], help="numbers of threads, separated by commas")
+    parser.add_argument("--dtype", choices=[*TYPES], default="float32")
+    parser.add_argument("--only", type=lambda text: set(text.split(",")), default=set(CASES), help=", ".join(CASES))
+    parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has torch")
     options = parser.parse_args()
-    threads = options.threads
-    if (torch := _torch()) is not None:
-        torch.set_num_threads(threads)
-    print(f"{'keys':>7}  {'':10}  {'method':27}  ms a row  of the limit  times ours  MB")
+    print(f"{'threads':>7}  {'keys':>7}  {'':10}  {'method':26}  ms a row  of the limit  times ours  MB")
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine.compile(Path(folder))
-        limit = max(multiply_adds(machine, threads) for _ in range(10))
-        for keys in map(int, options.keys.split(",")):
-            for name, operations, methods in cases(keys, options):
-                measured = measure(methods, options.rounds, threads)
-                ours = measured["ours"][0]
-                for method, (seconds, memory) in measured.items():
-                    share, ratio = operations / seconds / limit, seconds / ours
-                    print(
-                        f"{keys:7}  {name:10}  {method:27}  {1e3 * seconds / options.rows:8.3f}  {share:12.1%}"
-                        f"  {ratio:10.2f}  {memory:4.0f}",
-                        flush=True,
-                    )
+        for threads in options.threads:
+            limit = max(multiply_adds(machine, threads) for _ in range(10))
+            command = ["env", f"PYTHONPATH={ROOT}", options.peer_python or "", "-m", "bench.sparse_peers"]
+            with LineServer(command, TIMEOUT) as server:
+                for keys in options.keys:
+                    for case in cases(keys, options, threads):
+                        measured = measure(case, server if options.peer_python else None, options, threads)
+                        for method, (seconds, memory) in measured.items():
+                            share, ratio = case.operations / seconds / limit, seconds / measured["ours"][0]
+                            print(
+                                f"{threads:7}  {keys:7}  {case.name:10}  {method:26}"
+                                f"  {1e3 * seconds / options.rows:8.3f}  {share:12.1%}  {ratio:10.2f}  {memory:4.0f}",
+                                flush=True,
+                            )
 
 
 if __name__ == "__main__":

@@ -13,13 +13,15 @@ Speaks line_server's protocol. It greets with its `version` and the names of its
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +29,8 @@ from bench.line_server import serve
 from bench.speed import truth
 from bench.speed.cases import Case
 from bench.speed.peer import NotOffered, Peer, Problem
+
+Result = TypeVar("Result")
 
 LIBRARIES = {"ort": "onnxruntime", "torch": "torch", "openvino": "openvino"}
 """The library's short name, and the package that an interpreter must have."""
@@ -90,12 +94,7 @@ class Bench:
 
     def grow(self, name: str) -> dict[str, Any]:
         """How far the process rises above what it held before the first call."""
-        peer = self.module.PEERS[name](self.problem)
-        gc.collect()
-        before = memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the highest point starts anew
-        peer.call()
-        return {"mib": memory("VmHWM") - before}
+        return {"mib": grown(self.module.PEERS[name](self.problem).call)[1]}
 
     def flush(self) -> None:
         """Leaves nothing of the case in the caches."""
@@ -109,6 +108,16 @@ class Bench:
         start = time.perf_counter()
         peer.call()
         return time.perf_counter() - start
+
+
+def grown(call: Callable[[], Result]) -> tuple[Result, float]:
+    """What a call gives, and the MiB by which this process rises meanwhile above what it held before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # or memory of an earlier call would not count
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest point starts anew
+    result = call()
+    return result, memory("VmHWM") - before
 
 
 def memory(entry: str) -> float:

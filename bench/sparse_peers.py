@@ -1,0 +1,127 @@
+"""Torch's dense masked and gathered formulations of the sparse family: a helper process of sparse.py, run in the
+interpreter that has torch.
+
+Speaks line_server's protocol. The questions are
+
+    {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag} -> {"peers": names}
+    {"result": name, "to": path}    -> {"mb": m}; runs it once, saves its first result as float32; what that took
+    {"time": name}                  -> {"seconds": s}
+
+Inputs are .npz, float32 and int32, converted before any run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.line_server import serve
+from bench.speed.worker import grown
+
+Run = Callable[[], Tensor]
+Tensors = dict[str, Tensor]
+
+
+def attention(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
+    """The result, [rows, heads, D]."""
+    query, key = _whole(given)
+    value, index = given["value"][:, 0], _lists(given)
+    return {
+        "torch, masked": lambda: _masked(query, key, value, index, scale),
+        "torch, gathered": lambda: _gathered(query, key, value, index, scale),
+    }
+
+
+def gradient(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
+    """The gradient of the query without its rope part, and all others beside it; both ways, for autograd keeps what it
+    needs."""
+    (query, key), value, index = _whole(given), given["value"][:, 0].clone(), _lists(given)
+    leaves = [each.requires_grad_() for each in (query, key, value)]
+
+    def both(form: Callable[..., Tensor]) -> Tensor:
+        out = form(*leaves, index, scale)
+        return torch.autograd.grad(out, leaves, given["d_out"])[0][..., : value.shape[-1]]
+
+    return {"torch, masked, both ways": lambda: both(_masked), "torch, gathered, both ways": lambda: both(_gathered)}
+
+
+def indexer(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
+    """The best scores of each row."""
+    query, key, weights = given["query"], given["key"], given["weights"]
+
+    def dense() -> Tensor:
+        scores = torch.einsum("bshd,btnd->bsht", query, key).relu_()
+        return torch.einsum("bsh,bsht->bst", weights, scores).topk(selected).values
+
+    return {"torch": dense}
+
+
+def index_gradient(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
+    """The gradient of the index heads' queries, and of keys and weights beside it."""
+    leaves = [given[name][0].clone().requires_grad_() for name in ("query", "key", "weights")]
+    index, back = _lists({"sparse_indices": given["sparse_indices"][0]}), given["dy"][0]
+
+    def gathered() -> Tensor:
+        query, key, weights = leaves
+        products = (query @ key[:, 0][index].transpose(1, 2)).relu()
+        return torch.autograd.grad((products * weights[..., None]).sum(1), leaves, back)[0][None]
+
+    return {"torch, gathered, both ways": gathered}
+
+
+def _masked(query: Tensor, key: Tensor, value: Tensor, index: Tensor, scale: float) -> Tensor:
+    hidden = torch.ones(len(query), len(key), dtype=torch.bool).scatter_(1, index, False)
+    scores = (query @ key.T * scale).masked_fill(hidden[:, None], float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+def _gathered(query: Tensor, key: Tensor, value: Tensor, index: Tensor, scale: float) -> Tensor:
+    scores = query @ key[index].transpose(1, 2) * scale
+    return scores.softmax(-1) @ value[index]
+
+
+def _whole(given: Tensors) -> tuple[Tensor, Tensor]:
+    return torch.cat([given["query"], given["query_rope"]], -1), torch.cat([given["key"], given["key_rope"]], -1)[:, 0]
+
+
+def _lists(given: Tensors) -> Tensor:
+    return given["sparse_indices"][:, 0].long()
+
+
+CASES = {"attention": attention, "gradient": gradient, "indexer": indexer, "index-grad": index_gradient}
+
+
+class Peers:
+    """Those of the current case."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.clock = time.process_time
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """One question of the protocol."""
+        if "case" in question:
+            torch.set_num_threads(question["threads"])
+            self.clock = time.process_time if question["threads"] == 1 else time.perf_counter
+            wide = torch.bfloat16 if question["bfloat16"] else torch.float32
+            with np.load(question["inputs"]) as file:
+                given = {name: torch.from_numpy(file[name]) for name in file}
+            given = {name: each.to(wide) if each.is_floating_point() else each for name, each in given.items()}
+            self.runs = CASES[question["case"]](given, question["scale"], question["selected"])
+            return {"peers": list(self.runs)}
+        if "result" in question:
+            result, mb = grown(self.runs[question["result"]])
+            np.save(question["to"], result.detach().float().numpy())
+            return {"mb": mb}
+        start = self.clock()
+        self.runs[question["time"]]()
+        return {"seconds": self.clock() - start}
+
+
+if __name__ == "__main__":
+    serve(Peers().answer, {})
