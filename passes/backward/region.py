@@ -7,6 +7,7 @@ Grammar, from the probabilities downwards and, where another operand comes in, u
             | layout(region) | Cast(region) | c * region | region / c | -region
             | region + region | region - region | Sum(region, ...) | region * region | region / L | Pow(L, n) | 1 / L
             | ReduceSum(region) over the keys             of P*G, with powers of L before it
+            | ReduceSum(region) over a size of 1          jax: of what is repeated behind it
             | Einsum(region, region), summed over the keys and nothing else
             | SoftmaxGrad_13(region, region), SoftmaxGrad          com.microsoft: P * (g - rowsum(P * g))
             | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, of the guard, or
@@ -24,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes
@@ -230,15 +232,17 @@ class Region:
         return _tensor(tensor.quantity.to_power(int(number)), tensor.dims)
 
     def _summed(self, node: ir.Node) -> Tensor | None:
-        """The sum over the keys."""
+        """The sum over the keys, or over a size of 1, which is no sum."""
         tensor, axes = self.tensor(node.inputs[0]), reduced_axes(node)
         if tensor is None or axes is None or len(axes) != 1:
             return None
         axis = axes[0] % len(tensor.dims)
-        if not self.are_columns(tensor.dims[axis]):
-            return None
         kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
-        return _tensor(tensor.quantity.row_sum(self.dropout), (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
+        columns = self.are_columns(tensor.dims[axis])
+        if not columns and tensor.dims[axis]:
+            return None
+        total = tensor.quantity.row_sum(self.dropout) if columns else tensor.quantity
+        return _tensor(total, (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
 
     def are_columns(self, axes: Axes) -> bool:
         """Is this the dimension of the keys?"""
@@ -307,7 +311,7 @@ class Region:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False
-        known = self.tracer.trace(own, {theirs: dims})
+        known = self.tracer.trace(theirs if _equal(own, theirs) else own, {theirs: dims})
         if known is None:
             return False
         space = self.viewer.space
@@ -392,6 +396,14 @@ class Region:
         one = dict(zip(product.labels[side], mine, strict=True))
         two = dict(zip(product.labels[1 - side], other, strict=True))
         return self.viewer.space.resolve_all(one.get(label) or two.get(label) or () for label in product.out)
+
+
+def _equal(one: ir.Value, other: ir.Value) -> bool:
+    """Are these two constants of the same content? jax2onnx writes a mask twice, once for the gradient."""
+    arrays = constant(one), constant(other)
+    if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
+        return False
+    return np.array_equal(arrays[0], arrays[1])
 
 
 def _tensor(quantity: Quantity | None, dims: Arrangement | None) -> Tensor | None:

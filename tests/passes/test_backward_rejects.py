@@ -11,7 +11,7 @@ import pytest
 
 from fa_compiler.passes import Code
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
-from tests.passes.running import parse, random_feeds, run
+from tests.passes.running import assert_same, parse, random_feeds, run
 
 BODY = {
     "kt": "kt = Transpose<perm=[0,1,3,2]>(k)",
@@ -112,6 +112,30 @@ MASKS = {
 def test_a_mask_that_is_not_the_forward_parts_is_declined(changes: Mapping[str, str]) -> None:
     """An addend's mask counts as foreign, too: it says nothing about the gradient of a row that it masks whole."""
     declined(model({**SELECTED, **changes}, f"{KEEP}, bool[B,1,1,6] other"), Code.TRAINING)
+
+
+FIRST = "kept = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>()"
+TWICE = "again = Constant<value=bool[1,1,1,6] {1,1,0,1,1,0}>() dm = Where(again, ds, zero)"
+
+
+def test_a_constant_mask_that_is_written_twice_is_one() -> None:
+    """As jax2onnx writes it, which sums over a size of 1 as well."""
+    changes = {
+        "m": f"{FIRST} m = Where(kept, x, low)",
+        "dm": TWICE,
+        "u": "r1 = ReduceSum<keepdims=1>(r, last) u = Mul(p, r1)",
+    }
+    original = model(changes)
+    changed, report = fused_pair(original)
+    assert [block.status for block in report.blocks] == ["fused", "fused"]
+    feeds = random_feeds(original)
+    for got, wanted in zip(run(changed, feeds), run(original, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize(("old", "new"), [("{1,1,0,1,1,0}", "{1,1,0,1,1,1}"), ("bool[1,1,1,6]", "bool[1,1,6,1]")])
+def test_a_constant_mask_of_other_content_or_shape_is_another(old: str, new: str) -> None:
+    declined(model({"m": f"{FIRST} m = Where(kept, x, low)", "dm": TWICE.replace(old, new)}), Code.TRAINING)
 
 
 FACTORS = {
