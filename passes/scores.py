@@ -28,7 +28,7 @@ import onnx_ir as ir
 from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.factors import operand
-from fa_compiler.passes.nodes import input_of, is_op
+from fa_compiler.passes.nodes import input_of, is_op, is_weight
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.shapes import ShapeInfo
 from fa_compiler.passes.sinks import AddSink, sinks
@@ -172,6 +172,16 @@ def _failure(value: ir.Value, viewer: Viewer) -> Decline | None:
     return viewer.failures[value]
 
 
+def _is_layer(value: ir.Value, viewer: Viewer) -> bool:
+    """Does a value come from a product with a matrix of weights?"""
+    try:
+        operands = find_scores(value, viewer, True).product.operands
+    except Decline:
+        return False
+    bases = [each if (view := viewer.view(each)) is None else view.base for each in operands]
+    return any(is_weight(base) and len(viewer.info.shape(base) or ()) == 2 for base in bases)
+
+
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     """One step of the grammar: what was done, and the scores it was done to."""
     first = node.inputs[0] if node.inputs else None
@@ -197,7 +207,11 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
         other = node.inputs[1]
         if _leads_to_product(first, viewer) or (other is not None and _leads_to_product(other, viewer)):
             raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
-    if any(value is not None and _leads_to_product(value, viewer) for value in node.inputs):
+    leading = [value for value in node.inputs if value is not None and _leads_to_product(value, viewer)]
+    if leading:
+        if all(_is_layer(value, viewer) for value in leading):
+            reason = f"the scores come from {node.op_type} behind a linear layer, not from query and key"
+            raise Decline(Code.NOT_ATTENTION, reason, node)
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
         raise Decline(Code.SCORE_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
     if is_op(node, "Gemm"):

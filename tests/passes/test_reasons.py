@@ -67,6 +67,20 @@ def test_heads_that_are_mixed(body: str, code: str) -> None:
     assert block.reason is not None and "a linear layer mixes" in block.reason
 
 
+def test_the_softmax_of_keys_in_linear_attention_is_none_of_scores() -> None:
+    """As CoaT's factorised attention: the softmax of the keys themselves, over their sequence."""
+    body = "h = MatMul(q, w) a, b = Split<axis=-1>(h) p = Softmax<axis=2>(b) t = Transpose<perm=[0,1,3,2]>(p) "
+    weight = "w = Constant<value=float[2,4] {1,2,3,4,5,6,7,8}>() "
+    proto = parse(
+        weight + body + "c = MatMul(t, v) y = MatMul(a, c)",
+        inputs="float[B,2,S,2] q, float[B,2,S,8] v",
+        outputs="float[B,2,S,8] y",
+        opset=13,
+    )
+    block = only(proto)
+    assert block.status == "not_attention" and block.reason is not None and "a linear layer" in block.reason
+
+
 def test_float64_throughout_is_a_matter_of_the_type() -> None:
     inputs = "double[B,2,S,8] q, double[B,2,T,8] k, double[B,2,T,8] v"
     body = "c = Constant<value=double {0.5}>() " + PRODUCT_QK + "x = Mul(s, c) " + SOFTMAX.format("x") + PRODUCT_PV
