@@ -61,13 +61,27 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
         found = _matmul(node, left, right, info, *_flags(node), _alpha(node))
         return None if found is None else replace(found, labels=_batch_apart(node, found.labels))
     if is_op(node, "Gemm"):
-        beta = node.attributes.get("beta")
-        if input_of(node, 2) is not None and (beta is None or beta.as_float() != 0.0):
+        if addend(node) is not None:
             return None
         return _matmul(node, left, right, info, *_flags(node), _alpha(node))
     if is_op(node, "Einsum") and len(node.inputs) == 2:
         return _einsum(node, left, right, info)
     return None
+
+
+def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """What a Gemm adds to its product, and the factor on it."""
+    value, attr = input_of(node, 2), node.attributes.get("beta")
+    beta = 1.0 if attr is None else attr.as_float()
+    return None if value is None or beta == 0.0 else (value, beta)
+
+
+def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
+    """The product of a Gemm that adds something to it; its `output` is the sum."""
+    left, right = node.inputs[0], node.inputs[1]
+    if not is_op(node, "Gemm") or left is None or right is None:
+        return None
+    return _matmul(node, left, right, info, *_flags(node), _alpha(node))
 
 
 def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:

@@ -4,6 +4,7 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
 
     sunk   := scores | a sink beside the scores, layout and casts behind it    see sinks.py
     scores := product                                      see contraction.py
+            | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
             | layout(scores)                               what views.py looks through, casts included
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
             | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.contraction import Contraction, contraction, unknown_rank
+from fa_compiler.passes.contraction import Contraction, addend, contraction, unknown_rank, without_addend
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
@@ -139,6 +140,9 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         if node is None:
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
         found = contraction(node, viewer.info)
+        if found is None and (added := _added(node)) is not None:
+            found = without_addend(node, viewer.info)
+            steps.append(Addend(node, *added))
         if found is not None:
             return ScorePath(found, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
@@ -149,6 +153,13 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
             gated = _peel_shift(current, viewer)
         step, current = gated or (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
         steps.append(step)
+
+
+def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
+    """What a Gemm of two tensors adds to its product; of a tensor and weights it is a linear layer."""
+    found = addend(node) if is_op(node, "Gemm") else None
+    layer = any(value is None or is_weight(value) for value in node.inputs[:2])
+    return None if found is None or layer or abs(found[1]) != 1.0 else found
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:

@@ -220,3 +220,32 @@ def test_the_row_of_a_triangle_that_a_cache_asks_for(past: str, status: str) -> 
     rng = np.random.default_rng(8)
     given = {name: rng.standard_normal((2, 4, 3, 8)).astype(np.float32) for name in ("pk", "pv", "past")}
     assert same(model, **given)[1][0].status == status
+
+
+# -- Gemm that adds to its product ------------------------------------------------------------------
+
+ONE_HEAD = "float[S,8] q, float[T,8] k, float[T,8] v"
+
+
+@pytest.mark.parametrize(("attributes", "inputs"), [("", "float[S,T] b"), ("beta=-1.0, ", "float[1,T] b")])
+def test_a_gemm_that_adds_a_bias_to_scores(attributes: str, inputs: str) -> None:
+    """As graph optimisers write MatMul and Add of one head."""
+    body = f"s = Gemm<transB=1, {attributes}alpha=0.3>(q, k, b) p = Softmax<axis=-1>(s) y = MatMul(p, v)"
+    left, (block,) = same(parse(body, inputs=f"{ONE_HEAD}, {inputs}", outputs="float[S,8] y"))
+    assert block.status == "fused" and "Gemm" not in left
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Gemm<transB=1, beta=2.0>(q, k, b) ",
+        "w = Constant<value=float[8,2] {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}>() k2 = Slice(b, zero, two, one) "
+        "c = ReduceSum<keepdims=0>(k2) s = Gemm(q, w, c) ",
+    ],
+    ids=["another factor", "a linear layer"],
+)
+def test_a_gemm_that_adds_otherwise(body: str) -> None:
+    numbers = ints("zero", 0) + ints("two", 2) + ints("one", 1)
+    inputs = f"{ONE_HEAD}, float[S,T] b" if "beta" in body else "float[S,8] q, float[2,8] v, float[S,T] b"
+    model = parse(numbers + body + "p = Softmax<axis=-1>(s) y = MatMul(p, v)", inputs=inputs, outputs="float[S,8] y")
+    assert [block.code for block in same(model)[1]] == ["no_scores_matmul"]
