@@ -55,14 +55,6 @@ FA_INLINE void lay_across(const Span& span, const PanelView& view, float* out, R
 }
 
 template <int kVectors>
-static void lay_out_bias(const Span& span, const PanelView& view, int64_t first) {
-  lay_across<kVectors>(span, view, span.s.aside, [&](int64_t r, float* buffer) {
-    return bias_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), first + view.window.begin,
-                    view.window.end - view.window.begin, buffer);
-  });
-}
-
-template <int kVectors>
 static void lay_out_mask(const Span& span, const PanelView& view) {
   lay_across<kVectors>(span, view, span.s.hidden, [&](int64_t r, float* buffer) {
     const uint8_t* mask = span.s.views[r].mask;
@@ -111,13 +103,10 @@ FA_INLINE void each_key(const PanelView& view, Body body) {
   for (int64_t c = view.common.end; c < view.window.end; ++c) body(c, true);
 }
 
-// Scores with bias and mask, as natural numbers: a bias of -FLT_MAX times log2(e) would overflow. Gives the largest.
-template <int kVectors, bool kBias, bool kHidden>
+// Scores with bias and mask are natural numbers: a bias of -FLT_MAX times log2(e) would overflow. These give the largest.
+template <int kVectors, bool kHidden>
 static Lanes<kVectors> finish_scores(const Span& span, const PanelView& view) {
   const Scratch& s = span.s;
-  const float scale = span.problem.scale;
-  const float before = span.problem.pse_inside_scale && kBias ? 1.0f : scale;
-  const float after = span.problem.pse_inside_scale && kBias ? scale : 1.0f;
   const Edges<kVectors> edges(span, view);
   const Vec nothing = splat(-kInfinity);
   Lanes<kVectors> largest;
@@ -126,14 +115,59 @@ static Lanes<kVectors> finish_scores(const Span& span, const PanelView& view) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = c * kPanel + v * kLanes;
-      Vec score = load(s.scores + at) * before;
-      if constexpr (kBias) score = (score + load(s.aside + at)) * after;
+      Vec score = load(s.scores + at) * span.problem.scale;
       if constexpr (kHidden) score = load(s.hidden + at) != 0.0f ? nothing : score;
       if (ragged) score = edges.cut(score, v, c);
       store(s.scores + at, score);
       largest.of[v] = greater(score, largest.of[v]);
     }
   });
+  return largest;
+}
+
+// The same with a bias, which is laid across in squares, each added while it is in registers.
+template <int kVectors, bool kHidden>
+static Lanes<kVectors> finish_with_bias(const Span& span, const PanelView& view, int64_t first) {
+  const Scratch& s = span.s;
+  const float scale = span.problem.scale;
+  const float before = span.problem.pse_inside_scale ? 1.0f : scale;
+  const float after = span.problem.pse_inside_scale ? scale : 1.0f;
+  const Edges<kVectors> edges(span, view);
+  const Vec nothing = splat(-kInfinity);
+  const int64_t begin = view.window.begin;
+  const int64_t end = view.window.end;
+  Lanes<kVectors> largest;
+  for (int v = 0; v < kVectors; ++v) {
+    largest.of[v] = nothing;
+    const float* from[kLanes];
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const int64_t r = view.first_row + smaller(v * kLanes + j, view.rows - 1);  // beyond repeats the last, unseen
+      from[j] = bias_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), first + begin, end - begin,
+                         s.rows + j * kScoreRow);
+    }
+    for (int64_t c = begin; c < end; c += kLanes) {
+      Vec bias[kLanes];
+#pragma GCC unroll 16
+      for (int j = 0; j < kLanes; ++j) bias[j] = load(from[j] + c - begin);
+      transpose_step<kLanes / 2>(bias);
+      const bool ragged = c < view.common.begin || c + kLanes > view.common.end;
+      float* scores = s.scores + c * kPanel + v * kLanes;
+      const float* hidden = s.hidden + c * kPanel + v * kLanes;
+      const auto finish = [&](int i, bool cut) {
+        Vec score = (load(scores + i * kPanel) * before + bias[i]) * after;
+        if constexpr (kHidden) score = load(hidden + i * kPanel) != 0.0f ? nothing : score;
+        if (cut) score = edges.cut(score, v, c + i);
+        store(scores + i * kPanel, score);
+        largest.of[v] = greater(score, largest.of[v]);
+      };
+      if (ragged) {
+        for (int i = 0; i < static_cast<int>(smaller(kLanes, end - c)); ++i) finish(i, true);
+      } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) finish(i, false);
+      }
+    }
+  }
   return largest;
 }
 
@@ -227,13 +261,13 @@ static void soften_panel(const Span& span, const PanelView& view, int64_t first)
   bool fused = false;
   Lanes<kVectors> tops;
   if (view.masked) lay_out_mask<kVectors>(span, view);
-  if (bias) lay_out_bias<kVectors>(span, view, first);
   if (bias) {
-    tops = view.masked ? finish_scores<kVectors, true, true>(span, view) : finish_scores<kVectors, true, false>(span, view);
+    tops = view.masked ? finish_with_bias<kVectors, true>(span, view, first)
+                       : finish_with_bias<kVectors, false>(span, view, first);
   } else if (view.masked) {
-    tops = finish_scores<kVectors, false, true>(span, view);
+    tops = finish_scores<kVectors, true>(span, view);
   } else if (!(scale > 0)) {
-    tops = finish_scores<kVectors, false, false>(span, view);
+    tops = finish_scores<kVectors, false>(span, view);
   } else {
     // The largest product is the largest score, and the scale goes into the exponential.
     if (products_are_scores(span, view)) {
@@ -243,7 +277,7 @@ static void soften_panel(const Span& span, const PanelView& view, int64_t first)
     }
     for (Vec& top : tops.of) top *= scale;
     fused = all_small(tops);
-    if (!fused) tops = finish_scores<kVectors, false, false>(span, view);
+    if (!fused) tops = finish_scores<kVectors, false>(span, view);
   }
   Lanes<kVectors> origins;
   for (int v = 0; v < kVectors; ++v) {

@@ -28,7 +28,7 @@ struct Window {
 struct Scratch {
   float* queries;   // panels [depth][kPanel]
   float* scores;    // of one panel: [kBlockKeys][kPanel], then the probabilities in their place; few: [rows][kScoreRow]
-  float* aside;     // the bias of these scores, then what dropout keeps of them
+  float* aside;     // what dropout keeps of these scores
   float* hidden;    // not 0 where a key is not attended
   float* across;    // panels [value_columns][kPanel]: sum of P V so far
   float* sums;      // [kBlockRows][value_columns]: the same at the end; few: from the beginning
