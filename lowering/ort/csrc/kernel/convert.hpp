@@ -66,6 +66,43 @@ FA_INLINE uint16_t narrow_float16(float x) {
   return static_cast<uint16_t>(sign | bits);
 }
 
+// The same for vectors.
+FA_INLINE HalfVec narrow_bfloat16s(Vec x) {
+  const auto bits = (BitVec)x;
+  const BitVec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  return __builtin_convertvector(x != x ? (bits >> 16 | 0x40u) : rounded, HalfVec);
+}
+
+FA_INLINE HalfVec narrow_float16s(Vec x) {
+#if defined(__AVX512F__)
+  return (HalfVec)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+  return (HalfVec)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  const auto magnitude = (BitVec)x & 0x7fffffffu;
+  const BitVec small = (BitVec)((Vec)magnitude + 0.5f) - to_bits(0.5f);
+  const BitVec normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  BitVec bits = magnitude < (113u << 23) ? small : normal;
+  bits = magnitude >= to_bits(65520.0f) ? 0x7c00u - BitVec{} : bits;
+  bits = magnitude > 0x7f800000u ? 0x7e00u - BitVec{} : bits;
+  return __builtin_convertvector((BitVec)x >> 16 & 0x8000u | bits, HalfVec);
+#endif
+}
+
+// Numbers of the type, narrowed where it has 16 bits, one vector at a time.
+struct WriteFloats {
+  using Number = float;
+  FA_INLINE void put(Number* p, Vec v) { store(p, v); }
+};
+struct WriteFloat16 {
+  using Number = uint16_t;
+  FA_INLINE void put(Number* p, Vec v) { store_as(p, narrow_float16s(v)); }
+};
+struct WriteBfloat16 {
+  using Number = uint16_t;
+  FA_INLINE void put(Number* p, Vec v) { store_as(p, narrow_bfloat16s(v)); }
+};
+
 // `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else
 // converted into `buffer`.
 FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count, Type type, float* buffer) {
@@ -90,16 +127,13 @@ FA_INLINE void write_floats(void* data, int64_t index, const float* from, int64_
     return;
   }
   uint16_t* out = static_cast<uint16_t*>(data) + index;
+  int64_t i = 0;
   if (type == Type::bfloat16) {
-    for (int64_t i = 0; i < count; ++i) out[i] = narrow_bfloat16(from[i]);
+    for (; i + kLanes <= count; i += kLanes) WriteBfloat16::put(out + i, load(from + i));
+    for (; i < count; ++i) out[i] = narrow_bfloat16(from[i]);
     return;
   }
-  int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= count; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), 0));
-  }
-#endif
+  for (; i + kLanes <= count; i += kLanes) WriteFloat16::put(out + i, load(from + i));
   for (; i < count; ++i) out[i] = narrow_float16(from[i]);
 }
 

@@ -92,18 +92,4 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   }
 }
 
-// Calls body(stored) with the way the problem's numbers are read.
-template <class Body>
-FA_INLINE void as_stored(const Span& span, Body body) {
-  if (span.problem.type == Type::float32) {
-    body(StoredFloats{});
-  } else if (span.problem.type == Type::float16) {
-    body(StoredFloat16{});
-  } else if (kHasPairs) {
-    body(StoredPairs{});
-  } else {
-    body(StoredBfloat16{});
-  }
-}
-
 }  // namespace fa::FA_ISA

@@ -82,15 +82,16 @@ static void write_statistics(const Span& span, int64_t r) {
 // Whether every row has a sum to be divided by and goes to the output in whole vectors, as almost all do.
 static bool all_ordinary(const Span& span) {
   const Problem& problem = span.problem;
-  bool ordinary = problem.type == Type::float32 && problem.value_size % kLanes == 0 && problem.mask_value == -kInfinity;
+  bool ordinary = problem.value_size % kLanes == 0 && problem.mask_value == -kInfinity;
   for (int64_t r = 0; ordinary && r < span.rows(); ++r) ordinary = span.s.max[r] != -kInfinity && span.s.total[r] > 0;
   return ordinary;
 }
 
 // From the panels of sums straight to the output.
-static void write_panels(const Span& span) {
+template <class Write>
+static void write_panels_as(const Span& span) {
   const Scratch& s = span.s;
-  float* out = static_cast<float*>(span.problem.out.data);
+  auto* out = static_cast<typename Write::Number*>(span.problem.out.data);
   for (int64_t first = 0; first < span.rows(); first += kLanes) {
     const float* panel = s.across + first / kPanel * kPanel * span.columns() + first % kPanel;
     const Vec factor = 1.0f / load(s.total + first) / span.problem.keep_prob;
@@ -108,9 +109,17 @@ static void write_panels(const Span& span) {
       transpose_step<kLanes / 2>(rows);
 #pragma GCC unroll 16
       for (int j = 0; j < kLanes; ++j) {
-        if (j < count) store(out + places[j] + d, rows[j]);
+        if (j < count) Write::put(out + places[j] + d, rows[j]);
       }
     }
+  }
+}
+
+static void write_panels(const Span& span) {
+  switch (span.problem.type) {
+    case Type::float32: return write_panels_as<WriteFloats>(span);
+    case Type::float16: return write_panels_as<WriteFloat16>(span);
+    case Type::bfloat16: return write_panels_as<WriteBfloat16>(span);
   }
 }
 

@@ -93,6 +93,11 @@ FA_INLINE Vector load_as(const void* p) {
   return v;
 }
 
+template <class Vector>
+FA_INLINE void store_as(void* p, Vector v) {
+  __builtin_memcpy(p, &v, sizeof v);
+}
+
 template <int... kLane>
 struct LaneList {};
 template <int kCount, int... kLane>

@@ -78,10 +78,44 @@ FA_INLINE const float* query_numbers(const Problem& problem, const Shape& shape,
   return rounded_row(query_row(problem, sequence, head, i, buffer), shape.numbers, buffer);
 }
 
+// Calls body(stored) with the way the problem's numbers are read.
+template <class Body>
+FA_INLINE void as_stored(const Problem& problem, Body body) {
+  if (problem.type == Type::float32) {
+    body(StoredFloats{});
+  } else if (problem.type == Type::float16) {
+    body(StoredFloat16{});
+  } else if (kHasPairs) {
+    body(StoredPairs{});
+  } else {
+    body(StoredBfloat16{});
+  }
+}
+
+// Rows [first, first + count) of a head that begins at element `start`, as the products take them, `out_row` floats apart.
+template <class Stored>
+static void copy_rows(const Strided& rows, Type type, int64_t start, int64_t first, int64_t count, int64_t size, float* out,
+                      int64_t out_row) {
+  const auto* from = static_cast<const typename Stored::Number*>(rows.data) + start + first * rows.row;
+  for (int64_t j = 0; j < count; ++j, from += rows.row, out += out_row) {
+    ask_for_row(rows, type, start, first + j + kAhead, size);
+    float* to = out;
+    int64_t n = 0;
+    for (; n + Stored::kStep <= size; n += Stored::kStep, to += kLanes) store(to, Stored::load(from + n));
+    if (n < size) store(to, Stored::load_some(from + n, size - n));
+  }
+}
+
 // `buffer` has room for a key.
 static void copy_keys(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
                       int64_t first, int64_t keys, float* out, float* buffer) {
   const int64_t start = key_start(problem, sequence, key_head);
+  if (problem.rope_size == 0 && !may_round(problem)) {
+    as_stored(problem, [&](auto stored) {
+      copy_rows<decltype(stored)>(problem.key, problem.type, start, first, keys, problem.head_size, out, shape.key_row());
+    });
+    return;
+  }
   for (int64_t j = 0; j < keys; ++j) {
     float* row = out + j * shape.key_row();
     ask_for_row(problem.key, problem.type, start, first + j + kAhead, problem.head_size);
@@ -142,18 +176,6 @@ static void round_value_pairs(const Problem& problem, const Shape& shape, const 
   }
 }
 
-// Converted to floats.
-static void copy_values(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
-                        int64_t first, int64_t keys, float* out) {
-  const int64_t start = value_start(problem, sequence, key_head);
-  for (int64_t j = 0; j < keys; ++j) {
-    ask_for_row(problem.value, problem.type, start, first + j + kAhead, problem.value_size);
-    float* row = out + j * shape.value_row();
-    const float* from = value_row(problem, sequence, key_head, first + j, row);
-    if (from != row) __builtin_memcpy(row, from, static_cast<size_t>(problem.value_size) * sizeof(float));
-  }
-}
-
 // Keys [first, first + keys) of a key head; `block` has room for a copy, `buffer` for a key.
 static BlockData block_data(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
                             int64_t first, int64_t keys, float* block, float* buffer) {
@@ -180,7 +202,10 @@ static BlockData block_data(const Problem& problem, const Shape& shape, const Se
   } else if (shape.pairs()) {
     copy_value_pairs(problem, shape, sequence, key_head, first, keys, copies);
   } else {
-    copy_values(problem, shape, sequence, key_head, first, keys, copies);
+    as_stored(problem, [&](auto stored) {
+      copy_rows<decltype(stored)>(problem.value, problem.type, value_start(problem, sequence, key_head), first, keys,
+                                  problem.value_size, copies, shape.value_row());
+    });
   }
   return data;
 }

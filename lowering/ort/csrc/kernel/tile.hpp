@@ -9,9 +9,26 @@
 
 namespace fa::FA_ISA {
 
+// kLanes rows of `numbers` numbers become columns of a panel of queries.
+template <class Stored>
+static void lay_queries(const typename Stored::Number* const* from, int64_t numbers, float* panel) {
+  Vec rows[kLanes];
+  int64_t n = 0;
+  for (; n + Stored::kStep <= numbers; n += Stored::kStep, panel += kLanes * kPanel) {
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) rows[j] = Stored::load(from[j] + n);
+    transpose_step<kLanes / 2>(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(panel + i * kPanel, rows[i]);
+  }
+  if (n == numbers) return;
+  for (int j = 0; j < kLanes; ++j) rows[j] = Stored::load_some(from[j] + n, numbers - n);
+  transpose_step<kLanes / 2>(rows);
+  const int64_t left = blocks_of(numbers - n, Stored::kStep / kLanes);
+  for (int64_t i = 0; i < left; ++i) store(panel + i * kPanel, rows[i]);
+}
+
 static void read_queries(const Span& span) {
-  const int64_t depth = span.shape.depth;
-  const int64_t whole = depth / kLanes * kLanes;
   const int64_t rows = span.rows();
   const Problem& problem = span.problem;
   const bool announced = span.upcoming.near == &span.plan;  // then the task before has asked for them
@@ -19,28 +36,34 @@ static void read_queries(const Span& span) {
     ask_for_row(problem.query, problem.type, span.sequence.query + span.head_of(r) * problem.query.head,
                 span.index_of(r), problem.head_size);
   }
-  const bool plain = problem.type == Type::float32 && !span.shape.pairs() && problem.rope_size == 0;
-  const float* data = static_cast<const float*>(problem.query.data) + span.sequence.query;
+  const bool as_they_lie = problem.rope_size == 0 && !may_round(problem);
   for (int64_t first = 0; first < rows; first += kLanes) {
-    const float* from[kLanes];
-    for (int64_t j = 0; j < kLanes; ++j) {
-      const int64_t r = smaller(first + j, rows - 1);  // what is beyond repeats the last; nobody looks at it
-      const int64_t head = span.head_of(r);
-      const int64_t i = span.index_of(r);
-      from[j] = plain ? data + head * problem.query.head + i * problem.query.row
-                      : query_numbers(problem, span.shape, span.sequence, head, i, span.s.rows + j * span.shape.numbers);
-    }
-    float* panel = span.s.queries + first / kPanel * kPanel * depth + first % kPanel;
-    for (int64_t d = 0; d < whole; d += kLanes) transpose_square(from, d, panel + d * kPanel);
-    for (int64_t d = whole; d < depth; ++d) {
-      for (int64_t j = 0; j < kLanes; ++j) panel[d * kPanel + j] = from[j][d];
+    float* panel = span.s.queries + first / kPanel * kPanel * span.shape.depth + first % kPanel;
+    const auto row = [&](int64_t j) { return smaller(first + j, rows - 1); };  // beyond repeats the last; nobody looks at it
+    if (as_they_lie) {
+      as_stored(problem, [&](auto stored) {
+        using Number = typename decltype(stored)::Number;
+        const Number* from[kLanes];
+        for (int64_t j = 0; j < kLanes; ++j) {
+          from[j] = static_cast<const Number*>(problem.query.data) + span.sequence.query +
+                    span.head_of(row(j)) * problem.query.head + span.index_of(row(j)) * problem.query.row;
+        }
+        lay_queries<decltype(stored)>(from, problem.head_size, panel);
+      });
+    } else {
+      const float* from[kLanes];
+      for (int64_t j = 0; j < kLanes; ++j) {
+        from[j] = query_numbers(problem, span.shape, span.sequence, span.head_of(row(j)), span.index_of(row(j)),
+                                span.s.rows + j * span.shape.numbers);
+      }
+      lay_queries<StoredFloats>(from, span.shape.depth, panel);
     }
   }
 }
 
 static void prepare(const Span& span) {
   if (span.direct()) {
-    as_stored(span, [&](auto stored) { read_few_queries<decltype(stored)>(span); });
+    as_stored(span.problem, [&](auto stored) { read_few_queries<decltype(stored)>(span); });
   } else {
     read_queries(span);
   }
@@ -271,7 +294,7 @@ static void attend_blocks_once(const Span& span, int64_t begin, int64_t end, boo
     const int64_t keys = smaller(span.block_keys(), span.sequence.key_length - first);
     if (!look(span, first, keys, masked)) continue;
     if (span.direct()) {
-      as_stored(span, [&](auto stored) { attend_directly<decltype(stored)>(span, first, keys); });
+      as_stored(span.problem, [&](auto stored) { attend_directly<decltype(stored)>(span, first, keys); });
       continue;
     }
     look_ahead(span, block, end);
