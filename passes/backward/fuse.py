@@ -11,7 +11,7 @@ from fa_compiler.passes.backward.emit import OP, Backward
 from fa_compiler.passes.backward.empty_rows import keep_empty_rows
 from fa_compiler.passes.backward.listed import ListedBackward
 from fa_compiler.passes.backward.match import Pair, PairDecline, match_pair
-from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -56,7 +56,8 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
     try:
         if not matcher.options.has_gradients:
             raise Decline(Code.TRAINING, f"the library for ONNX Runtime has no {OP} yet", pair.backward.node)
-        listed = _listed(pair, matcher, emitter)
+        notes: list[str] = []
+        listed = _listed(pair, matcher, emitter, notes)
         if listed is not None:
             return listed
         if (loss := pair.backward.divergence) is not None:
@@ -65,29 +66,33 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
         pair = keep_empty_rows(pair, matcher.options)
         backward = Backward(pair.backward, emitter)
         fused = emitter.emit(pair.forward, backward)
+        fused = replace(fused, notes=(*fused.notes, *notes))
     except Decline as decline:
         raise PairDecline.about(pair.backward.node, decline) from decline
     return FusedPair(pair, fused, backward.nodes[-1])
 
 
-def _listed(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
-    """The pair on selected keys; None where it is none."""
+def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
+    """The pair on selected keys; None where it is none. `notes` is told why one stays dense."""
     # Where every row has a key, what the others would give does not matter.
-    found = _attempt(pair, True, matcher, emitter)
+    found = _attempt(pair, True, matcher, emitter, notes)
     if found is not None:
         return found
     try:
         pair = keep_empty_rows(pair, matcher.options)
     except PairDecline:
         return None
-    return _attempt(pair, False, matcher, emitter)
+    return _attempt(pair, False, matcher, emitter, notes)
 
 
-def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter) -> FusedPair | None:
+def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
     backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
     selected = emit_selected(pair.forward, emitter, matcher.sets, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:
         raise backward.failure
+    note = f"{label(pair.forward.node)}: the pair stays dense: {backward.refused}"
+    if backward.refused and note not in notes:
+        notes.append(note)
     return None

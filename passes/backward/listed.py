@@ -25,6 +25,7 @@ from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.match import AttentionMatch
+from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.sparse.call import Call
 from fa_compiler.passes.sparse.emit import domain_node
 from fa_compiler.passes.sparse.selection import Selection
@@ -54,18 +55,27 @@ class ListedBackward:
     nodes: list[ir.Node] = field(default_factory=list)
     failure: Decline | None = None
     """Why the loss of an indexer could not be built."""
+    refused: str = ""
+    """Why an attention to selected keys keeps the dense pair, for the report."""
 
     @property
     def views(self) -> tuple[View, ...]:
         """The gradient of the output."""
         return () if self.record.dy is None else (self.record.dy,)
 
-    def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
-        """The match with roles that serve both; None where the gradients are not the operator's."""
-        mask = match.mask
-        if mask.nan_rows or (not self.every_row and {mask.empty_rows, self.record.empty_rows} - {"", "zero"}):
-            return None
+    def adapted(self, match: AttentionMatch) -> AttentionMatch:
+        """The match with roles that serve both."""
         return adapted(self.record, match)
+
+    def takes(self, match: AttentionMatch, full: bool) -> bool:
+        """Is what rows without a key or a defined softmax give the gradients the operator's?"""
+        mask = match.mask
+        if mask.nan_rows:
+            self.refused = f"{OP} has no zeros for rows whose softmax is NaN, as the guard here gives"
+        elif not (full if self.every_row else {mask.empty_rows, self.record.empty_rows} <= {"", "zero"}):
+            reason = f"{OP} has no name for what a row without a key gives the gradients"
+            self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
+        return not self.refused
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection

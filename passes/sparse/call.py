@@ -41,8 +41,11 @@ class Companion(Protocol):
     def views(self) -> tuple[View, ...]:
         """Its own operands."""
 
-    def adapted(self, match: AttentionMatch) -> AttentionMatch | None:
-        """The match with roles that serve both; None where there are none."""
+    def adapted(self, match: AttentionMatch) -> AttentionMatch:
+        """The match with roles that serve both."""
+
+    def takes(self, match: AttentionMatch, full: bool) -> bool:
+        """Has the operator a name for what rows without a key or a defined softmax give? `full`: each has a key."""
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection

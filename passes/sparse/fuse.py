@@ -99,10 +99,7 @@ def _emit(
 ) -> Selected | None:
     builder = emitter.builder
     if companion is not None:
-        adapted = companion.adapted(match)
-        if adapted is None:
-            return None
-        match = adapted
+        match = companion.adapted(match)
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
     call = Call.of(match, sources, match.roles.columns, emitter, () if companion is None else companion.views)
     mask = call.mask(match)
@@ -116,9 +113,10 @@ def _emit(
     sizes = Sizes(query[0], query[1], key[1])
     if not _fits(found, sizes, emitter):
         return None
-    if companion is not None and companion.every_row:
-        if not selects_in_every_row(found, sizes, builder.info, sets):
-            return None
+    full = companion is not None and companion.every_row and selects_in_every_row(found, sizes, builder.info, sets)
+    if companion is not None and not companion.takes(match, full):
+        return None
+    if full:
         call = replace(call, match=replace(match, mask=replace(match.mask, empty_rows="")))
     entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, sets, emitter.options)
     if entries is None:
