@@ -7,6 +7,8 @@ exporter write them.
                           selection of an indexer as an added mask of 0 and -inf (DeepSeek's own code)
     train_dsa_concat      the same with the two parts of query and key side by side, the selection as masked_fill
     train_dsa_heads       two key heads for four query heads, repeated
+    train_dsa_gathered    keys and values gathered by the list; their gradients are scattered
+    train_dsa_indexed     the same by indexing with positions, which becomes GatherND and ScatterND
     train_dsa_loss        attention's forward part, and the indexer's loss: the divergence of its distribution over the
                           selected keys from the mean of attention's, with the gradients of the indexer
     train_dsa_whole       both: gradients of attention from the gradient of its result, of the indexer from its loss
@@ -83,6 +85,31 @@ def heads(given: Tensors) -> tuple[Tensor, Tensor]:
     return probabilities, probabilities @ value
 
 
+def of_slots(given: Tensors, gather: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Probabilities [B, S, N, K] and result [B, S, N, D]; `gather` takes rows of [B, T, D] by a list [B, S, K]."""
+    listed = index_scores({name: value.detach() for name, value in given.items()}).topk(SELECTED, dim=-1).indices
+    key, value = (gather(given[name], listed) for name in ("key", "value"))
+    scores = torch.einsum("bsnd,bskd->bsnk", given["query"], key) * WIDTH**-0.5
+    behind = listed > torch.arange(TOKENS)[None, :, None]
+    probabilities = scores.masked_fill(behind[:, :, None], float("-inf")).softmax(-1)
+    return probabilities, torch.einsum("bsnk,bskd->bsnd", probabilities, value)
+
+
+def gathered(given: Tensors) -> tuple[Tensor, Tensor]:
+    """By torch.gather, of tensors repeated for each row."""
+    return of_slots(
+        given,
+        lambda rows, listed: torch.gather(
+            rows[:, None].expand(BATCH, TOKENS, TOKENS, WIDTH), 2, listed[..., None].expand(-1, -1, -1, WIDTH)
+        ),
+    )
+
+
+def indexed(given: Tensors) -> tuple[Tensor, Tensor]:
+    """By batch and position."""
+    return of_slots(given, lambda rows, listed: rows[torch.arange(BATCH)[:, None, None], listed])
+
+
 def divergence(given: Tensors, probabilities: Tensor) -> Tensor:
     """The indexer's loss: summed over batch and rows, over the selected keys."""
     target = probabilities.detach().sum(1)
@@ -106,6 +133,8 @@ EXPORTS = {
     "train_dsa_latent": Export(latent, PARTS),
     "train_dsa_concat": Export(concat, PARTS),
     "train_dsa_heads": Export(heads, ("query", "key", "value")),
+    "train_dsa_gathered": Export(gathered, ("query", "key", "value")),
+    "train_dsa_indexed": Export(indexed, ("query", "key", "value")),
     "train_dsa_loss": Export(concat, (), True),
     "train_dsa_whole": Export(latent, PARTS, True),
 }
@@ -118,6 +147,8 @@ def arguments_of(chosen: Export) -> Tensors:
     if chosen.attention is heads:
         shapes["query"] = (BATCH, HEADS, TOKENS, WIDTH)
         shapes |= dict.fromkeys(("key", "value"), (BATCH, KEY_HEADS, TOKENS, WIDTH))
+    elif chosen.attention in (gathered, indexed):
+        shapes |= dict.fromkeys(("key", "value"), (BATCH, TOKENS, WIDTH))
     else:
         shapes |= {"query_rope": (BATCH, TOKENS, HEADS, ROPE), "latent": (BATCH, TOKENS, WIDTH)}
         shapes["key_rope"] = (BATCH, TOKENS, ROPE)

@@ -15,7 +15,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.sparse import emit_selected
+from fa_compiler.passes.sparse import emit_selected, has_gathered_keys
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
         listed = _listed(pair, matcher, emitter, notes)
         if listed is not None:
             return listed
+        if has_gathered_keys(pair.forward, emitter.builder):
+            name = label(pair.forward.node)
+            notes.append(f"{name}: the pair stays on gathered keys: their gradients are scattered behind it")
         if (loss := pair.backward.divergence) is not None:
             reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
             raise Decline(Code.TRAINING, reason, loss.node)

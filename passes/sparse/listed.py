@@ -107,6 +107,11 @@ def emit_listed(match: AttentionMatch, emitter: Emitter, sets: ValueSets, notes:
         return None
 
 
+def has_gathered_keys(match: AttentionMatch, builder: Builder) -> bool:
+    """Are the keys and values of an attention gathered by a list, which emit_listed could take?"""
+    return is_plain(match) and _listed(match.refined(), builder) is not None
+
+
 def _listed(match: AttentionMatch, builder: Builder) -> Listed | None:
     viewer = Viewer(builder.info, match.space)
     space, rope = match.space, match.rope
