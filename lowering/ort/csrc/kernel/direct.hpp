@@ -157,7 +157,7 @@ template <class Stored, int kRows = kDirectRows>
 static void direct_scores(int64_t rows, QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size,
                           float* scores, int64_t score_row) {
   if constexpr (kRows == kDirectRows) {
-    if (in_order<Stored>(rows, size, keys.row)) {
+    if (keys_in_order<Stored>(rows, size, keys.row)) {
       scores_in_order(rows, queries, keys, count, size, scores, score_row);
       return;
     }
@@ -175,8 +175,8 @@ template <class Stored, int kRows = kDirectRows>
 static void direct_values(int64_t rows, const float* scores, int64_t score_row, StoredRows<Stored> values,
                           int64_t count, int64_t size, float* sums, int64_t columns) {
   if constexpr (kRows == kDirectRows) {
-    if (in_order<Stored>(rows, size, values.row)) {
-      values_in_order(rows, scores, score_row, values, count, size, sums, columns);
+    if (const int64_t most = rows_of_values<Stored>(rows, size, values.row); most > 0) {
+      values_in_order(rows, most, scores, score_row, values, count, size, sums, columns);
       return;
     }
   }

@@ -1,11 +1,12 @@
-// The two products for one or two query rows, few enough that a whole key, or the sums of all columns, fit the registers
-// beside each other.
+// The two products for a few query rows, read in the order of memory.
 //
 // Memory is the limit then, so what comes first is that it is asked for in its own order, one key after the other, each
 // from its beginning to its end, and each load instruction steps from key to key by the same distance: so the processor
 // fetches ahead by itself as fast as it can (Zen 4: 30 GB/s). Two keys side by side are read at a third of that, at 60 to
-// 75 % where their lines are asked for, too. It looks ahead as far as its load queue reaches, so there are no loads but
-// those of keys and values.
+// 75 % where their lines are asked for, too. It looks ahead as far as its load queue reaches, so where the queries of one or
+// two rows fit the registers there are no loads but those of keys and values. More rows meet a key at once, their queries
+// read from the first-level cache: a quarter more time for float32 than reading the keys takes, where keys side by side
+// take half as much again.
 #pragma once
 
 #include "stored.hpp"
@@ -23,22 +24,27 @@ FA_INLINE Vec add_halves(Vec a, Vec b) {
          shuffle(a, b, [](int lane) { return (lane & kStep) == 0 ? lane + kStep : kLanes + lane - kStep; });
 }
 
-// Lane l of the result is the sum of the lanes of vector l.
-template <int kCount = kLanes>
-FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) {
-  constexpr int kStep = kCount / 2;
+// One vector of kCount: lane l of the result is of vector l / kUnit % kCount.
+template <int kCount, int kUnit>
+FA_INLINE Vec fold(Vec* vectors) {
+  if constexpr (kCount > 1) {
+    constexpr int kHalf = kCount / 2;
 #pragma GCC unroll 8
-  for (int i = 0; i < kStep; ++i) vectors[i] = add_halves<kStep>(vectors[i], vectors[i + kStep]);
-  if constexpr (kStep > 1) return sum_each<kStep>(vectors);
+    for (int i = 0; i < kHalf; ++i) vectors[i] = add_halves<kHalf * kUnit>(vectors[i], vectors[i + kHalf]);
+    return fold<kHalf, kUnit>(vectors);
+  }
   return vectors[0];
 }
+
+// Lane l of the result is the sum of the lanes of vector l.
+FA_INLINE Vec sum_each(Vec (&vectors)[kLanes]) { return fold<kLanes, 1>(vectors); }
 
 // The same of the first half of the vectors; the upper lanes repeat the lower ones.
 FA_INLINE Vec sum_each_of_half(Vec (&vectors)[kLanes]) {
   constexpr int kHalf = kLanes / 2;
 #pragma GCC unroll 8
   for (int i = 0; i < kHalf; ++i) vectors[i] = add_halves<kHalf>(vectors[i], vectors[i]);
-  return sum_each<kHalf>(vectors);
+  return fold<kHalf, 1>(vectors);
 }
 
 // Rows of K or V, `row` numbers apart.
@@ -110,9 +116,68 @@ FA_INLINE void score_rows(QueryRows queries, StoredRows<Stored> keys, int64_t co
   }
 }
 
+// Keys of kVectors whole loads. A store of a vector takes more than two cycles of Zen 4, so the sums of kTogether keys are
+// folded into one vector before they leave the registers.
+inline constexpr int kTogether = 4;
+
+// The sizes of heads that models have; 128 numbers are 8 loads of AVX-512.
+inline constexpr int64_t kUsualSizes[] = {64, 128};
+inline constexpr int kMostWhole = 16;  // loads that are written out one by one
+
+template <class Stored, int kRows, int kVectors>
+static void score_whole(QueryRows queries, StoredRows<Stored> keys, int64_t count, float* scores, int64_t score_row) {
+  constexpr bool kHeld = kRows * kVectors <= kRegisters / 2;
+  Vec held[kRows][kVectors];
+#pragma GCC unroll 4
+  for (int r = 0; kHeld && r < kRows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < kVectors; ++v) held[r][v] = load(queries.data + r * queries.row + v * kLanes);
+  }
+  Vec parts[kRows][kLanes / kTogether];
+#pragma GCC unroll 1
+  for (int64_t j = 0; j < kLanes; j += kTogether) {
+    Vec sum[kRows][kTogether];
+#pragma GCC unroll 4
+    for (int u = 0; u < kTogether; ++u) {
+      const typename Stored::Number* key = keys.data + smaller(j + u, count - 1) * keys.row;
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum[r][u] = Vec{};
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        const Vec k = Stored::load(key + v * Stored::kStep);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const Vec q = kHeld ? held[r][v] : load(queries.data + r * queries.row + v * kLanes);
+          sum[r][u] = add_products<Stored::kPairs>(sum[r][u], q, k);
+        }
+      }
+      if (u % 2 == 0) continue;
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) sum[r][u - 1] = add_halves<1>(sum[r][u - 1], sum[r][u]);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) parts[r][j / kTogether] = add_halves<2>(sum[r][0], sum[r][2]);
+  }
+  for (int r = 0; r < kRows; ++r) store(scores + r * score_row, fold<kLanes / kTogether, kTogether>(parts[r]));
+}
+
 template <class Stored, int kRows>
 static void score_pass(QueryRows queries, StoredRows<Stored> keys, int64_t count, int64_t size, float* scores,
                        int64_t score_row) {
+  constexpr int kLarge = kUsualSizes[1] / Stored::kStep;
+  constexpr int kSmall = kUsualSizes[0] / Stored::kStep;
+  if constexpr (kLarge <= kMostWhole) {
+    if (size == kUsualSizes[1]) {
+      score_whole<Stored, kRows, kLarge>(queries, keys, count, scores, score_row);
+      return;
+    }
+  }
+  if constexpr (kSmall <= kMostWhole) {
+    if (size == kUsualSizes[0]) {
+      score_whole<Stored, kRows, kSmall>(queries, keys, count, scores, score_row);
+      return;
+    }
+  }
   Vec parts[kRows][kLanes];
   score_rows<Stored, kRows, kRegisters / 2 / kRows, true>(queries, keys, count, size, parts);
   for (int r = 0; r < kRows; ++r) store(scores + r * score_row, sum_each(parts[r]));
@@ -185,7 +250,9 @@ FA_INLINE void value_rows(const float* weights, int64_t weight_row, StoredRows<S
 template <class Stored, int kRows>
 static void value_pass(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count, int64_t size,
                        float* sums, int64_t columns) {
-  constexpr int kVectors = kRegisters / 2 / (kRows * (Stored::kStep / kLanes));
+  // Three rows take three quarters of the registers, other numbers half of them: a power of two of vectors for each row.
+  constexpr int kSums = kRows == 3 ? kRegisters * 3 / 4 : kRegisters / 2;
+  constexpr int kVectors = kSums / (kRows * (Stored::kStep / kLanes));
   if constexpr (Stored::kPairs) {
     constexpr int64_t kRounded = kValueKeys + kLanes;
     float rounded[kRows][kRounded];
@@ -199,19 +266,23 @@ static void value_pass(const float* weights, int64_t weight_row, StoredRows<Stor
   }
 }
 
-// Whether rows of so many numbers, `row` of them apart, are read this way.
-template <class Stored>
-FA_INLINE bool in_order(int64_t rows, int64_t size, int64_t row) {
-  return row == size && rows * blocks_of(size, Stored::kStep) <= kRegisters / 2;
-}
-
-// Calls pass(r) as pass.operator()<kRows>(r) for all rows.
+// Calls pass(r) as pass.operator()<kRows>(r) for all rows, at most `most` of 4 of them at a time.
 template <class Pass>
 FA_INLINE void in_passes(int64_t rows, int64_t most, Pass pass) {
   int64_t r = 0;
   for (; most >= 4 && r + 4 <= rows; r += 4) pass.template operator()<4>(r);
+  for (; most == 3 && r + 3 <= rows; r += 3) pass.template operator()<3>(r);
   for (; r + 2 <= rows; r += 2) pass.template operator()<2>(r);
   if (r < rows) pass.template operator()<1>(r);
+}
+
+// Whether the keys of a head, `row` numbers apart, are read this way. With 16 registers several rows are better read with
+// keys side by side, which share the loads of the queries.
+template <class Stored>
+FA_INLINE bool keys_in_order(int64_t rows, int64_t size, int64_t row) {
+  const int64_t loads = blocks_of(size, Stored::kStep);
+  const bool usual = (size == kUsualSizes[0] || size == kUsualSizes[1]) && loads <= kMostWhole;
+  return row == size && ((usual && kRegisters > 16) || rows * loads <= kRegisters / 2);
 }
 
 // Scores of `count` keys, `size` numbers each; whole vectors of scores are written.
@@ -220,22 +291,33 @@ static void scores_in_order(int64_t rows, QueryRows queries, StoredRows<Stored> 
                             float* scores, int64_t score_row) {
   for (int64_t c = 0; c < count; c += kLanes) {
     const StoredRows<Stored> own{keys.data + c * keys.row, keys.row};
-    in_passes(rows, rows, [&]<int kRows>(int64_t r) {
+    in_passes(rows, 4, [&]<int kRows>(int64_t r) {
       score_pass<Stored, kRows>({queries.data + r * queries.row, queries.row}, own, count - c, size,
                                 scores + r * score_row + c, score_row);
     });
   }
 }
 
-// sums += P V for `count` values of `size` numbers.
+// How many rows have room in the registers for their sums of all columns, at most 4; 0 where values are not read this way.
+// What is narrower than float32 is bound by its products: there reading columns side by side is as fast, and 4 rows at a
+// time compute more in each pass.
 template <class Stored>
-static void values_in_order(int64_t rows, const float* weights, int64_t weight_row, StoredRows<Stored> values,
+FA_INLINE int64_t rows_of_values(int64_t rows, int64_t size, int64_t row) {
+  if (row != size) return 0;
+  const int64_t vectors = blocks_of(size, Stored::kStep) * (Stored::kStep / kLanes);
+  if (rows * blocks_of(size, Stored::kStep) <= kRegisters / 2) return Stored::kPairs ? 2 : 4;
+  const int64_t room = smaller(4, kRegisters * 3 / 4 / vectors);
+  return sizeof(typename Stored::Number) == sizeof(float) && room >= 3 ? room : 0;
+}
+
+// sums += P V for `count` values of `size` numbers, `most` rows at a time.
+template <class Stored>
+static void values_in_order(int64_t rows, int64_t most, const float* weights, int64_t weight_row, StoredRows<Stored> values,
                             int64_t count, int64_t size, float* sums, int64_t columns) {
-  constexpr int64_t kMost = Stored::kPairs ? 2 : 4;  // sums of pairs take twice the registers
   for (int64_t c = 0; c < count; c += kValueKeys) {
     const StoredRows<Stored> own{values.data + c * values.row, values.row};
     const int64_t keys = smaller(kValueKeys, count - c);
-    in_passes(rows, kMost, [&]<int kRows>(int64_t r) {
+    in_passes(rows, most, [&]<int kRows>(int64_t r) {
       value_pass<Stored, kRows>(weights + r * weight_row + c, weight_row, own, keys, size, sums + r * columns, columns);
     });
   }
