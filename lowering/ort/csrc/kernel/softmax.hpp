@@ -66,22 +66,29 @@ FA_INLINE float soften(float* scores, int64_t count, float scale, const float* b
 // factor common to the whole row. It cancels in the output but shows in softmax_sum; below this size it is at most 1e-6.
 inline constexpr float kLargestFused = 32.0f;
 
-// The same without bias or mask: where the scale is positive, the largest product is the largest score, and the scale
-// goes into the exponential.
-FA_INLINE float soften_plain(float* scores, int64_t count, float scale, float& max) {
-  if (!(scale > 0)) return soften<false, false>(scores, count, scale, nullptr, false, nullptr, max);
+FA_INLINE float largest_of(const float* products, int64_t count) {
   Vec largest = splat(-kInfinity);
   int64_t c = 0;
-  for (; c + kLanes <= count; c += kLanes) largest = greater(load(scores + c), largest);
+  for (; c + kLanes <= count; c += kLanes) largest = greater(load(products + c), largest);
   if (c < count) {
-    largest = greater(first_lanes(count - c) ? load(scores + c) : splat(-kInfinity), largest);
+    largest = greater(first_lanes(count - c) ? load(products + c) : splat(-kInfinity), largest);
   }
-  const float top = max_lanes(largest) * scale;
-  if (!(top < kLargestFused && top > -kLargestFused)) {
+  return max_lanes(largest);
+}
+
+// The same without bias or mask: where the scale is positive, the largest product is the largest score, and the scale
+// goes into the exponential.
+FA_INLINE float soften_below(float largest, float* scores, int64_t count, float scale, float& max) {
+  const float top = largest * scale;
+  if (!(scale > 0) || !(top < kLargestFused && top > -kLargestFused)) {
     return soften<false, false>(scores, count, scale, nullptr, false, nullptr, max);
   }
   max = top > max ? top : max;
   return exponentials(scores, count, scale, exp_origin(max));
+}
+
+FA_INLINE float soften_plain(float* scores, int64_t count, float scale, float& max) {
+  return soften_below(largest_of(scores, count), scores, count, scale, max);
 }
 
 }  // namespace fa::FA_ISA

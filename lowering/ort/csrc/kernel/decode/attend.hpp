@@ -1,4 +1,4 @@
-// One step of decoding: some tokens of one key head, and the query heads that read it.
+// One step of decoding: some tokens of the key heads of a task, and the query heads that read them.
 #pragma once
 
 #include "output.hpp"
@@ -6,29 +6,27 @@
 
 namespace fa::FA_ISA {
 
-// Floats from one row of scores to the next: an odd number of cache lines, so that rows do not share a set.
-inline constexpr int64_t kTokenRow = kMostTokens + 16;
-
 // The memory of one worker.
 struct DecodeScratch {
   float* queries;    // [rows of a task][columns]
   float* constants;  // [rows of a task]: what the offset of quantised keys adds to each product
-  float* scores;     // [group][kTokenRow], then the weights in their place
-  float* bias;       // [kTokenRow]
+  float* scores;     // [rows of a task][tokens], then the weights in their place
+  float* bias;       // [tokens]
   float* row;        // [columns]
-  uint8_t* hidden;   // [kTokenRow]
+  uint8_t* hidden;   // [tokens]
 
-  static size_t bytes(int64_t rows, int64_t group, int64_t columns) {
-    return 64 + sizeof(float) * static_cast<size_t>(rows * (columns + 1) + group * kTokenRow + kTokenRow + columns) +
-           kTokenRow;
+  // `tokens`: Plan's token_row.
+  static size_t bytes(int64_t rows, int64_t tokens, int64_t columns) {
+    return 64 + sizeof(float) * static_cast<size_t>(rows * (columns + 1) + (rows + 1) * tokens + columns) +
+           static_cast<size_t>(tokens);
   }
-  DecodeScratch(void* memory, int64_t rows, int64_t group, int64_t columns) {
+  DecodeScratch(void* memory, int64_t rows, int64_t tokens, int64_t columns) {
     const auto address = (reinterpret_cast<uintptr_t>(memory) + 63) / 64 * 64;
     scores = reinterpret_cast<float*>(address);
-    queries = scores + group * kTokenRow;
+    queries = scores + rows * tokens;
     row = queries + rows * columns;
     bias = row + columns;
-    constants = bias + kTokenRow;
+    constants = bias + tokens;
     hidden = reinterpret_cast<uint8_t*>(constants + rows);
   }
 };
@@ -41,19 +39,26 @@ struct Tokens {
   bool filled;            // masked tokens have the score kMaskedScore; else they are left out
 };
 
-struct Group {
+// What a task works on.
+struct Heads {
   const Decode& d;
   const DecodeEntry& entry;
-  int64_t key_head;
-  int64_t rows;     // query heads
+  int64_t first;    // key head
+  int64_t count;    // of key heads
+  int64_t rows;     // query heads of a key head
   int64_t end;      // of the tokens of the task
   int64_t columns;  // of a row of sums and queries: whole vectors
   const float* queries;
   const float* constants;
-  State state;
+  float* scores;
+  int64_t score_row;
+  float* states;
+  int64_t state_floats;
 
-  int64_t head(int64_t r) const { return key_head * rows + r; }
-  int64_t at(int64_t token) const { return row_of(d, entry, token) + key_head * entry.head_stride; }
+  int64_t head(int64_t n, int64_t r) const { return (first + n) * rows + r; }
+  State state(int64_t n) const { return State(states + n * state_floats, rows); }
+  float* scores_of(int64_t n, int64_t r) const { return scores + (n * rows + r) * score_row; }
+  int64_t at(int64_t n, int64_t token) const { return row_of(d, entry, token) + (first + n) * entry.head_stride; }
 
   // Tokens from `token` on, below `end`, that lie one row after the other.
   int64_t together(int64_t token, int64_t end) const {
@@ -61,10 +66,10 @@ struct Group {
   }
 };
 
-// Keys or values of a group from `token` on.
+// Keys or values of head n of the task from `token` on.
 template <class Stored>
-FA_INLINE StoredRows<Stored> rows_at(const Group& g, const void* data, int64_t token) {
-  return {static_cast<const typename Stored::Number*>(data) + g.at(token), g.d.row_stride};
+FA_INLINE StoredRows<Stored> rows_at(const Heads& h, const void* data, int64_t n, int64_t token) {
+  return {static_cast<const typename Stored::Number*>(data) + h.at(n, token), h.d.row_stride};
 }
 
 // Bytes asked for of what is read when a run of rows has ended: the processor does not foresee it. 4096 are no better.
@@ -73,71 +78,108 @@ inline constexpr int64_t kRunAhead = 1024;
 // Asks for the first keys or values from `token` on, where there are some. Between rows of other heads the products ask
 // for themselves.
 template <class Stored>
-FA_INLINE void ask_for_run(const Group& g, const void* data, int64_t token) {
-  if (token >= g.end || g.d.row_stride != g.d.size) return;
-  const int64_t bytes = g.together(token, g.end) * g.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
-  ask_for_lines(reinterpret_cast<const char*>(rows_at<Stored>(g, data, token).data), smaller(kRunAhead, bytes));
+FA_INLINE void ask_for_run(const Heads& h, const void* data, int64_t token) {
+  if (token >= h.end || h.d.row_stride != h.d.size) return;
+  const int64_t bytes = h.together(token, h.end) * h.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
+  ask_for_lines(reinterpret_cast<const char*>(rows_at<Stored>(h, data, 0, token).data), smaller(kRunAhead, bytes));
 }
 
 template <class Stored>
-static void score_tokens(const Group& g, const Tokens& t, float* scores) {
+static void score_tokens(const Heads& h, const Tokens& t) {
   for (int64_t j = 0; j < t.count;) {
-    const int64_t count = g.together(t.first + j, t.first + t.count);
-    const StoredRows<Stored> keys = rows_at<Stored>(g, g.entry.key, t.first + j);
+    const int64_t count = h.together(t.first + j, t.first + t.count);
     const bool last = j + count == t.count;
-    ask_for_run<Stored>(g, last ? g.entry.value : g.entry.key, last ? t.first : t.first + j + count);
-    for (int64_t r = 0; r < g.rows; r += kDirectRows) {
-      direct_scores(smaller(kDirectRows, g.rows - r), {g.queries + r * g.columns, g.columns}, keys, count, g.d.size,
-                    scores + r * kTokenRow + j, kTokenRow);
+    for (int64_t n = 0; n < h.count; ++n) {
+      if (n + 1 == h.count) {
+        ask_for_run<Stored>(h, last ? h.entry.value : h.entry.key, last ? t.first : t.first + j + count);
+      }
+      const StoredRows<Stored> keys = rows_at<Stored>(h, h.entry.key, n, t.first + j);
+      for (int64_t r = 0; r < h.rows; r += kDirectRows) {
+        direct_scores(smaller(kDirectRows, h.rows - r), {h.queries + (n * h.rows + r) * h.columns, h.columns}, keys, count,
+                      h.d.size, h.scores_of(n, r) + j, h.score_row);
+      }
     }
     j += count;
   }
-  if (g.d.key_offset == nullptr) return;
-  for (int64_t r = 0; r < g.rows; ++r) {
-    for (int64_t j = 0; j < t.count; ++j) scores[r * kTokenRow + j] += g.constants[r];
+  if (h.d.key_offset == nullptr) return;
+  for (int64_t r = 0; r < h.count * h.rows; ++r) {
+    float* scores = h.scores_of(0, r);
+    for (int64_t j = 0; j < t.count; ++j) scores[j] += h.constants[r];
   }
 }
 
-// Products to weights relative to the largest score so far.
-FA_INLINE void soften_tokens(const Group& g, const Tokens& t, const DecodeScratch& s) {
-  for (int64_t r = 0; r < g.rows; ++r) {
-    float* scores = s.scores + r * kTokenRow;
-    float top = g.state.max[r];
-    if (g.d.pse != nullptr) {
-      const int64_t at = g.entry.pse + g.head(r) * g.d.pse_head + t.first;
-      const float* bias = as_floats(g.d.pse, at, t.count, type_of(g.d.pse_cell), s.bias);
-      if (bias != s.bias) __builtin_memcpy(s.bias, bias, static_cast<size_t>(t.count) * sizeof(float));
+FA_INLINE void add_total(const Heads& h, const State& state, int64_t r, float top, float sum) {
+  if (top != state.max[r]) state.raise(r, top, h.columns);
+  state.total[r] += sum;
+}
+
+// Products of row r of head n to weights relative to the largest score so far, where some are masked or have a bias.
+FA_INLINE void soften_row(const Heads& h, const Tokens& t, const DecodeScratch& s, int64_t n, int64_t r) {
+  const State state = h.state(n);
+  float* scores = h.scores_of(n, r);
+  float top = state.max[r];
+  if (h.d.pse != nullptr) {
+    const int64_t at = h.entry.pse + h.head(n, r) * h.d.pse_head + t.first;
+    const float* bias = as_floats(h.d.pse, at, t.count, type_of(h.d.pse_cell), s.bias);
+    if (bias != s.bias) __builtin_memcpy(s.bias, bias, static_cast<size_t>(t.count) * sizeof(float));
+  }
+  float sum;
+  if (t.filled) {
+    for (int64_t j = 0; j < t.count; ++j) {
+      const float score = scores[j] * h.d.scale + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
+      scores[j] = t.hidden != nullptr && t.hidden[j] != 0 ? kMaskedScore : score;
     }
-    float sum;
-    if (t.filled) {
-      for (int64_t j = 0; j < t.count; ++j) {
-        const float score = scores[j] * g.d.scale + (g.d.pse == nullptr ? 0.0f : s.bias[j]);
-        scores[j] = t.hidden != nullptr && t.hidden[j] != 0 ? kMaskedScore : score;
-      }
-      sum = soften<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, top);
-    } else if (g.d.pse == nullptr) {
-      sum = t.hidden == nullptr ? soften_plain(scores, t.count, g.d.scale, top)
-                                : soften<false, true>(scores, t.count, g.d.scale, nullptr, false, t.hidden, top);
-    } else if (t.hidden == nullptr) {
-      sum = soften<true, false>(scores, t.count, g.d.scale, s.bias, false, nullptr, top);
+    sum = soften<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, top);
+  } else if (h.d.pse == nullptr) {
+    sum = soften<false, true>(scores, t.count, h.d.scale, nullptr, false, t.hidden, top);
+  } else if (t.hidden == nullptr) {
+    sum = soften<true, false>(scores, t.count, h.d.scale, s.bias, false, nullptr, top);
+  } else {
+    sum = soften<true, true>(scores, t.count, h.d.scale, s.bias, false, t.hidden, top);
+  }
+  add_total(h, state, r, top, sum);
+}
+
+// The largest products of some rows come first: comparing the lanes of one takes long, and the next row need not wait for it.
+FA_INLINE void soften_rows_plainly(const Heads& h, const Tokens& t, int64_t n) {
+  const State state = h.state(n);
+  for (int64_t first = 0; first < h.rows; first += kDirectRows) {
+    const int64_t rows = smaller(kDirectRows, h.rows - first);
+    float largest[kDirectRows];
+    for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of(h.scores_of(n, first + r), t.count);
+    for (int64_t r = 0; r < rows; ++r) {
+      float top = state.max[first + r];
+      const float sum = soften_below(largest[r], h.scores_of(n, first + r), t.count, h.d.scale, top);
+      add_total(h, state, first + r, top, sum);
+    }
+  }
+}
+
+FA_INLINE void soften_tokens(const Heads& h, const Tokens& t, const DecodeScratch& s) {
+  const bool plain = h.d.pse == nullptr && t.hidden == nullptr && !t.filled;
+  for (int64_t n = 0; n < h.count; ++n) {
+    if (plain) {
+      soften_rows_plainly(h, t, n);
     } else {
-      sum = soften<true, true>(scores, t.count, g.d.scale, s.bias, false, t.hidden, top);
+      for (int64_t r = 0; r < h.rows; ++r) soften_row(h, t, s, n, r);
     }
-    if (top != g.state.max[r]) g.state.raise(r, top, g.columns);
-    g.state.total[r] += sum;
   }
 }
 
 // Adds the values of tokens [begin, end) of the step.
 template <class Stored>
-static void add_run(const Group& g, const Tokens& t, int64_t begin, int64_t end, const float* weights) {
+static void add_run(const Heads& h, const Tokens& t, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end;) {
-    const int64_t count = g.together(t.first + j, t.first + end);
-    const StoredRows<Stored> values = rows_at<Stored>(g, g.entry.value, t.first + j);
-    ask_for_run<Stored>(g, j + count == t.count ? g.entry.key : g.entry.value, t.first + j + count);
-    for (int64_t r = 0; r < g.rows; r += kDirectRows) {
-      direct_values(smaller(kDirectRows, g.rows - r), weights + r * kTokenRow + j, kTokenRow, values, count, g.d.size,
-                    g.state.sums + r * g.columns, g.columns);
+    const int64_t count = h.together(t.first + j, t.first + end);
+    for (int64_t n = 0; n < h.count; ++n) {
+      if (n + 1 == h.count) {
+        ask_for_run<Stored>(h, j + count == t.count ? h.entry.key : h.entry.value, t.first + j + count);
+      }
+      const StoredRows<Stored> values = rows_at<Stored>(h, h.entry.value, n, t.first + j);
+      for (int64_t r = 0; r < h.rows; r += kDirectRows) {
+        direct_values(smaller(kDirectRows, h.rows - r), h.scores_of(n, r) + j, h.score_row, values, count, h.d.size,
+                      h.state(n).sums + r * h.columns, h.columns);
+      }
     }
     j += count;
   }
@@ -145,29 +187,31 @@ static void add_run(const Group& g, const Tokens& t, int64_t begin, int64_t end,
 
 // Where masked tokens have a score, those without weight are still not read.
 template <class Stored>
-static void add_weighted(const Group& g, const Tokens& t, const float* weights) {
+static void add_weighted(const Heads& h, const Tokens& t) {
   for (int64_t j = 0; j < t.count; ++j) {
-    const StoredRows<Stored> value = rows_at<Stored>(g, g.entry.value, t.first + j);
-    for (int64_t r = 0; r < g.rows; ++r) {
-      const float* weight = weights + r * kTokenRow + j;
-      if (t.hidden != nullptr && t.hidden[j] != 0 && *weight == 0) continue;
-      direct_values(1, weight, kTokenRow, value, 1, g.d.size, g.state.sums + r * g.columns, g.columns);
+    for (int64_t n = 0; n < h.count; ++n) {
+      const StoredRows<Stored> value = rows_at<Stored>(h, h.entry.value, n, t.first + j);
+      for (int64_t r = 0; r < h.rows; ++r) {
+        const float* weight = h.scores_of(n, r) + j;
+        if (t.hidden != nullptr && t.hidden[j] != 0 && *weight == 0) continue;
+        direct_values(1, weight, h.score_row, value, 1, h.d.size, h.state(n).sums + r * h.columns, h.columns);
+      }
     }
   }
 }
 
 template <class Keys, class Values>
-static void attend_tokens(const Group& g, const Tokens& t, const DecodeScratch& s) {
-  score_tokens<Keys>(g, t, s.scores);
-  soften_tokens(g, t, s);
+static void attend_tokens(const Heads& h, const Tokens& t, const DecodeScratch& s) {
+  score_tokens<Keys>(h, t);
+  soften_tokens(h, t, s);
   if (t.filled) {
-    add_weighted<Values>(g, t, s.scores);
+    add_weighted<Values>(h, t);
     return;
   }
   for (int64_t j = 0; j < t.count;) {
     int64_t end = t.hidden == nullptr ? t.count : j;
     while (end < t.count && t.hidden[end] == 0) ++end;
-    add_run<Values>(g, t, j, end, s.scores);
+    add_run<Values>(h, t, j, end);
     j = end;
     while (j < t.count && t.hidden[j] != 0) ++j;
   }

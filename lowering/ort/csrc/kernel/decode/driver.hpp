@@ -81,7 +81,7 @@ class Decoder {
   int64_t task_rows() const { return plan_.heads_at_once * group_; }
 
   size_t scratch_bytes() const {
-    if (d_.query_cell != Cell::int8) return DecodeScratch::bytes(task_rows(), group_, columns_);
+    if (d_.query_cell != Cell::int8) return DecodeScratch::bytes(task_rows(), plan_.token_row(), columns_);
     int64_t longest = 0;
     for (int64_t i = 0; i < d_.entry_count; ++i) longest = larger(longest, d_.entries[i].length);
     return IntegerScratch::bytes(longest, d_.size);
@@ -99,7 +99,7 @@ class Decoder {
     const int64_t chunks = (ends_[index] - begin) / plan_.head_tasks;
     const int64_t part = (task - begin) / chunks;
     const int64_t chunk = (task - begin) % chunks;
-    const DecodeScratch scratch(memory, task_rows(), group_, columns_);
+    const DecodeScratch scratch(memory, task_rows(), plan_.token_row(), columns_);
     const DecodeEntry& entry = d_.entries[index];
     const int64_t tokens = plan_.chunk_tokens(entry);
     float* own = states_ + (begin * plan_.heads_at_once + (part * chunks + chunk) * plan_.heads_at_once) * state_floats_;
@@ -140,21 +140,20 @@ class Decoder {
     }
   }
 
-  Group group_of(int64_t index, int64_t part, int64_t n, int64_t end, float* states, const DecodeScratch& s) const {
-    return {d_, d_.entries[index], part * plan_.heads_at_once + n, group_, end, columns_, s.queries + n * group_ * columns_,
-            s.constants + n * group_, State(states + n * state_floats_, group_)};
+  Heads heads_of(int64_t index, int64_t part, int64_t end, float* states, const DecodeScratch& s) const {
+    return {d_, d_.entries[index], part * plan_.heads_at_once, plan_.heads_at_once, group_, end, columns_, s.queries,
+            s.constants, s.scores, plan_.token_row(), states, state_floats_};
   }
 
   void attend(int64_t index, int64_t part, int64_t begin, int64_t end, float* states, bool filled,
               const DecodeScratch& s) const {
     const DecodeEntry& entry = d_.entries[index];
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) State(states + n * state_floats_, group_).clear(group_, columns_);
+    const Heads heads = heads_of(index, part, end, states, s);
+    for (int64_t n = 0; n < heads.count; ++n) heads.state(n).clear(group_, columns_);
     for (int64_t first = begin; first < end; first += plan_.tokens) {
       Tokens tokens{first, smaller(plan_.tokens, end - first), nullptr, filled};
       if (entry.mask != nullptr && hide(entry.mask + first, tokens, s.hidden)) continue;
-      for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-        step(group_of(index, part, n, end, states, s), tokens, s);
-      }
+      step(heads, tokens, s);
     }
   }
 
@@ -173,15 +172,15 @@ class Decoder {
     return all != 0 && !tokens.filled;
   }
 
-  void step(const Group& g, const Tokens& t, const DecodeScratch& s) const {
+  void step(const Heads& h, const Tokens& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return attend_tokens<StoredFloats, StoredFloats>(g, t, s);
-      case Cell::float16: return attend_tokens<StoredFloat16, StoredFloat16>(g, t, s);
+      case Cell::float32: return attend_tokens<StoredFloats, StoredFloats>(h, t, s);
+      case Cell::float16: return attend_tokens<StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
         // The query is bfloat16, too, so products of pairs round nothing. Weights would be rounded.
-        if constexpr (kHasPairs) return attend_tokens<StoredPairs, StoredBfloat16>(g, t, s);
-        return attend_tokens<StoredBfloat16, StoredBfloat16>(g, t, s);
-      case Cell::int8: return attend_tokens<StoredInt8, StoredInt8>(g, t, s);
+        if constexpr (kHasPairs) return attend_tokens<StoredPairs, StoredBfloat16>(h, t, s);
+        return attend_tokens<StoredBfloat16, StoredBfloat16>(h, t, s);
+      case Cell::int8: return attend_tokens<StoredInt8, StoredInt8>(h, t, s);
     }
   }
 
@@ -195,9 +194,7 @@ class Decoder {
     if (d_.entries[index].mask != nullptr && masked_tokens_matter(states)) {
       attend(index, part, 0, d_.entries[index].length, states, true, s);
     }
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-      write(index, group_of(index, part, n, d_.entries[index].length, states, s), s.row);
-    }
+    write(index, heads_of(index, part, d_.entries[index].length, states, s), s.row);
   }
 
   // A masked token has a score, too, only a very low one.
@@ -211,20 +208,22 @@ class Decoder {
     return false;
   }
 
-  void write(int64_t index, const Group& g, float* row) const {
-    for (int64_t r = 0; r < group_; ++r) {
-      const float total = g.state.total[r];
-      const float factor = total == 0 ? __builtin_nanf("") : 1.0f / total;  // every score is -inf
-      const float* sums = g.state.sums + r * columns_;
-      for (int64_t i = 0; i < d_.size; ++i) row[i] = sums[i] * factor;
-      if (d_.value_scale != nullptr) {
-        for (int64_t i = 0; i < d_.size; ++i) {
-          const int64_t channel = d_.antiquant_per_channel ? g.key_head * d_.size + i : 0;
-          const float offset = d_.value_offset == nullptr ? 0.0f : d_.value_offset[channel];
-          row[i] = (row[i] + offset) * d_.value_scale[channel];
+  void write(int64_t index, const Heads& h, float* row) const {
+    for (int64_t n = 0; n < h.count; ++n) {
+      for (int64_t r = 0; r < group_; ++r) {
+        const float total = h.state(n).total[r];
+        const float factor = total == 0 ? __builtin_nanf("") : 1.0f / total;  // every score is -inf
+        const float* sums = h.state(n).sums + r * columns_;
+        for (int64_t i = 0; i < d_.size; ++i) row[i] = sums[i] * factor;
+        if (d_.value_scale != nullptr) {
+          for (int64_t i = 0; i < d_.size; ++i) {
+            const int64_t channel = d_.antiquant_per_channel ? (h.first + n) * d_.size + i : 0;
+            const float offset = d_.value_offset == nullptr ? 0.0f : d_.value_offset[channel];
+            row[i] = (row[i] + offset) * d_.value_scale[channel];
+          }
         }
+        write_result(d_, (index * d_.heads + h.head(n, r)) * d_.size, h.head(n, r), row);
       }
-      write_result(d_, (index * d_.heads + g.head(r)) * d_.size, g.head(r), row);
     }
   }
 
