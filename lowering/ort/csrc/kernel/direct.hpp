@@ -81,19 +81,20 @@ static void direct_scores_of(QueryRows queries, StoredRows<Stored> keys, int64_t
 template <class Stored, int kRows, int kVectors>
 FA_INLINE void direct_columns(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count,
                               int64_t last, float* sums, int64_t columns) {
-  constexpr int kUnit = Stored::kStep / kLanes;
+  constexpr int kUnit = kSumsOf<Stored>;
+  constexpr int kKeys = Stored::kPairs ? 2 : 1;
   Vec sum[kRows][kVectors][kUnit];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors * kUnit; ++v) sum[r][v / kUnit][v % kUnit] = load(sums + r * columns + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) load_sums<Stored>(sums + r * columns + v * Stored::kStep, sum[r][v]);
   }
   const auto column = [&](const typename Stored::Number* row, int v) {
     ask_for(row + v * Stored::kStep + kAhead * values.row);
     return last > 0 && v == kVectors - 1 ? Stored::load_some(row + v * Stored::kStep, last)
                                          : Stored::load(row + v * Stored::kStep);
   };
-  for (int64_t j = 0; j < count; j += kUnit) {
+  for (int64_t j = 0; j < count; j += kKeys) {
     const typename Stored::Number* row = values.data + j * values.row;
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) {
@@ -103,9 +104,13 @@ FA_INLINE void direct_columns(const float* weights, int64_t weight_row, StoredRo
         const Vec odd = j + 1 < count ? column(row + values.row, v) : Vec{};
         interleave(x[0], odd, x[0], x[1]);
       }
+      if constexpr (Stored::kApart) {
+        x[1] = Stored::odd(x[0]);
+        x[0] = Stored::even(x[0]);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const float weight = weights[r * weight_row + j / kUnit];
+        const float weight = weights[r * weight_row + j / kKeys];
 #pragma GCC unroll 2
         for (int u = 0; u < kUnit; ++u) sum[r][v][u] = add_products<Stored::kPairs>(sum[r][v][u], weight, x[u]);
       }
@@ -114,7 +119,7 @@ FA_INLINE void direct_columns(const float* weights, int64_t weight_row, StoredRo
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors * kUnit; ++v) store(sums + r * columns + v * kLanes, sum[r][v / kUnit][v % kUnit]);
+    for (int v = 0; v < kVectors; ++v) store_sums<Stored>(sums + r * columns + v * Stored::kStep, sum[r][v]);
   }
 }
 
@@ -122,7 +127,7 @@ FA_INLINE void direct_columns(const float* weights, int64_t weight_row, StoredRo
 template <class Stored, int kRows>
 static void direct_values_of(const float* scores, int64_t score_row, StoredRows<Stored> values, int64_t count,
                              int64_t size, float* sums, int64_t columns) {
-  constexpr int kUnit = Stored::kStep / kLanes;
+  constexpr int kUnit = kSumsOf<Stored>;
   constexpr int kVectors = vectors_beside(kRows * kUnit, 8 / kUnit);
   constexpr int64_t kWide = kVectors * Stored::kStep;
   for (int64_t c = 0; c < count; c += kValueKeys) {

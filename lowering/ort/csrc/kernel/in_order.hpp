@@ -3,10 +3,9 @@
 // Memory is the limit then, so what comes first is that it is asked for in its own order, one key after the other, each
 // from its beginning to its end, and each load instruction steps from key to key by the same distance: so the processor
 // fetches ahead by itself as fast as it can (Zen 4: 30 GB/s). Two keys side by side are read at a third of that, at 60 to
-// 75 % where their lines are asked for, too. It looks ahead as far as its load queue reaches, so where the queries of one or
-// two rows fit the registers there are no loads but those of keys and values. More rows meet a key at once, their queries
-// read from the first-level cache: a quarter more time for float32 than reading the keys takes, where keys side by side
-// take half as much again.
+// 75 % where their lines are asked for, too. Where the queries of one or two rows fit the registers there are no loads but
+// those of keys and values, for the processor looks ahead as far as its load queue reaches. More rows meet a key at once,
+// with their queries from the first-level cache: four rows of float32 take a seventh longer than reading the keys.
 #pragma once
 
 #include "stored.hpp"
@@ -188,18 +187,19 @@ static void score_pass(QueryRows queries, StoredRows<Stored> keys, int64_t count
 template <class Stored, int kRows, int kVectors>
 FA_INLINE void value_columns(const float* weights, int64_t weight_row, StoredRows<Stored> values, int64_t count,
                              int64_t last, float* sums, int64_t columns) {
-  constexpr int kUnit = Stored::kStep / kLanes;
+  constexpr int kUnit = kSumsOf<Stored>;
+  constexpr int kKeys = Stored::kPairs ? 2 : 1;
   Vec sum[kRows][kVectors][kUnit];
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors * kUnit; ++v) sum[r][v / kUnit][v % kUnit] = load(sums + r * columns + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) load_sums<Stored>(sums + r * columns + v * Stored::kStep, sum[r][v]);
   }
   const auto column = [&](const typename Stored::Number* row, int v) {
     return last > 0 && v == kVectors - 1 ? Stored::load_some(row + v * Stored::kStep, last)
                                          : Stored::load(row + v * Stored::kStep);
   };
-  for (int64_t j = 0; j < count; j += kUnit) {
+  for (int64_t j = 0; j < count; j += kKeys) {
     const typename Stored::Number* row = values.data + j * values.row;
     Vec x[kVectors][kUnit];
 #pragma GCC unroll 16
@@ -212,9 +212,16 @@ FA_INLINE void value_columns(const float* weights, int64_t weight_row, StoredRow
         interleave(x[v][0], odd, x[v][0], x[v][1]);
       }
     }
+    if constexpr (Stored::kApart) {
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        x[v][1] = Stored::odd(x[v][0]);
+        x[v][0] = Stored::even(x[v][0]);
+      }
+    }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const float weight = weights[r * weight_row + j / kUnit];
+      const float weight = weights[r * weight_row + j / kKeys];
 #pragma GCC unroll 16
       for (int v = 0; v < kVectors * kUnit; ++v) {
         Vec& own = sum[r][v / kUnit][v % kUnit];
@@ -225,7 +232,7 @@ FA_INLINE void value_columns(const float* weights, int64_t weight_row, StoredRow
 #pragma GCC unroll 4
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 16
-    for (int v = 0; v < kVectors * kUnit; ++v) store(sums + r * columns + v * kLanes, sum[r][v / kUnit][v % kUnit]);
+    for (int v = 0; v < kVectors; ++v) store_sums<Stored>(sums + r * columns + v * Stored::kStep, sum[r][v]);
   }
 }
 
@@ -252,7 +259,7 @@ static void value_pass(const float* weights, int64_t weight_row, StoredRows<Stor
                        float* sums, int64_t columns) {
   // Three rows take three quarters of the registers, other numbers half of them: a power of two of vectors for each row.
   constexpr int kSums = kRows == 3 ? kRegisters * 3 / 4 : kRegisters / 2;
-  constexpr int kVectors = kSums / (kRows * (Stored::kStep / kLanes));
+  constexpr int kVectors = kSums / (kRows * kSumsOf<Stored>);
   if constexpr (Stored::kPairs) {
     constexpr int64_t kRounded = kValueKeys + kLanes;
     float rounded[kRows][kRounded];
@@ -299,21 +306,21 @@ static void scores_in_order(int64_t rows, QueryRows queries, StoredRows<Stored> 
 }
 
 // How many rows have room in the registers for their sums of all columns, at most 4; 0 where values are not read this way.
-// What is narrower than float32 is bound by its products: there reading columns side by side is as fast, and 4 rows at a
-// time compute more in each pass.
+// Three rows of 128 numbers and then one read float32 at 95 % of a plain read, four rows of half the columns at 70 %. What
+// is narrower is bound by its products: there four rows of some columns are as fast or faster.
 template <class Stored>
 FA_INLINE int64_t rows_of_values(int64_t rows, int64_t size, int64_t row) {
   if (row != size) return 0;
-  const int64_t vectors = blocks_of(size, Stored::kStep) * (Stored::kStep / kLanes);
-  if (rows * blocks_of(size, Stored::kStep) <= kRegisters / 2) return Stored::kPairs ? 2 : 4;
+  const int64_t vectors = blocks_of(size, Stored::kStep) * kSumsOf<Stored>;
+  if (rows * blocks_of(size, Stored::kStep) <= kRegisters / 2) return kSumsOf<Stored> > 1 ? 2 : 4;
   const int64_t room = smaller(4, kRegisters * 3 / 4 / vectors);
   return sizeof(typename Stored::Number) == sizeof(float) && room >= 3 ? room : 0;
 }
 
 // sums += P V for `count` values of `size` numbers, `most` rows at a time.
 template <class Stored>
-static void values_in_order(int64_t rows, int64_t most, const float* weights, int64_t weight_row, StoredRows<Stored> values,
-                            int64_t count, int64_t size, float* sums, int64_t columns) {
+static void values_in_order(int64_t rows, int64_t most, const float* weights, int64_t weight_row,
+                            StoredRows<Stored> values, int64_t count, int64_t size, float* sums, int64_t columns) {
   for (int64_t c = 0; c < count; c += kValueKeys) {
     const StoredRows<Stored> own{values.data + c * values.row, values.row};
     const int64_t keys = smaller(kValueKeys, count - c);

@@ -140,7 +140,7 @@ FA_INLINE void soften_row(const Heads& h, const Tokens& t, const DecodeScratch& 
   add_total(h, state, r, top, sum);
 }
 
-// The largest products of some rows come first: comparing the lanes of one takes long, and the next row need not wait for it.
+// The largest products of some rows come first: comparing the lanes of one takes long, and the others need not wait.
 FA_INLINE void soften_rows_plainly(const Heads& h, const Tokens& t, int64_t n) {
   const State state = h.state(n);
   for (int64_t first = 0; first < h.rows; first += kDirectRows) {

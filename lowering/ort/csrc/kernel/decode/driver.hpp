@@ -172,14 +172,17 @@ class Decoder {
     return all != 0 && !tokens.filled;
   }
 
+  // The query is bfloat16, too, so products of pairs round nothing. Weights would be rounded.
+  using Bfloat16Keys = PairsOr<kHasPairs, StoredBfloat16>;
+
   void step(const Heads& h, const Tokens& t, const DecodeScratch& s) const {
     switch (d_.cell) {
       case Cell::float32: return attend_tokens<StoredFloats, StoredFloats>(h, t, s);
       case Cell::float16: return attend_tokens<StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
-        // The query is bfloat16, too, so products of pairs round nothing. Weights would be rounded.
-        if constexpr (kHasPairs) return attend_tokens<StoredPairs, StoredBfloat16>(h, t, s);
-        return attend_tokens<StoredBfloat16, StoredBfloat16>(h, t, s);
+        // With narrower vectors joining the sums of even and odd numbers costs more than it saves.
+        if (kLanes < 16 || d_.size % StoredApart::kStep != 0) return attend_tokens<Bfloat16Keys, StoredBfloat16>(h, t, s);
+        return attend_tokens<Bfloat16Keys, StoredApart>(h, t, s);
       case Cell::int8: return attend_tokens<StoredInt8, StoredInt8>(h, t, s);
     }
   }
