@@ -426,16 +426,14 @@ class Matcher:
         resolve = viewer.space.resolve
         product, node = before.product, before.product.node
         own = {row, *qk.own_labels(key_side, columns, viewer.space)}
-        if len(pv.free(1 - after.side)) > 1:
-            raise Decline(Code.SHAPE, "the values have more than one dimension of their own", after.product.node)
         rows = _along(qk, 1 - key_side, row, viewer)
         shared = [label for label in product.out if label not in own]
         sunk_heads = () if sunk is None or sunk.sink.view is None else _own_axes(sunk.sink.view, viewer)
         batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
         if sunk is not None and not set(sunk_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
-        depth = resolve(qk.dims[0][product.summed[0]])
-        value_depth = resolve(pv.own_dim(1 - after.side))
+        depth = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
+        value_depth = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
         expected = {*batch, *heads, *rows, *value_depth}
         output_dims = viewer.space.resolve_all(pv.out)
         if {axis for dim in output_dims for axis in dim} != expected:

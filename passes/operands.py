@@ -79,10 +79,9 @@ class Operands:
         """The labels only this operand has, in the order of the output."""
         return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
 
-    def own_dim(self, side: int) -> Axes:
-        """The axes of the last dimension that only this operand has; none where it has none, as a vector."""
-        free = self.free(side)
-        return self.dims[side][free[-1]] if free else ()
+    def own_dims(self, side: int) -> tuple[Axes, ...]:
+        """The axes of the dimensions that only this operand has; none where it has none, as a vector."""
+        return tuple(self.dims[side][label] for label in self.free(side))
 
     def own_labels(self, side: int, axes: Axes, space: AxisSpace) -> tuple[str, ...]:
         """The dimensions that only this operand has and that run along these axes, one after the other; none where

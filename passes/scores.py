@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.contraction import Contraction, addend, contraction, unknown_rank, without_addend
+from fa_compiler.passes.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.factors import operand
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
@@ -139,7 +139,8 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         node = current.producer()
         if node is None:
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
-        found = contraction(node, viewer.info)
+        found = any_contraction(node, viewer.info)
+        found = None if found is None or not found.summed else found
         if found is None and (added := _added(node)) is not None:
             found = without_addend(node, viewer.info)
             steps.append(Addend(node, *added))
@@ -220,7 +221,7 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
             raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
     leading = [value for value in node.inputs if value is not None and _leads_to_product(value, viewer)]
     if leading:
-        if all(_is_layer(value, viewer) for value in leading):
+        if len(leading) == 1 and not is_op(node, "Einsum") and _is_layer(leading[0], viewer):
             reason = f"the scores come from {node.op_type} behind a linear layer, not from query and key"
             raise Decline(Code.NOT_ATTENTION, reason, node)
         reason = f"{node.op_type} on the scores has no counterpart in the operator"

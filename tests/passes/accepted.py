@@ -24,6 +24,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "heads folded into the batch": {"product": ("folded",), "layout": ("BSD",)},
         "several batch dimensions": "test_shapes.py",
         "keys along several dimensions": "test_key_axes.py",
+        "heads, such as rows that are tied": "test_depth_axes.py",
     },
     "layout": {
         "Transpose, Reshape": {"key": ("0132", "0231", "rank3"), "layout": ("BSND", "SBH", "SD")},
