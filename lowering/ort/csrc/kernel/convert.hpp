@@ -85,7 +85,7 @@ FA_INLINE HalfVec narrow_float16s(Vec x) {
   BitVec bits = magnitude < (113u << 23) ? small : normal;
   bits = magnitude >= to_bits(65520.0f) ? 0x7c00u - BitVec{} : bits;
   bits = magnitude > 0x7f800000u ? 0x7e00u - BitVec{} : bits;
-  return __builtin_convertvector((BitVec)x >> 16 & 0x8000u | bits, HalfVec);
+  return __builtin_convertvector(((BitVec)x >> 16 & 0x8000u) | bits, HalfVec);
 #endif
 }
 

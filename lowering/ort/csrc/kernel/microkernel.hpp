@@ -59,6 +59,20 @@ struct Reader<ColumnsOf, kRows> {
   void next() { data += row; }
 };
 
+// Instead of a number of vectors, the lower half of one: the upper lanes of C become 0. Not with kPairs.
+inline constexpr int kHalf = 0;
+
+template <int kVectors>
+struct Width {
+  using Part = Vec;
+  static constexpr int kParts = kVectors;
+};
+template <>
+struct Width<kHalf> {
+  using Part = LowVec;
+  static constexpr int kParts = 1;
+};
+
 // Numbers along the depth between two looks ahead.
 inline constexpr int64_t kStepDepth = 16;
 
@@ -81,15 +95,17 @@ struct Target {
 
 template <int kRows, int kVectors, Sums kSums, bool kPairs, class A>
 FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
-  Vec sum[kRows][kVectors];
+  using Part = typename Width<kVectors>::Part;
+  constexpr int kParts = Width<kVectors>::kParts;
+  Part sum[kRows][kParts];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kParts; ++v) {
       const float* at = c.data + r * c.row + v * kLanes;
-      if constexpr (kSums == Sums::fresh) sum[r][v] = Vec{};
-      if constexpr (kSums == Sums::added) sum[r][v] = load(at);
-      if constexpr (kSums == Sums::scaled) sum[r][v] = load(at) * load(c.alpha + v * kLanes);
+      if constexpr (kSums == Sums::fresh) sum[r][v] = Part{};
+      if constexpr (kSums == Sums::added) sum[r][v] = load_as<Part>(at);
+      if constexpr (kSums == Sums::scaled) sum[r][v] = load_as<Part>(at) * load_as<Part>(c.alpha + v * kLanes);
     }
   }
   Reader<A, kRows> numbers(a);
@@ -97,14 +113,20 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& up
   for (int64_t done = 0; done < depth; done += kStepDepth) {
     ahead.ask(upcoming.pace);
     for (int64_t k = smaller(kStepDepth, depth - done); k > 0; --k) {
-      Vec line[kVectors];
+      Part line[kParts];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) line[v] = load(b.data + v * kLanes);
+      for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
         const float x = numbers.at(r);
 #pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
+        for (int v = 0; v < kParts; ++v) {
+          if constexpr (kVectors == kHalf) {
+            sum[r][v] += line[v] * x;
+          } else {
+            sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
+          }
+        }
       }
       numbers.next();
       b.data += b.row;
@@ -114,14 +136,14 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& up
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) store(c.data + r * c.row + v * kLanes, sum[r][v]);
+    for (int v = 0; v < kParts; ++v) store(c.data + r * c.row + v * kLanes, widened(sum[r][v]));
   }
   if (c.top == nullptr) return;
 #pragma GCC unroll 2
-  for (int v = 0; v < kVectors; ++v) {
+  for (int v = 0; v < kParts; ++v) {
     Vec largest = load(c.top + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) largest = greater(sum[r][v], largest);
+    for (int r = 0; r < kRows; ++r) largest = greater(widened(sum[r][v]), largest);
     store(c.top + v * kLanes, largest);
   }
 }

@@ -40,6 +40,7 @@ inline constexpr int kPanel = 2 * kLanes;  // columns of a packed panel: two vec
 #define FA_INLINE [[gnu::always_inline]] static inline
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
+typedef float LowVec __attribute__((vector_size(2 * kLanes)));  // the lower half of a Vec
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
@@ -48,6 +49,16 @@ typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alia
 
 FA_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 FA_INLINE void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
+
+// Where a vector takes twice the time of its lower half: Zen 4 computes 512 bits in two steps.
+#if defined(__AVX512F__)
+inline constexpr bool kHalvesPay = true;
+FA_INLINE Vec widened(LowVec low) { return (Vec)_mm512_zextps256_ps512((__m256)low); }
+#else
+inline constexpr bool kHalvesPay = false;
+#endif
+FA_INLINE Vec widened(Vec v) { return v; }
+
 FA_INLINE Vec splat(float x) { return x - Vec{}; }
 
 // The second operand wins when either is NaN: greater(x, m) ignores a NaN in x, greater(low, x) keeps it.
