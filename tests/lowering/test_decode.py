@@ -1,6 +1,6 @@
 """IncreFlashAttention on each kernel variant against the float64 reference, and what it refuses.
 
-Lengths lie around vectors (4, 8, 16), pages and the steps the kernel takes (16 to 512 tokens); groups around the 8
+Lengths lie around vectors (4, 8, 16), pages and the steps the kernel takes (16 to 512 tokens, 4096 with few query heads); groups around the 8
 query heads it takes at once.
 """
 
@@ -105,6 +105,14 @@ def problems(draw: st.DrawFn) -> Problem:
 @pytest.mark.usefixtures("isa")
 def test_random_problems(problem: Problem) -> None:
     check(problem.inputs, problem.attrs)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("heads", "length"), [(64, 1100), (4, 4300)])
+def test_several_steps_of_one_head(heads: int, length: int) -> None:
+    """Steps of 512 tokens where 64 query heads have scores to keep, of 4096 where 4 have."""
+    form = Form(heads=heads, key_heads=1, length=length, size=8, batch=1)
+    check(form.inputs(np.random.default_rng(4)), form.all_attrs)
 
 
 @pytest.mark.usefixtures("isa")

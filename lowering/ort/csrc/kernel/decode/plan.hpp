@@ -17,8 +17,11 @@ inline constexpr int64_t kLeastTaskBytes = 256 << 10;
 inline constexpr int64_t kTasks = 24;
 
 // Tokens taken at a time where the rows of a head lie side by side: long runs of keys, then of values, for the processor
-// begins slowly to fetch ahead. Where the rows of all heads do, few, so that they stay near until the last head has had them.
-inline constexpr int64_t kMostTokens = 512;
+// begins slowly to fetch ahead, as long as their scores stay in the second-level cache. 512 are 5 % slower than 4096. Where
+// the rows of all heads do, few, so that they stay near until the last head has had them.
+inline constexpr int64_t kLeastTokens = 512;
+inline constexpr int64_t kMostTokens = 4096;
+inline constexpr int64_t kMostScores = 16384;
 inline constexpr int64_t kMostInt8Tokens = 128;  // 512 are a tenth slower
 inline constexpr int64_t kTokensOfAllHeads = 16;
 
@@ -26,6 +29,7 @@ inline constexpr int64_t kTokensOfAllHeads = 16;
 // whatever is asked for ahead. So where a page holds one head behind the other, a task has all heads, whose keys are one
 // run, and takes about so many tokens at a time.
 inline constexpr int64_t kPageTokens = 256;
+inline constexpr int64_t kLongPage = 512;  // from here on a head's part of a page is long enough
 
 inline constexpr int64_t kPerLine = 16;  // floats
 
@@ -42,11 +46,12 @@ struct Plan {
   explicit Plan(const Decode& d) {
     const int64_t cell = bytes_of(d.cell);
     const bool by_token = d.row_stride != d.size;
-    const bool by_page = !by_token && d.block_size > 0 && d.block_size < kMostTokens;
+    const bool by_page = !by_token && d.block_size > 0 && d.block_size < kLongPage;
     heads_at_once = by_token || by_page ? d.key_heads : 1;
     head_tasks = d.key_heads / heads_at_once;
     token_bytes = 2 * heads_at_once * d.size * cell;
-    const int64_t of_one_head = d.cell == Cell::int8 ? kMostInt8Tokens : kMostTokens;
+    const int64_t with_scores = smaller(kMostTokens, larger(kLeastTokens, kMostScores / d.group() / kChunkUnit * kChunkUnit));
+    const int64_t of_one_head = d.cell == Cell::int8 ? kMostInt8Tokens : with_scores;
     const int64_t of_pages = larger(d.block_size, kPageTokens / larger(1, d.block_size) * d.block_size);
     tokens = by_token ? kTokensOfAllHeads : by_page ? of_pages : of_one_head;
     grain = larger(kLeastTaskBytes, bytes(d) / kTasks);
