@@ -1,7 +1,7 @@
 """IncreFlashAttention on each kernel variant against the float64 reference, and what it refuses.
 
-Lengths lie around vectors (4, 8, 16), pages and the steps the kernel takes (16 to 512 tokens, 4096 with few query heads); groups around the 8
-query heads it takes at once.
+Lengths lie around vectors (4, 8, 16), pages and the steps the kernel takes (16 to 512 tokens, 4096 with few query
+heads); groups around the 8 query heads it takes at once.
 """
 
 from __future__ import annotations
