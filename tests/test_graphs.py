@@ -13,8 +13,6 @@ import harness
 import weights
 from examine import examine
 
-from tests.passes.gradients import fused_pair
-
 INDEX = harness.read_index()
 
 
@@ -48,12 +46,3 @@ def test_comparison_sees_a_difference() -> None:
     near = np.array([1.0, -2.00001, np.inf], np.float32)
     assert compare_outputs.compare(["y"], [right], [near])[0].problem is None
     assert compare_outputs.compare(["y"], [right], [near.astype(np.float64)])[0].problem
-
-
-@pytest.mark.parametrize("name", ["train_dsa_gathered__fxjoint_op18", "train_dsa_indexed__fxjoint_op18"])
-def test_the_report_says_that_a_pair_stays_on_gathered_keys(name: str) -> None:
-    """Its gradients are added up by a Scatter, which is not read as a part of the pair."""
-    _, report = fused_pair(harness.load(name))
-    assert [note for note in report.notes if "stays on gathered keys" in note] != []
-    _, report = fused_pair(harness.load("train_dsa_latent__fxjoint_op18"))
-    assert not [note for note in report.notes if "gathered" in note]

@@ -15,7 +15,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
-from fa_compiler.passes.sparse import emit_selected, has_gathered_keys
+from fa_compiler.passes.sparse import emit_listed, emit_selected
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,6 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
         listed = _listed(pair, matcher, emitter, notes)
         if listed is not None:
             return listed
-        if has_gathered_keys(pair.forward, emitter.builder):
-            name = label(pair.forward.node)
-            notes.append(f"{name}: the pair stays on gathered keys: their gradients are scattered behind it")
         if (loss := pair.backward.divergence) is not None:
             reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
             raise Decline(Code.TRAINING, reason, loss.node)
@@ -91,6 +88,7 @@ def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) ->
 def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
     backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
     selected = emit_selected(pair.forward, emitter, matcher.sets, backward)
+    selected = selected or emit_listed(pair.forward, emitter, matcher.sets, notes, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:

@@ -105,7 +105,7 @@ class IndexLoss:
         attended = [visible_part(condition, sizes, info) for condition in self.found.others]
         if not attended or any(part != causal for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
-        if not ranks_causally(self.found, sizes, info, self.sets):
+        if not ranks_causally(self.found.top, sizes, info, self.sets):
             raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
         selected, seen = 0, 0
         for mask in self.record.masks:

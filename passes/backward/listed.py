@@ -1,7 +1,8 @@
 """From a matched gradient to a SparseFlashAttentionGrad node beside its SparseFlashAttention.
 
-    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys (sparse/fuse.py);
-                no guard against NaN probabilities; rows without a key give the gradients nothing
+    accepted    a gradient as of any attention (match.py), whose forward part is one to selected keys (sparse/fuse.py),
+                or to gathered ones (sparse/listed.py) whose gradients are added up behind it (scattered.py); no guard
+                against NaN probabilities; rows without a key give the gradients nothing
     emitted     SparseFlashAttentionGrad with the forward node's inputs, list, statistics and result
     left        (both are then the dense pair)
                 a row that may be without a key and gives the gradients something; what the target forbids
@@ -13,24 +14,27 @@ in the graph: it adds up the two gradients itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.index_loss import IndexLoss
 from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
-from fa_compiler.passes.backward.match import GradientMatch, Role
+from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.scattered import scattered
+from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emit import Emitter
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.sparse.call import Call
 from fa_compiler.passes.sparse.emit import domain_node
+from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.value_sets import ValueSets
-from fa_compiler.passes.views import View
+from fa_compiler.passes.views import View, Viewer
 
 OP = "SparseFlashAttentionGrad"
 LAYOUT = "BSND"
@@ -77,15 +81,38 @@ class ListedBackward:
             self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
         return not self.refused
 
+    def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
+        """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
+        tracer = Tracer(match, Viewer(self.emitter.builder.info, match.space))
+        roles, rope = match.roles, match.rope
+        sources = {"key": (match.key, read[0], roles.depth), "value": (match.value, read[1], roles.value_depth)}
+        if rope is not None:
+            sources["key_rope"] = rope.key, read[2], rope.depth
+        gradients: list[Gradient] = []
+        for each in self.record.gradients:
+            behind = each
+            if each.role in sources:
+                found = scattered(each, *sources[each.role], tracer, self.sets)
+                if found is None:
+                    self.refused = f"the gradient of {each.role} is not added up by the list that gathers it"
+                    return False
+                behind = found
+            gradients.append(behind)
+        if self.record.divergence is not None:
+            self.refused = "an indexer learns from probabilities of gathered keys"
+            return False
+        self.record = replace(self.record, gradients=tuple(gradients))
+        return True
+
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
         target forbids it. Raises Decline."""
         pairs = self._gradients(node, inputs, call)
         if pairs is None:
             return None
-        if self.record.divergence is not None:
+        if self.record.divergence is not None and found is not None:
             try:
                 loss, more = IndexLoss(self.record.divergence, found, self.emitter, self.sets).build(node, inputs, call)
             except Decline as decline:
@@ -104,7 +131,8 @@ class ListedBackward:
         """Add the gradient, if any is wanted: what takes which place."""
         if self.record.dy is None:
             return []
-        match, builder = call.match, self.emitter.builder
+        builder = self.emitter.builder
+        match = replace(call.match, roles=replace(call.match.roles, columns=call.tokens))
         landings = [landing_of(each, match, LAYOUT) for each in self.record.gradients]
         if None in landings:
             return None

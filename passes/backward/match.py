@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention import Matcher
 from fa_compiler.passes.axes import Arrangement
+from fa_compiler.passes.backward.behind import places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.forward import Findings, match_forward, paths
 from fa_compiler.passes.backward.place import Place
@@ -27,9 +28,8 @@ from fa_compiler.passes.backward.region import Region, Tensor
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.contraction import Contraction, any_contraction
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.layout import COPY_COST
 from fa_compiler.passes.match import AttentionMatch
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.softmax import SoftmaxAnchor
@@ -37,8 +37,6 @@ from fa_compiler.passes.terms import AddTerm
 from fa_compiler.passes.views import View, Viewer
 
 Role = Literal["query", "key", "value", "query_rope", "key_rope"]
-MAX_TAIL = 32
-"""More operators than this behind a product are not looked at for a better place."""
 
 
 @dataclass(frozen=True)
@@ -285,50 +283,11 @@ class _Finder:
     def _placed(
         self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float
     ) -> Gradient | None:
-        """The places behind the product: layout operators, factors, casts, and sums over heads or batch."""
-        value, saved = product.output, 0
-        places = [Place(value, dims, factor, saved)]
-        while len(places) < MAX_TAIL and not value.is_graph_output():
-            readers = distinct_consumers(value)
-            if len(readers) != 1 or readers[0].graph is not product.node.graph or sum(1 for _ in value.uses()) != 1:
-                break
-            node = readers[0]
-            moved = self._moved(node, value, dims, factor)
-            if moved is None:
-                break
-            dims, factor = moved
-            saved += COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
-            value = node.outputs[0]
-            places.append(Place(value, dims, factor, saved))
-        return Gradient(role, product.node, tensor.quantity, tuple(places))
-
-    def _moved(
-        self, node: ir.Node, value: ir.Value, dims: Arrangement, factor: float
-    ) -> tuple[Arrangement, float] | None:
-        """The arrangement and factor behind one operator."""
-        if is_op(node, "ReduceSum"):
-            summed = self._without_summed(node, dims)
-            return None if summed is None else (summed, factor)
-        step = self.region.tracer.look_through(node)
-        if step is None or step[0] is not value or is_op(node, "Expand", "Tile"):
-            return None
-        if self.viewer.factor(node) is not None:
-            return dims, factor * step[1]
-        moved = self.viewer.rearranged(node, dims)
-        return None if moved is None else (moved, factor)
-
-    def _without_summed(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        """What a sum over heads or batch leaves."""
-        axes = reduced_axes(node)
-        space = self.viewer.space
-        roles = self.match.roles.refined(space)
-        if not axes:
-            return None
-        chosen = {axis % len(dims) for axis in axes}
-        if not {each for axis in chosen for each in space.resolve(dims[axis])} <= {*roles.batch, *roles.heads}:
-            return None
-        keep = int_attr(node, "keepdims", 1) == 1
-        return tuple(() if index in chosen else dim for index, dim in enumerate(dims) if keep or index not in chosen)
+        """The places behind the product; sums may run over heads or batch."""
+        roles = self.match.roles.refined(self.viewer.space)
+        start = Place(product.output, dims, factor)
+        places = places_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
+        return Gradient(role, product.node, tensor.quantity, places)
 
     # -- what has to hold -----------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.emit import Rows, attention
+from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.views import View
 
@@ -44,14 +45,17 @@ class Companion(Protocol):
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
         """The match with roles that serve both."""
 
+    def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
+        """Is it that of what keys and values were gathered from, as `read`? In the match they are as gathered."""
+
     def takes(self, match: AttentionMatch, full: bool) -> bool:
         """Has the operator a name for what rows without a key or a defined softmax give? `full`: each has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the companion of a node and return what puts its results in place; None where the target forbids it.
-        Raises Decline."""
+        `found` is the mask that selects, None of gathered keys. Raises Decline."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class Call:
         word: str,
         mode: int = 0,
         block: int = 1,
-        beside: tuple[Companion, Selection] | None = None,
+        beside: tuple[Companion, Selection | None] | None = None,
     ) -> Fused | None:
         """Build the node and let its result take the place of the attention's, and so for its companion, if any; None
         where the target forbids it, or a batch or row might be broadcast in some run. `word` is the report's for what

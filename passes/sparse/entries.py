@@ -275,12 +275,12 @@ def selects_in_every_row(found: Selection, sizes: Sizes, info: ShapeInfo, sets: 
         return False
     parts = [visible_part(condition, sizes, info) for condition in found.others]
     causal = all(part == Visible(causal=True) for part in parts)
-    return not parts or (causal and ranks_causally(found, sizes, info, sets))
+    return not parts or (causal and ranks_causally(found.top, sizes, info, sets))
 
 
-def ranks_causally(found: Selection, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
-    """Are the keys ranked under a causal mask, under which every row sees one?"""
-    ranked, largest = input_of(found.top, 0), found.top.attributes.get("largest")
+def ranks_causally(top: ir.Node, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
+    """Does a TopK rank the keys under a causal mask, under which every row sees one?"""
+    ranked, largest = input_of(top, 0), top.attributes.get("largest")
     enough = (sizes.keys - sizes.rows).is_at_least(0)
     if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
         return False

@@ -38,12 +38,14 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 @dataclass(frozen=True)
 class Gathered:
     """`value[a, k] = source[a, indices[a, k]]`, the axes of all three in one space. `tokens` is the dimension of the
-    source that is indexed; `top` the TopK over as many keys that the indices come from, if it is one."""
+    source that is indexed; `top` the TopK over as many keys that the indices come from, if it is one; `node` what
+    gathers, None where only a part of its result is meant."""
 
     source: View
     tokens: Axes
     indices: View
     top: ir.Node | None
+    node: ir.Node | None = None
 
 
 def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> Gathered | None:
@@ -54,13 +56,14 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
     reader = _Reader(viewer, dims)
     if node is None or any(each is None for each in node.inputs):
         return None
+    found = None
     if is_op(node, "GatherElements"):
-        return reader.by_elements(node)
-    if is_op(node, "Gather"):
-        return reader.by_slices(node)
-    if is_op(node, "GatherND"):
-        return reader.by_places(node)
-    return None
+        found = reader.by_elements(node)
+    elif is_op(node, "Gather"):
+        found = reader.by_slices(node)
+    elif is_op(node, "GatherND"):
+        found = reader.by_places(node)
+    return None if found is None else replace(found, node=node)
 
 
 def _part(
@@ -84,7 +87,7 @@ def _part(
     bounds = [builder.ints([number]) for number in (start, start + size, place)]
     part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
     cut = (*own[:place], dims[axis], *own[place + 1 :])
-    return replace(found, source=View(part, cut, cut, stops=((part, cut),)))
+    return replace(found, source=View(part, cut, cut, stops=((part, cut),)), node=None)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
                 [.., K]; masks of its slots that every head shares, as a boolean; factors on query and result; scores
                 that are the sum of two products, if the keys of both are gathered so
     emitted     SparseFlashAttention in BSND; a slot that is masked gets a place beyond all tokens; of two products the
-                second becomes query_rope and key_rope
+                second becomes query_rope and key_rope; with its gradient, if there is one (backward/listed.py)
                 with `--assume close-ranks` the list of a LightningIndexer, where the mask of the slots says no more
                 than the mask of the ranks (slots.py, index_scores.py)
     left        (the attention is then fused on the gathered keys)
@@ -41,9 +41,10 @@ from fa_compiler.passes.layout_plan import Place, landing_places
 from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import Call, is_plain
+from fa_compiler.passes.shapes import ShapeInfo
+from fa_compiler.passes.sparse.call import Call, Companion, is_plain
 from fa_compiler.passes.sparse.emit import Sizes
-from fa_compiler.passes.sparse.entries import BEYOND, Entries
+from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
 from fa_compiler.passes.sparse.fuse import Selected
 from fa_compiler.passes.sparse.gathers import Gathered, gathered
 from fa_compiler.passes.sparse.selection import Selection
@@ -59,14 +60,26 @@ EMPTY_ROWS = ("", "zero", "nan")
 @dataclass(frozen=True)
 class Listed:
     """A match with the roles of the sparse operator: its columns are the slots, `tokens` what they are gathered from:
-    key, value and key of the second product, if there is one, in `sources`. `top` is the TopK that the list is from, if
-    it is from one."""
+    key, value and key of the second product, if there is one, as `read`."""
 
     match: AttentionMatch
-    sources: tuple[View, ...]
+    read: tuple[Gathered, ...]
     tokens: Axes
-    indices: View
-    top: ir.Node | None
+
+    @property
+    def sources(self) -> tuple[View, ...]:
+        """What was gathered from."""
+        return tuple(each.source for each in self.read)
+
+    @property
+    def indices(self) -> View:
+        """The list."""
+        return self.read[0].indices
+
+    @property
+    def top(self) -> ir.Node | None:
+        """The TopK that the list is from, if it is from one."""
+        return self.read[0].top
 
     @property
     def wraps(self) -> bool:
@@ -88,28 +101,25 @@ class Listed:
         return roles.batch, roles.rows, heads, roles.columns
 
 
-def emit_listed(match: AttentionMatch, emitter: Emitter, sets: ValueSets, notes: list[str]) -> Selected | None:
-    """Put a SparseFlashAttention in the place of an attention to gathered keys; None where it is none. `notes` is told
-    what the user could vouch for."""
+def emit_listed(
+    match: AttentionMatch, emitter: Emitter, sets: ValueSets, notes: list[str], companion: Companion | None = None
+) -> Selected | None:
+    """Put a SparseFlashAttention in the place of an attention to gathered keys, together with its companion, if any;
+    None where it is none. `notes` is told what the user could vouch for, but by a companion itself."""
     if not is_plain(match):
         return None
     places = landing_places(match, emitter.builder)
     listed = _listed(match.refined(), emitter.builder)
     if listed is None:
         return None
-    if match.mask.empty_rows not in EMPTY_ROWS:
+    if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
         reason = "stays on gathered keys, for what a row gives whose slots are all masked has no name in the operator"
         notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
         return None
     try:
-        return _emit(listed, places, emitter, sets)
+        return _emit(listed, places, emitter, sets, companion)
     except Decline:
         return None
-
-
-def has_gathered_keys(match: AttentionMatch, builder: Builder) -> bool:
-    """Are the keys and values of an attention gathered by a list, which emit_listed could take?"""
-    return is_plain(match) and _listed(match.refined(), builder) is not None
 
 
 def _listed(match: AttentionMatch, builder: Builder) -> Listed | None:
@@ -144,8 +154,7 @@ def _listed(match: AttentionMatch, builder: Builder) -> Listed | None:
     roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
     if roles is None:
         return None
-    sources = tuple(each.source for each in found)
-    return Listed(replace(match, roles=roles), sources, tokens, key.indices, key.top)
+    return Listed(replace(match, roles=roles), tuple(found), tokens)
 
 
 def _axes(view: View, match: AttentionMatch) -> Axes:
@@ -182,24 +191,53 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     )
 
 
-def _emit(listed: Listed, places: list[Place], emitter: Emitter, sets: ValueSets) -> Selected | None:
+def _emit(
+    listed: Listed, places: list[Place], emitter: Emitter, sets: ValueSets, companion: Companion | None
+) -> Selected | None:
     whole = None
-    if CLOSE_RANKS in emitter.options.assume and listed.top is not None:
+    if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
         size = listed.match.space.size(listed.tokens)
         whole = visible_slots(listed.match, listed.indices, size, emitter.builder.info)
         listed = listed.resolved()  # reading the slots may have found axes to be the same
-    call = Call.of(listed.match, listed.sources, listed.tokens, emitter, (listed.indices,))
+    others: tuple[View, ...] = (listed.indices,)
+    if companion is not None:
+        match = listed.match
+        full = companion.every_row and _in_every_row(listed, whole, emitter.builder.info, sets)
+        if not companion.takes(match, full) or not companion.gathered(match, listed.read):
+            return None
+        if full:
+            listed = replace(listed, match=replace(match, mask=replace(match.mask, empty_rows="")))
+        others = (*others, *companion.views)
+    beside = None if companion is None else (companion, None)
+    call = Call.of(listed.match, listed.sources, listed.tokens, emitter, others)
     inputs = call.inputs()
-    ranked = None if whole is None else _ranked(listed, whole, call, inputs, sets)
+    close = CLOSE_RANKS in emitter.options.assume
+    ranked = _ranked(listed, whole, call, inputs, sets) if whole is not None and close else None
     if ranked is not None:
         inputs["sparse_indices"] = ranked.indices
-        fused = call.emit(inputs, places, "gathered", ranked.mode)
+        fused = call.emit(inputs, places, "gathered", ranked.mode, beside=beside)
         if fused is not None and ranked.indexer is not None:
             emitter.made.append(ranked.indexer)
         return None if fused is None else Selected(fused, ranked.indexer)
     inputs["sparse_indices"] = _entries(listed, call, inputs["key"])
-    fused = call.emit(inputs, places, "gathered")
+    fused = call.emit(inputs, places, "gathered", beside=beside)
     return None if fused is None else Selected(fused, None)
+
+
+def _in_every_row(listed: Listed, whole: Visible | None, info: ShapeInfo, sets: ValueSets) -> bool:
+    """Is every row proven to have a slot that nothing masks? `whole` is what the masks leave of the keys: as of lists
+    that make a mask, none, or no more than the causal mask the keys were ranked under (entries.py)."""
+    match, space = listed.match, listed.match.space
+    if not space.size(match.roles.columns).is_at_least(1):
+        return False
+    if not match.mask.masked:
+        return True
+    roles, top = match.roles, listed.top
+    if top is None or whole != Visible(causal=True):
+        return False
+    wanted = (roles.batch, roles.rows, roles.columns)
+    sizes = Sizes(*map(space.size, (roles.batch, roles.rows, listed.tokens)))
+    return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, info, sets)
 
 
 def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Value], sets: ValueSets) -> Entries | None:

@@ -1,0 +1,72 @@
+"""What lies behind a gradient: the places where an operator's result can be put in instead of it.
+
+    behind := gradient
+            | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
+            | ReduceSum over axes that may be summed over, with keepdims or without
+
+each value read by nothing but the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Arrangement, Axis
+from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.layout import COPY_COST
+from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.probabilities import distinct_consumers
+
+MAX_TAIL = 32
+"""More operators than this are not looked at for a better place."""
+
+
+def places_behind(start: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Place, ...]:
+    """The place itself and those behind it; sums may run over the `summable` axes."""
+    places = [start]
+    while len(places) < MAX_TAIL and (node := only_reader(places[-1].value)) is not None:
+        last = places[-1]
+        moved = _moved(node, last, summable, tracer)
+        if moved is None:
+            break
+        work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
+        places.append(Place(node.outputs[0], *moved, last.saved + work))
+    return tuple(places)
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, once, and in the same graph."""
+    maker, readers = value.producer(), distinct_consumers(value)
+    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
+        return None
+    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
+
+
+def _moved(node: ir.Node, place: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Arrangement, float] | None:
+    """The arrangement and factor behind one operator."""
+    if is_op(node, "ReduceSum"):
+        summed = _without_summed(node, place.dims, summable, tracer)
+        return None if summed is None else (summed, place.factor)
+    step = tracer.look_through(node)
+    if step is None or step[0] is not place.value or is_op(node, "Expand", "Tile"):
+        return None
+    if tracer.viewer.factor(node) is not None:
+        return place.dims, place.factor * step[1]
+    moved = tracer.viewer.rearranged(node, place.dims)
+    return None if moved is None else (moved, place.factor)
+
+
+def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis], tracer: Tracer) -> Arrangement | None:
+    """What a sum over such axes leaves."""
+    axes = reduced_axes(node)
+    if not axes:
+        return None
+    space = tracer.viewer.space
+    chosen = {axis % len(dims) for axis in axes}
+    if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
+        return None
+    keep = int_attr(node, "keepdims", 1) == 1
+    return tuple(() if index in chosen else dim for index, dim in enumerate(dims) if keep or index not in chosen)

@@ -1,0 +1,66 @@
+"""Gradients of gathered keys and values, behind the Scatter that adds them up where these were gathered from.
+
+    accepted    ScatterElements(zeros, list, g, reduction=add)    of GatherElements(source, list), both along one axis
+                ScatterND(zeros, list, g, reduction=add)          of GatherND(source, list), without batch_dims
+                g the last place behind the gradient (behind.py), arranged as what was gathered; zeros as large as the
+                source, and the very list that gathered; behind it sums over any axes but tokens and head size
+    emitted     the gradient with the places from the Scatter on
+    refused     another list, even an equal one; a sum with something else in front of the Scatter
+
+Sound because adding each number where its key was read is the gradient of reading it, an entry that is listed twice
+adding twice; and because the operator's gradient is that sum, over all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.axes import Axes
+from fa_compiler.passes.backward.behind import only_reader, places_behind
+from fa_compiler.passes.backward.match import Gradient
+from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.layout import COPY_COST
+from fa_compiler.passes.nodes import int_attr, is_op
+from fa_compiler.passes.sparse.gathers import Gathered
+from fa_compiler.passes.value_sets import ValueSets
+from fa_compiler.passes.views import View
+
+SCATTERS = {"GatherElements": "ScatterElements", "GatherND": "ScatterND"}
+
+
+def scattered(
+    gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer, sets: ValueSets
+) -> Gradient | None:
+    """The gradient of what a view was gathered from, None where it is not added up so. `depth` is the head size."""
+    space, gather, last = tracer.viewer.space, read.node, gradient.places[-1]
+    scatter = only_reader(last.value)
+    if gather is None or view.base is not gather.outputs[0] or scatter is None:
+        return None
+    if space.resolve_all(last.dims) != space.resolve_all(view.base_dims) or not _returns(scatter, gather, last, tracer):
+        return None
+    zeros = scatter.inputs[0]
+    if zeros is None or sets.of(zeros) != frozenset([0.0]):
+        return None
+    dims = space.resolve_all(read.source.dims)
+    kept = {*space.resolve(read.tokens), *space.resolve(depth)}
+    summable = {axis for dim in dims for axis in dim} - kept
+    start = Place(scatter.outputs[0], dims, last.factor, last.saved + COPY_COST)
+    return replace(gradient, places=places_behind(start, summable, tracer))
+
+
+def _returns(scatter: ir.Node, gather: ir.Node, place: Place, tracer: Tracer) -> bool:
+    """Does a node add what a place holds where the other has read?"""
+    info = tracer.viewer.info
+    if not is_op(scatter, SCATTERS.get(gather.op_type, "")) or int_attr(gather, "batch_dims", 0) != 0:
+        return False
+    zeros, indices, updates = scatter.inputs
+    source, reduction = gather.inputs[0], scatter.attributes.get("reduction")
+    if zeros is None or source is None or reduction is None or reduction.as_string() != "add":
+        return False
+    shape = info.shape(source)
+    if shape is None or info.shape(zeros) != shape or indices is not gather.inputs[1] or updates is not place.value:
+        return False
+    return int_attr(scatter, "axis", 0) % len(shape) == int_attr(gather, "axis", 0) % len(shape)
