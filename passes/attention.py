@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.bounded import BoundedScores
 from fa_compiler.passes.bounds import Bounds
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.factors import Factor, check_axes
@@ -44,7 +45,6 @@ from fa_compiler.passes.probabilities import (
     reaches_product,
     reads_shape,
 )
-from fa_compiler.passes.renormalised import Renormalised
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.row_guards import guard_of, product_guard
 from fa_compiler.passes.scores import ScorePath, find_scores
@@ -61,7 +61,6 @@ from fa_compiler.passes.value_sets import ValueSets
 from fa_compiler.passes.views import View, Viewer
 
 MAX_HEAD_SIZE = 768
-IF_BOUNDED = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 
 
 @dataclass(frozen=True)
@@ -87,15 +86,7 @@ class Matcher:
         after = after if gate is None else replace(after, behind=gate.nodes)
         after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
-        if anchor.overflows and (BOUNDED_SCORES not in self.options.assume or anchor.guarded):
-            reason = "exp(scores) / sum(exp(scores)) without their maximum overflows, the operator does not"
-            if is_op(anchor.scores.producer(), "Sub"):
-                reason = (
-                    "exponentials of scores less what is not proven to be their row's maximum may overflow or vanish"
-                )
-            raise Decline(
-                Code.OVERFLOW, reason, anchor.node, None if anchor.guarded else f"{Code.OVERFLOW.advice}; {IF_BOUNDED}"
-            )
+        BoundedScores(self.info, self.sets, self.options).check_exponentials(anchor)
         if anchor.masked:
             reason = (
                 "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
@@ -139,11 +130,12 @@ class Matcher:
         found = self._simulate(before, qk, viewer, seen)
         terms, sunk = found.terms, found.sunk
         seen[anchor.output] = found.dims
-        if anchor.overflows:
-            self._check_bounded(anchor, terms)
-        if anchor.rounds and (term := next((term for term in terms if not self._leaves_scores(term)), None)):
+        finite = next((term for term in terms if not self._leaves_scores(term)), None)
+        bounded = BoundedScores(self.info, self.sets, self.options)
+        bounded.check_rows(anchor, finite)
+        if anchor.rounds and finite is not None:
             reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
-            raise Decline(Code.SCORE_TERM, reason, term.node)
+            raise Decline(Code.SCORE_TERM, reason, finite.node)
         self.seconds.extend(() if found.second is None else [found.second.product.product.node])
         key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
         rope = None if found.second is None else found.second.rope(columns, viewer)
@@ -159,7 +151,7 @@ class Matcher:
             sunk = self._summed(anchor, anchor.sink, found, columns, viewer)
         guard = self._guard(after, terms, columns, viewer, seen)
         if after.divided is not None:
-            terms = (*terms, self._masked_again(after.divided, columns, viewer, seen))
+            terms = (*terms, bounded.mask_of(after.divided, columns, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
         masking = product_guard(factors, terms, viewer, self.sets, self.positions) if guard is RowGuard.NONE else None
         if masking is not None:
@@ -239,36 +231,6 @@ class Matcher:
         """The one number a tensor holds, where there is just one in all runs."""
         numbers = None if value is None else self.sets.of(value)
         return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
-
-    def _check_bounded(self, anchor: SoftmaxAnchor, terms: tuple[Term, ...]) -> None:
-        """Decline exponentials without a maximum whose rows may all be 0 by a finite number, or that are 16 bits."""
-        if self.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:
-            raise Decline(Code.DTYPE, "exponentials without their maximum that are not float32", anchor.nodes[0])
-        finite = next((term for term in terms if not self._leaves_scores(term)), None)
-        if finite is not None and NO_EMPTY_ROWS not in self.options.assume:
-            reason = "a row masked everywhere by a finite number divides 0 by 0 here, which the operator does not"
-            raise Decline(Code.EMPTY_ROWS, reason, finite.node)
-
-    def _masked_again(
-        self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> SelectTerm:
-        """The mask behind the softmax as one in front of it."""
-        node = divided.nodes[0]
-        if BOUNDED_SCORES not in self.options.assume:
-            reason = "the probabilities are masked and divided by what is left of them, which may be rounded to 0"
-            raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED}; {IF_BOUNDED}")
-        dims = seen[node.outputs[0]]
-        if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(columns):
-            raise Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums over another axis", node)
-        if self.info.dtype(node.outputs[0]) != ir.DataType.FLOAT:
-            raise Decline(Code.DTYPE, "probabilities that are not float32 are divided by their sums", node)
-        numbers = self.sets.of(divided.condition)
-        if self.info.dtype(divided.condition) != ir.DataType.BOOL and not (numbers or {math.nan}) <= {0.0, 1.0}:
-            reason = f"the factor {divided.condition.name!r} is not proven to be 0 or 1"
-            raise Decline(Code.PROBABILITY_TERM, reason, node)
-        return SelectTerm(
-            node, divided.condition, divided.keep, -math.inf, viewer.alignment(divided.condition, dims, node)
-        )
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before

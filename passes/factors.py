@@ -63,14 +63,7 @@ def moderate(
         raise Decline(code, f"the divisor {value.name!r} is not proven to be other than 0", node)
     if number is not None:
         return Factor(node, None, number, divides)
-    wanted = viewer.alignment(value, dims, node)
-    view = viewer.view(value, factors=False)
-    if view is None:
-        raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown", node)
-    for own, other in zip(view.dims, wanted, strict=True):
-        if own and not viewer.space.unify(own, other):
-            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit", node)
-    return Factor(node, view, divides=divides, value=value)
+    return Factor(node, viewer.fitted(value, dims, node), divides=divides, value=value)
 
 
 def check_axes(factors: tuple[Factor, ...], allowed: Arrangement, space: AxisSpace, code: Code) -> None:

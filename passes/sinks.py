@@ -155,16 +155,10 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
 
 def sink_of(value: ir.Value, number: float | None, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
     """The sink that `node` reads beside something of this arrangement, `number` where it is one for all."""
-    wanted = viewer.alignment(value, dims, node)
-    if number is not None:
-        return Sink(number=number)
-    view = viewer.view(value, factors=False)
-    if view is None:
-        raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown", node)
-    for own, other in zip(view.dims, wanted, strict=True):
-        if own and not viewer.space.unify(own, other):
-            raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit", node)
-    return Sink(view)
+    if number is None:
+        return Sink(viewer.fitted(value, dims, node))
+    viewer.alignment(value, dims, node)
+    return Sink(number=number)
 
 
 def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> Sunk:

@@ -128,6 +128,18 @@ class Viewer:
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
+    def fitted(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
+        """The view of an operand, factors aside, that broadcasts to an arrangement, in the axes of that. Raises
+        Decline."""
+        wanted = self.alignment(value, dims, node)
+        view = self.view(value, factors=False)
+        if view is None:
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown", node)
+        for own, other in zip(view.dims, wanted, strict=True):
+            if own and not self.space.unify(own, other):
+                raise Decline(Code.SHAPE, f"the shape of {value.name!r} was not proven to fit", node)
+        return view
+
     def _source(self, value: ir.Value, widening: bool, factors: bool) -> ir.Value | None:
         """The input that a look-through operator passes on, None where the view must end."""
         node = value.producer()

@@ -282,7 +282,7 @@ class _Finder:
 
     def _placed(
         self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float
-    ) -> Gradient | None:
+    ) -> Gradient:
         """The places behind the product; sums may run over heads or batch."""
         roles = self.match.roles.refined(self.viewer.space)
         start = Place(product.output, dims, factor)

@@ -14,7 +14,7 @@ from onnx import helper
 
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import DOMAIN, verify
-from fa_compiler.passes import Options, Report, analyse, fuse
+from fa_compiler.passes import Block, Options, Report, analyse, fuse
 from fa_compiler.passes.node_view import node_view
 from fa_compiler.passes.options import Target
 
@@ -133,3 +133,13 @@ def assert_same(got: Array, wanted: Array, tolerance: float | Array) -> None:
     error[finite] = np.abs(got[finite] - wanted[finite]) / scale
     worst = np.unravel_index(np.argmax(error - tolerance), error.shape)
     assert (error <= tolerance).all(), f"{error[worst]:.3g} off at {worst}: {got[worst]} instead of {wanted[worst]}"
+
+
+def only_block(proto: onnx.ModelProto, assume: Sequence[str] = (), **given: Array) -> Block:
+    """The only block of a model whose numbers were compared, float32 in and out."""
+    result, report = fused(proto, assume=assume)
+    feeds = random_feeds(proto, **given)
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+    (block,) = report.blocks
+    return block

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 
 from fa_compiler.passes import Block
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
+from tests.passes.running import (
+    PRODUCT_PV,
+    PRODUCT_QK,
+    SOFTMAX,
+    Array,
+    only_block,
+    parse,
+)
 
 NUMBERS = (
     "last = Constant<value=int64[1] {-1}>() zero = Constant<value=float {0}>() one = Constant<value=float {1}>() "
@@ -24,13 +30,7 @@ BOUNDED = ("bounded-scores",)
 
 
 def block_of(body: str, more: str = KEYS, assume: tuple[str, ...] = BOUNDED, **given: Array) -> Block:
-    proto: onnx.ModelProto = parse(NUMBERS + PRODUCT_QK + body, more)
-    result, report = fused(proto, assume=assume)
-    feeds = random_feeds(proto, **given)
-    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
-        assert_same(got, wanted, 1e-5)
-    (block,) = report.blocks
-    return block
+    return only_block(parse(NUMBERS + PRODUCT_QK + body, more), assume, **given)
 
 
 @pytest.mark.parametrize(

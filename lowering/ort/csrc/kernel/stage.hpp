@@ -177,7 +177,7 @@ static void round_value_pairs(const Problem& problem, const Shape& shape, const 
 }
 
 // Keys [first, first + keys) of a key head; `block` has room for a copy, `buffer` for a key.
-static BlockData block_data(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
+inline BlockData block_data(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
                             int64_t first, int64_t keys, float* block, float* buffer) {
   const bool floats = problem.type == Type::float32 && !shape.pairs();
   const bool whole_pairs = shape.pairs() && !may_round(problem) && problem.head_size % 2 == 0;
