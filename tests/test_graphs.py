@@ -22,7 +22,8 @@ def test_graph(name: str, tmp_path: Path) -> None:
     seen = examine(name, tmp_path)
     assert seen.problems == []
     assert seen.blocks == entry["blocks"]
-    assert seen.compared == entry["compared"]
+    # A newer ONNX Runtime may run what the one it was kept with did not.
+    assert seen.compared in (entry["compared"], "ort")
 
 
 def test_every_kept_graph_is_in_the_index() -> None:

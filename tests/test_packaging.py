@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+MAKING = 1200
+"""Seconds that making a wheel may take, far more than it does."""
 
 # Runs one operator, so it needs the Python parts, the data and the library.
 PROBE = """
@@ -32,7 +35,14 @@ print(library_path())
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of this checkout, built with the build tools of this environment or, without, in isolation."""
-    folder = tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of the whole run: the library takes minutes to compile, so one worker does
+    folder = folder / "wheel"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return _made_elsewhere(folder)
     isolation = [] if importlib.util.find_spec("scikit_build_core") is None else ["--no-build-isolation"]
     source = folder / "source"
     shutil.copytree(
@@ -42,13 +52,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     # The build tools may lie beside the interpreter without being on the path.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", str(folder), str(source)],
-        check=True,
-        env=environment,
-    )
-    (made,) = folder.glob("*.whl")
-    return made
+    made = folder / "made"
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", str(made), str(source)],
+            check=True,
+            env=environment,
+        )
+    finally:
+        (folder / "ended").touch()
+    return next(made.glob("*.whl"))
+
+
+def _made_elsewhere(folder: Path) -> Path:
+    """The wheel that another worker of this run makes."""
+    deadline = time.monotonic() + MAKING
+    while not (folder / "ended").exists():
+        assert time.monotonic() < deadline, "another worker makes the wheel, and does not come to an end"
+        time.sleep(0.5)
+    found = [*(folder / "made").glob("*.whl")]
+    assert found, "another worker could not make the wheel"
+    return found[0]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ _ELEMENTS = {
 
 _REORDERED = ("opdef_2026_reordered",)
 
-# The products whose registered combinations are the widest, the first that has the operator; those of FP8 types have
+# The products whose registered combinations are the widest, the first of which they are known; those of FP8 types have
 # no CPU kernel.
 _PRODUCTS = ("ascend910_95", "ascend910b")
 
@@ -41,7 +41,8 @@ _HALFS = ("DT_FLOAT16", "DT_BF16")
 
 def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
     """Legal types of every input and output, by name, as far as the CPU kernels take them."""
-    product = next((found for soc in _PRODUCTS if (found := spec.product(soc)) is not None), None)
+    products = [found for soc in _PRODUCTS if (found := spec.product(soc)) is not None]
+    product = next((found for found in products if found.combinations()), None)
     if product is None:
         raise ValueError(f"{spec.name}: the registry has no type combinations of {', '.join(_PRODUCTS)}")
     tensors = (*spec.inputs, *spec.outputs)

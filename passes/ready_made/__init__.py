@@ -35,6 +35,7 @@ FAMILIES: dict[tuple[str, str], Callable[[Call], Converted]] = {
 }
 PACKED = "its sequences lie end to end without padding, and where each begins is data"
 REASONS = {
+    "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
     "PackedAttention": PACKED,
     "PackedMultiHeadAttention": PACKED,

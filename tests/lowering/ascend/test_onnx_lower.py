@@ -309,6 +309,10 @@ def test_kept_graphs(name: str) -> None:
     model, feeds = harness.load(name), harness.inputs(entry)
     if any(node.op_type == "Attention" for node in model.graph.node):
         pytest.skip("attention of opset 23 has to be fused first")
+    if any(node.op_type == "Loop" for node in model.graph.node):
+        with pytest.raises(UnfitModel, match="knows no loops"):
+            lowered(model)
+        return
     result = lowered(model)
     assert opset(result) == (18 if any(map(_takes_extremes, model.graph.node)) else 17)
     tolerance = 2e-2 if "16" in name else 1e-4
