@@ -11,7 +11,7 @@
 
 A row without a key gives 0, whatever the values hold. The specification and ONNX Runtime differ in what else counts as
 excluded: in ONNX Runtime (float32 and float16, no windows) an element of a float mask that is the type's lowest number
-as well as -inf, in the specification -inf only. What the runtime of the model does is kept, as releases 1.31 and 1.32 do it.
+as well as -inf, in the specification -inf only. What the model's runtime does is kept (1.31 and 1.32).
 
 Refused: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query of one
 row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
