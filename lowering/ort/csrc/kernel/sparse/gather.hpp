@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../sparse/problem.hpp"
+#include "../ahead.hpp"
 #include "../pairs.hpp"
 
 namespace fa::FA_ISA {
@@ -106,8 +107,7 @@ class Listed {
   const float* at_[2][kGatherKeys];
 };
 
-inline constexpr int64_t kLine = 64;  // bytes
-inline constexpr int64_t kFirstBytes = 2 * kLine;
+inline constexpr int64_t kFirstBytes = 2 * kCacheLine;
 
 // Asks memory for the rows of the next block, all at once: their addresses are known, but they lie anywhere, mostly each in a
 // page of its own, which takes longer to find than a line. Several pages are looked for at a time, but one that is asked for
@@ -121,8 +121,8 @@ FA_INLINE void ask_for(const Rows& rows, const int64_t* tokens, int64_t count, i
     const char* data = static_cast<const char*>(part == 0 ? rows.plain : rows.rope) + head * bytes;
     for (const int64_t* token = tokens; token < tokens + count; ++token) {
       const char* row = data + *token * rows.heads * bytes;
-      for (int64_t at = 0; at < (whole ? bytes : smaller(kFirstBytes, bytes)); at += kLine) __builtin_prefetch(row + at, 0, 2);
-      __builtin_prefetch(row + bytes - 1, 0, 2);
+      ask_for_lines(row, whole ? bytes : smaller(kFirstBytes, bytes));
+      if (!whole) ask_for(row + bytes - 1);
     }
   }
 }

@@ -8,7 +8,8 @@
 
 namespace fa::FA_ISA {
 
-inline constexpr int64_t kStep = kLine / sizeof(float);  // floats, or pairs, of a key between two questions for what follows
+// Floats, or pairs, of a key between two questions for what follows.
+inline constexpr int64_t kStep = kCacheLine / sizeof(float);
 inline constexpr int64_t kStepsAhead = 8;
 
 // out[key][kVectors * kLanes] = keys [first, first + kKeys) . query, which is [depth][kVectors * kLanes], or with kPairs half
