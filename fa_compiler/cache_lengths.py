@@ -148,10 +148,9 @@ def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
         lengths, total = input_of(node, SEQLENS), input_of(node, TOTAL)
         if lengths is None or total is None:
             return None
-        content = info.content(total)
-        known = content[0] if isinstance(content, tuple) and len(content) == 1 else content
+        known = info.integer(total)
         past = None if input_of(node, PASTS[0]) is None else size(PASTS[0], 2)
-        return CacheCall(node, size(0, 0), size(0, 1), past, known if isinstance(known, Dim) else total, lengths, 1)
+        return CacheCall(node, size(0, 0), size(0, 1), past, total if known is None else known, lengths, 1)
     if (first := ROOMS.get((node.domain, node.op_type))) is not None:
         lengths = input_of(node, first + 2)
         beside = first - 2 if input_of(node, first - 2) is not None else first - 1

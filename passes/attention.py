@@ -86,7 +86,7 @@ class Matcher:
         after = after if gate is None else replace(after, behind=gate.nodes)
         after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
-        BoundedScores(self.info, self.sets, self.options).check_exponentials(anchor)
+        self._bounded.check_exponentials(anchor)
         if anchor.masked:
             reason = (
                 "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
@@ -131,8 +131,7 @@ class Matcher:
         terms, sunk = found.terms, found.sunk
         seen[anchor.output] = found.dims
         finite = next((term for term in terms if not self._leaves_scores(term)), None)
-        bounded = BoundedScores(self.info, self.sets, self.options)
-        bounded.check_rows(anchor, finite)
+        self._bounded.check_rows(anchor, finite)
         if anchor.rounds and finite is not None:
             reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
             raise Decline(Code.SCORE_TERM, reason, finite.node)
@@ -151,7 +150,7 @@ class Matcher:
             sunk = self._summed(anchor, anchor.sink, found, columns, viewer)
         guard = self._guard(after, terms, columns, viewer, seen)
         if after.divided is not None:
-            terms = (*terms, bounded.mask_of(after.divided, columns, viewer, seen))
+            terms = (*terms, self._bounded.mask_of(after.divided, columns, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
         masking = product_guard(factors, terms, viewer, self.sets, self.positions) if guard is RowGuard.NONE else None
         if masking is not None:
@@ -169,7 +168,7 @@ class Matcher:
         plan = self._plan(planner, terms, guard)
         if after.divided is not None or anchor.overflows:
             plan = plan.assuming(BOUNDED_SCORES)
-        if anchor.overflows and not all(map(self._leaves_scores, terms)):
+        if anchor.overflows and finite is not None:
             plan = plan.assuming(NO_EMPTY_ROWS)
         if after.product.factor != 1.0:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))
@@ -210,6 +209,10 @@ class Matcher:
         if len(aligned) != len(rows) or any(row and row != own for row, own in zip(rows, aligned, strict=True)):
             raise Decline(Code.SHAPE, "the divisor is not one number for each row", divide)
 
+    @property
+    def _bounded(self) -> BoundedScores:
+        return BoundedScores(self.info, self.sets, self.options)
+
     def _gated(self, gate: SinkGate, found: Simulated, pv: Operands, columns: Axes, viewer: Viewer) -> Sunk:
         if found.sunk is not None:
             raise Decline(
@@ -219,18 +222,14 @@ class Matcher:
         if interval is None or interval[1] == math.inf:
             reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
             raise Decline(Code.SCORE_TERM, reason, gate.difference)
-        return gated(gate, found.dims, pv.out, columns, self._number(gate.sink), viewer)
+        return gated(gate, found.dims, pv.out, columns, self.sets.only(gate.sink), viewer)
 
     def _summed(self, anchor: SoftmaxAnchor, total: SinkTotal, found: Simulated, columns: Axes, viewer: Viewer) -> Sunk:
         if found.sunk is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
         assert anchor.axis is not None
-        return summed(total, self._number(total.value), found.dims, anchor.axis, columns, viewer)
-
-    def _number(self, value: ir.Value | None) -> float | None:
-        """The one number a tensor holds, where there is just one in all runs."""
-        numbers = None if value is None else self.sets.of(value)
-        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+        number = None if total.value is None else self.sets.only(total.value)
+        return summed(total, number, found.dims, anchor.axis, columns, viewer)
 
     def _check_growth(self, found: Simulated) -> None:
         """A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before

@@ -16,7 +16,7 @@ from fa_compiler.passes.build import Builder
 from fa_compiler.passes.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.probabilities import only_reader
 from fa_compiler.passes.scores import LAYOUT_OPS
 from fa_compiler.passes.views import View, Viewer
 
@@ -78,19 +78,12 @@ def landing_places(match: AttentionMatch, builder: Builder) -> list[Place]:
     viewer = Viewer(builder.info, match.space)
     value, dims, saved = match.output, match.output_dims, 0
     places = [(value, dims, saved)]
-    while not value.is_graph_output():
-        readers = distinct_consumers(value)
-        if len(readers) != 1 or not is_op(readers[0], *LAYOUT_OPS) or readers[0].inputs[0] is not value:
-            break
-        if readers[0].graph is not builder.graph:
-            break
-        if sum(1 for _ in value.uses()) != 1:
-            break
-        moved = viewer.rearranged(readers[0], dims)
+    while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):
+        moved = viewer.rearranged(reader, dims)
         if moved is None:
             break
-        saved += COPY_COST if readers[0].op_type == "Transpose" else 1
-        value, dims = readers[0].outputs[0], moved
+        saved += COPY_COST if reader.op_type == "Transpose" else 1
+        value, dims = reader.outputs[0], moved
         places.append((value, dims, saved))
     return places
 

@@ -102,11 +102,11 @@ class TermValues:
         """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it,
         nor the scores that a moderate number replaces afterwards."""
         term = terms[index]
-        values = self.sets.of(term.value) if isinstance(term, AddTerm) else None
-        if values is None or len(values) != 1:
+        number = self.sets.only(term.value) if isinstance(term, AddTerm) else None
+        if number is None:
             return False
         replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
-        return abs(next(iter(values))) <= (SHIFT if self.sink_above is None and not replaced else 0.0)
+        return abs(number) <= (SHIFT if self.sink_above is None and not replaced else 0.0)
 
     def stays_apart(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE

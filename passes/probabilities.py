@@ -158,6 +158,14 @@ def distinct_consumers(value: ir.Value) -> list[ir.Node]:
     return list(seen.values())
 
 
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, once, and in the graph that makes it."""
+    maker, readers = value.producer(), distinct_consumers(value)
+    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
+        return None
+    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
+
+
 def data_readers(value: ir.Value) -> list[ir.Node]:
     """The nodes that read a value's elements, and not only its shape or type."""
     return [node for node in distinct_consumers(value) if not reads_shape(node) and not reads_type(node, value)]

@@ -60,9 +60,9 @@ def _huge(term: AddTerm, sets: ValueSets) -> tuple[float, bool] | None:
     if node is None or not is_op(node, "Mul") or len(node.inputs) != 2:
         return None
     for whole, number in (node.inputs, reversed(node.inputs)):
-        numbers = sets.of(number)
-        if numbers is not None and len(numbers) == 1 and HUGE <= abs(next(iter(numbers))) < math.inf:
-            return (abs(next(iter(numbers))), False) if is_whole(whole, sets) else None
+        only = None if number is None else sets.only(number)
+        if only is not None and HUGE <= abs(only) < math.inf:
+            return (abs(only), False) if is_whole(whole, sets) else None
     return None
 
 

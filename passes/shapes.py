@@ -93,6 +93,13 @@ class ShapeInfo:
             return item if isinstance(item, Dim) else None
         return tuple(content)
 
+    def integer(self, value: ir.Value) -> Dim | None:
+        """The one element of a small integer tensor of rank 0 or 1, as far as it is known."""
+        content = self.content(value)
+        if isinstance(content, tuple):
+            return content[0] if len(content) == 1 else None
+        return content
+
     def scalar(self, value: ir.Value) -> float | None:
         """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
 

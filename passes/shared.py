@@ -36,14 +36,14 @@ MAX_SHARING = 8
 class SharingMatcher(Matcher):
     """Matches an attention whose other readers `answered` names; with a `path` only the product it leads to."""
 
-    answered: frozenset[int] = frozenset()
+    answered: frozenset[ir.Node] = frozenset()
     path: tuple[ir.Node, ...] = ()
 
     def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
         return find_values(anchor.output, viewer, self.path) if self.path else super()._after(anchor, viewer)
 
     def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:
-        return id(reader) in self.answered
+        return reader in self.answered
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Sharing:
         group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
         ways = [(each, way) for each, _ in group for way in paths(each, matcher) or [()]]
         nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
-        answered = frozenset(id(node) for node in (*nodes, *(node for _, way in ways for node in way)))
+        answered = frozenset((*nodes, *(node for _, way in ways for node in way)))
         if not 2 <= len(ways) <= MAX_SHARING:
             return []
         shared = [(each, SharingMatcher(**vars(matcher), answered=answered, path=way)) for each, way in ways]

@@ -162,10 +162,7 @@ class Simulation:
 
     def _sink_number(self, step: AddSink) -> float | None:
         """The one number a sink holds, where there is just one in all runs."""
-        if step.value is None:
-            return step.number
-        numbers = self.sets.of(step.value)
-        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+        return step.number if step.value is None else self.sets.only(step.value)
 
 
 def _turned(node: ir.Node) -> Decline:

@@ -75,6 +75,11 @@ NUMPY = {
 class ValueSets(Analysis[ValueSet]):
     """The analysis over one model."""
 
+    def only(self, value: ir.Value) -> float | None:
+        """The one number a tensor holds, where there is just one in all runs."""
+        numbers = self.of(value)
+        return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
+
     def _compute(self, value: ir.Value) -> ValueSet | None:
         array = constant(value)
         if array is not None:

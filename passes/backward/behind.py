@@ -18,7 +18,7 @@ from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.layout import COPY_COST
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
-from fa_compiler.passes.probabilities import distinct_consumers
+from fa_compiler.passes.probabilities import only_reader
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better place."""
@@ -35,14 +35,6 @@ def places_behind(start: Place, summable: Collection[Axis], tracer: Tracer) -> t
         work = COPY_COST if node.op_type in ("Transpose", "Mul", "Div", "ReduceSum") else 1
         places.append(Place(node.outputs[0], *moved, last.saved + work))
     return tuple(places)
-
-
-def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value, once, and in the same graph."""
-    maker, readers = value.producer(), distinct_consumers(value)
-    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
-        return None
-    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
 
 
 def _moved(node: ir.Node, place: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Arrangement, float] | None:

@@ -83,6 +83,9 @@ class ListedBackward:
 
     def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
         """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
+        if self.record.divergence is not None:
+            self.refused = "an indexer learns from probabilities of gathered keys"
+            return False
         tracer = Tracer(match, Viewer(self.emitter.builder.info, match.space))
         roles, rope = match.roles, match.rope
         sources = {"key": (match.key, read[0], roles.depth), "value": (match.value, read[1], roles.value_depth)}
@@ -98,9 +101,6 @@ class ListedBackward:
                     return False
                 behind = found
             gradients.append(behind)
-        if self.record.divergence is not None:
-            self.refused = "an indexer learns from probabilities of gathered keys"
-            return False
         self.record = replace(self.record, gradients=tuple(gradients))
         return True
 
@@ -112,7 +112,8 @@ class ListedBackward:
         pairs = self._gradients(node, inputs, call)
         if pairs is None:
             return None
-        if self.record.divergence is not None and found is not None:
+        if self.record.divergence is not None:
+            assert found is not None  # of gathered keys there is no loss: see gathered()
             try:
                 loss, more = IndexLoss(self.record.divergence, found, self.emitter, self.sets).build(node, inputs, call)
             except Decline as decline:

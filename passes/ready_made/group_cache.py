@@ -95,8 +95,8 @@ class Caches:
         if shared:
             return Caches(call, step, rows, SHARED_CACHES, shape[2])
         count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
-        content = call.info.content(count)
-        room = content[0] if isinstance(content, tuple) and len(content) == 1 else Dim.fresh()
+        known = call.info.integer(count)
+        room = Dim.fresh() if known is None else known
         call.info.set(count, (1,), INT64, (room,))
         call.builder.lengths.setdefault(room, count)
         return Caches(call, step, rows, SEPARATE_CACHES, room)

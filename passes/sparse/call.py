@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import onnx_ir as ir
@@ -56,6 +56,15 @@ class Companion(Protocol):
     ) -> Callable[[], None] | None:
         """Add the companion of a node and return what puts its results in place; None where the target forbids it.
         `found` is the mask that selects, None of gathered keys. Raises Decline."""
+
+
+def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
+    """The match as its companion takes it; None where that has no name for what rows without a key give. Where each is
+    proven to have one, what the others would give does not matter."""
+    full = companion.every_row and in_every_row()
+    if not companion.takes(match, full):
+        return None
+    return replace(match, mask=replace(match.mask, empty_rows="")) if full else match
 
 
 @dataclass(frozen=True)

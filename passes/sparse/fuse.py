@@ -25,7 +25,7 @@ from fa_compiler.passes.emit import Emitter, Fused
 from fa_compiler.passes.layout_plan import Place, landing_places
 from fa_compiler.passes.match import AttentionMatch, shared_heads
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.call import Call, Companion, is_plain
+from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
@@ -113,11 +113,11 @@ def _emit(
     sizes = Sizes(query[0], query[1], key[1])
     if not _fits(found, sizes, emitter):
         return None
-    full = companion is not None and companion.every_row and selects_in_every_row(found, sizes, builder.info, sets)
-    if companion is not None and not companion.takes(match, full):
-        return None
-    if full:
-        call = replace(call, match=replace(match, mask=replace(match.mask, empty_rows="")))
+    if companion is not None:
+        kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, builder.info, sets))
+        if kept is None:
+            return None
+        call = replace(call, match=kept)
     entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, sets, emitter.options)
     if entries is None:
         return None

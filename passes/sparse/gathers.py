@@ -265,9 +265,7 @@ class _Reader:
         """The one integer a tensor holds."""
         if value is None:
             return None
-        content = self.viewer.info.content(value)
-        if isinstance(content, tuple):
-            content = content[0] if len(content) == 1 else None
+        content = self.viewer.info.integer(value)
         if content is None and (array := constant(value, limit=1)) is not None and array.size == 1:
             content = Dim(int(array.reshape(-1)[0]))
         return content

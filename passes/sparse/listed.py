@@ -42,7 +42,7 @@ from fa_compiler.passes.match import AttentionMatch, Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.shapes import ShapeInfo
-from fa_compiler.passes.sparse.call import Call, Companion, is_plain
+from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
 from fa_compiler.passes.sparse.fuse import Selected
@@ -201,12 +201,11 @@ def _emit(
         listed = listed.resolved()  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
-        match = listed.match
-        full = companion.every_row and _in_every_row(listed, whole, emitter.builder.info, sets)
-        if not companion.takes(match, full) or not companion.gathered(match, listed.read):
+        slots, info = listed, emitter.builder.info
+        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, info, sets))
+        if match is None or not companion.gathered(match, slots.read):
             return None
-        if full:
-            listed = replace(listed, match=replace(match, mask=replace(match.mask, empty_rows="")))
+        listed = replace(listed, match=match)
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
     call = Call.of(listed.match, listed.sources, listed.tokens, emitter, others)
