@@ -16,6 +16,9 @@ without the mask; "nan" NaN."""
 
 MASKED_VALUES = ("", "zero")
 """Values of cpu_masked_values: whether a masked key that has a score by cpu_mask_value adds its value to the result."""
+MASKED_BIAS = ("", "added")
+"""Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added" every key has a
+score, cpu_mask_value plus its bias, and no row is empty."""
 NAN_ROWS = ("", "zero", "infinite")
 """Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every attended score
 -inf). "" is NaN, as arithmetic has it; "zero" is 0; "infinite" is 0 where all attended scores are -inf, else NaN."""
@@ -98,6 +101,14 @@ EXTENSIONS = (
         "dq and dk get nothing from it",
         attr="cpu_mask_value",
         kind="Float",
+    ),
+    Extension(
+        "EXT-MASKED-BIAS",
+        _FORWARD,
+        "the attribute cpu_masked_bias adds the bias real_shift to the score that a masked key has by cpu_mask_value, "
+        "as a bias that is added behind the mask does",
+        attr="cpu_masked_bias",
+        values=MASKED_BIAS,
     ),
     Extension(
         "EXT-MASKED-VALUES",

@@ -11,6 +11,7 @@ Target = Literal["ort", "ascend"]
 
 NO_EMPTY_ROWS = "no-empty-rows"
 MASKS_DOMINATE = "masks-dominate"
+BINARY_MASKS = "binary-masks"
 BOUNDED_SCORES = "bounded-scores"
 UNBROKEN = "unbroken-sequences"
 CLOSE_RANKS = "close-ranks"
@@ -24,6 +25,7 @@ ASSUMPTIONS = {
     DECODE: "every run decodes one token: where the number of queries is open it is 1",
     NO_EMPTY_ROWS: "no query row is masked everywhere",
     MASKS_DOMINATE: "a mask constant such as -1e4 or -65504 outweighs every score",
+    BINARY_MASKS: "every attention mask that is given to the model holds only 0 and 1",
     BOUNDED_SCORES: "scores lie between -40 and 40, so that no exponential overflows or is lost beside another",
     UNBROKEN: "tokens of one packed sequence are neighbours: no label comes back after another",
     CLOSE_RANKS: "of keys whose index scores differ by no more than rounding, either may be selected",

@@ -70,6 +70,19 @@ class Attention:
                 return self.scale * self._biased(product, bias)
             return self._biased(self.scale * product, bias)
 
+    def masked_scores(self, batch: int, head: int, number: float) -> Floats:
+        """[S1,S2]: `number` plus the bias, in natural units, as the attribute cpu_masked_bias scores masked keys.
+
+        Unless the call is exact, the sum is rounded to float32.
+        """
+        bias = self.pse.bias(batch, head)
+        if bias is None:
+            raise self.call.error("cpu_masked_bias", f"needs the input {self.pse.name}")
+        lengths = self.query_side.lengths[batch], self.key_side.lengths[batch]
+        with np.errstate(invalid="ignore", over="ignore"):
+            total: Floats = number + np.broadcast_to(bias * (self.scale if self.pse.before_scale else 1.0), lengths)
+            return total if self.call.exact else total.astype(np.float32).astype(np.float64)
+
     def _biased(self, product: Floats, bias: Floats) -> Floats:
         total: Floats = product + bias
         if self.call.exact:

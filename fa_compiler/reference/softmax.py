@@ -26,7 +26,7 @@ def softmax(
     sink: float | None = None,
     empty_rows: str = "",
     nan_rows: str = "",
-    mask_value: float = -np.inf,
+    mask_value: float | Floats = -np.inf,
     valueless: bool = False,
 ) -> Softmax:
     """Softmax of [S1,S2] scores over the allowed keys; a sink takes part in max and sum, but has no value.
@@ -43,10 +43,12 @@ def softmax(
     such rows 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
 
     With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score and are read:
-    no row is empty. If `valueless`, the attribute cpu_masked_values, they take part in the sum, but are not read.
+    no row is empty. It is [S1,S2] where the attribute cpu_masked_bias gives every key a score of its own, finite or
+    not. If `valueless`, the attribute cpu_masked_values, they take part in the sum, but are not read.
     """
     attended = allowed
-    if np.isfinite(mask_value):
+    scored = isinstance(mask_value, np.ndarray) or bool(np.isfinite(mask_value))
+    if scored:
         scores, allowed = np.where(allowed, scores, mask_value), np.ones_like(allowed)
     probabilities, row_max, row_sum = _plain(scores, allowed, sink)
     read = allowed
@@ -65,7 +67,7 @@ def softmax(
             probabilities[empty] = np.nan
         else:
             probabilities[empty] = _plain(scores[empty], np.ones_like(allowed)[empty], None)[0]
-    if valueless and np.isfinite(mask_value):
+    if valueless and scored:
         probabilities, read = np.where(attended, probabilities, 0.0), attended
     return Softmax(probabilities, read, row_max, row_sum)
 

@@ -96,7 +96,7 @@ class ForwardMatcher(Matcher):
         return self.findings.guard
 
     def _plan(self, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        planner = replace(planner, packing=self.findings.dropout is None)
+        planner = replace(planner, packing=self.findings.dropout is None, gradient=True)
         self.findings.planner = planner
         return super()._plan(planner, terms, guard)
 

@@ -5,6 +5,7 @@ The layout is chosen last and only by cost: layout_plan.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -370,8 +371,10 @@ class Emitter:
             attrs["cpu_empty_rows"] = mask.empty_rows
         if mask.nan_rows:
             attrs["cpu_nan_rows"] = mask.nan_rows
-        if mask.value is not None:
+        if mask.value is not None and math.isfinite(mask.value):
             attrs["cpu_mask_value"] = mask.value
+        if mask.biased and mask.shifts:
+            attrs["cpu_masked_bias"] = "added"
         if mask.valueless:
             attrs["cpu_masked_values"] = "zero"
         return attrs

@@ -18,10 +18,12 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, product
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.masks.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 
@@ -143,10 +145,15 @@ class MaskBuilder:
         return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
 
     def _shift_type(self, steps: tuple[Shift, ...]) -> ir.DataType:
-        """The query's type for a single bias of that type, else float32, in which no sum overflows."""
+        """The query's type for a single bias of that type, else float32, in which no sum overflows.
+
+        For ONNX Runtime a bias that was just computed goes on in float32, as it did to the scores (mask_terms.py).
+        """
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
+        if self.options.target == "ort" and plain and is_op(only.view.base.producer(), *UNROUNDED):
+            return ir.DataType.FLOAT
         if isinstance(only, Put) and self.options.target == "ascend":
             return query
         if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:

@@ -16,11 +16,22 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
       before them or none                        Ascend declined, unless the user vouches for it (masks-dominate)
     the same, and a guard that zeroes what     the same, and masked keys have no value (cpu_masked_values)
       the one selection masks
+    selections with one fill v, or one addend  atten_mask, real_shift of the other addends, and masked keys have the
+      proven to hold {0, v} with a finite v,     score v + real_shift (cpu_mask_value, cpu_masked_bias); not on Ascend
+      then any addends
+    any terms with a selection among them      atten_mask where any selection deselects, real_shift as the terms carried
+                                                 out in order on 0, and masked keys have real_shift alone as their score
+                                                 (cpu_masked_bias); not on Ascend
 
 v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
 7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
 one, exactly as it was. The terms carried out on 0 are as good as on the scores, because a fill that replaces
-score + bias equals score + fill, and sums, products and floors round alike wherever a mask decides.
+score + bias equals score + fill, and sums, products and floors round alike: where several addends make one bias,
+rounding.py proves it or declines.
+
+On the CPU a key's score is never needed where a selection masks it: with cpu_masked_bias the kernel takes the bias
+there without the score, so that what the selection put in, and what was added behind it, is exactly what the original
+has, however large. This holds for an addend {0, v} with v at most -1e30, too, for score + v is v.
 
 What a fully masked row gave (`empty_rows`) follows from v, as rounded after every later factor, and the spelling:
 
@@ -47,7 +58,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
-from fa_compiler.passes.masks.bias_checks import check_adds_up, check_opposites, check_outweighs, check_rounding
+from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
 from fa_compiler.passes.masks.mask_terms import aligned, excluded, padded, shifts_of
 from fa_compiler.passes.masks.mask_values import (
     DOMINATING,
@@ -58,6 +69,7 @@ from fa_compiler.passes.masks.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
+from fa_compiler.passes.masks.rounding import check_order
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -74,15 +86,18 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
 
+SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
+"""Guards that mean the same whatever scores masked keys have."""
+
 
 @dataclass(frozen=True)
 class MaskPlan:
     """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows.
 
-    `value` is the score of masked keys, where they have one; if `valueless` they have no value all the same. `mode` is
-    the band that is left of a structural mask; `masked` then excludes keys besides, the same for every row. `packed`
-    are the labels of packed sequences, each of which attends itself only, within the band; `dense` is the plan that
-    says so by a mask, should that be impossible.
+    `value` is the score of masked keys, where they have one, to which their bias is added if `biased`; if `valueless`
+    they have no value all the same. `mode` is the band that is left of a structural mask; `masked` then excludes keys
+    besides, the same for every row. `packed` are the labels of packed sequences, each of which attends itself only,
+    within the band; `dense` is the plan that says so by a mask, should that be impossible.
     `note` is for the report.
     """
 
@@ -92,6 +107,7 @@ class MaskPlan:
     empty_rows: str = ""
     nan_rows: str = ""
     value: float | None = None
+    biased: bool = False
     valueless: bool = False
     assumed: tuple[str, ...] = ()
     packed: View | None = None
@@ -123,6 +139,8 @@ class MaskPlanner:
     as_bias: bool = False
     packing: bool = True
     """May sequences be packed? Not beside dropout, whose mask goes by rows and keys."""
+    gradient: bool = False
+    """Is the plan for a gradient, too? It has no bias on the scores of masked keys."""
     _structures: dict[tuple[Term, ...], Structure | None] = field(default_factory=dict, init=False)
 
     @property
@@ -165,7 +183,8 @@ class MaskPlanner:
             apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
             if apart != live and (plan := self._boolean(apart, guard, LOST_SHARE)) is not None:
                 return plan
-        if (plan := self._valued(live, adds, selects, guard)) is not None:
+        plan = self._valued(live, adds, selects, guard) or self._biased(live, adds, selects, guard)
+        if plan is not None:
             return plan
         for index in selects:
             check_outweighs(live, index, self.values)
@@ -174,9 +193,14 @@ class MaskPlanner:
         if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
             reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
             raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
-        check_rounding(live, self.values, self.options.assume)
-        check_opposites(live, self.values)
-        return MaskPlan(shifts=shifts_of(live, self.viewer), nan_rows=guard.nan_rows)
+        self._check_order(live)
+        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+
+    def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
+        return shifts_of(terms, self.viewer, stepwise=self.options.target == "ort")
+
+    def _check_order(self, terms: tuple[Term, ...]) -> None:
+        check_order(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, share: float) -> MaskPlan | None:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Biases in front of
@@ -195,7 +219,8 @@ class MaskPlanner:
                 self.values.stays_apart(live, index, min(fills), share) for index in adds
             )
             if harmless and self._may_be_boolean(live, min(fills), guard):
-                return self._masked(live, shifts_of(_not_selected(live), self.viewer), min(fills), guard)
+                self._check_order(_not_selected(live))
+                return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)
         return None if selects else self._mask_among_biases(live, adds, guard)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -210,11 +235,36 @@ class MaskPlanner:
         guard = guard.beside(fill)
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
+        self._check_order(_not_selected(live))
         masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
         valueless = guard is RowGuard.SELECTION and value is not None
-        shifts = shifts_of(_not_selected(live), self.viewer)
+        shifts = self._shifts(_not_selected(live))
         return MaskPlan(masked, shifts, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
+
+    def _biased(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
+        """The plan in which masked keys have a score that biases are added to; None where there is no such mask."""
+        if self.as_bias or self.gradient or self.options.target != "ort" or guard not in SCORE_GUARDS:
+            return None
+        masks = selects or [index for index in adds if self._is_mask(live, index)]
+        unknown = any(not value < math.inf for index in masks for value in self.values.of(live, index) or (math.nan,))
+        if unknown or self.values.sink_above == -math.inf or len(live) == 1:
+            return None
+        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()} - {0.0}
+        behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
+        alone = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
+        if not selects and not alone:
+            return None
+        others = tuple(term for index, term in enumerate(live) if index not in masks)
+        if alone and not others:
+            return None
+        self._check_order(others)
+        masked, mode = self._excluded(live)
+        shifts = self._shifts(others if alone else live)
+        if not masked and mode is None:
+            return MaskPlan(shifts=shifts, nan_rows=guard.nan_rows)
+        value = values.pop() if alone else 0.0
+        return MaskPlan(masked, shifts, mode, nan_rows=guard.nan_rows, value=value, biased=True)
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
@@ -261,7 +311,9 @@ class MaskPlanner:
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
-        shifts = shifts_of((*live[:index], *live[index + 1 :]), self.viewer)
+        others = (*live[:index], *live[index + 1 :])
+        self._check_order(others)
+        shifts = self._shifts(others)
         return self._masked(live, shifts, value, guard)
 
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:

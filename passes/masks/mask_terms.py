@@ -45,12 +45,24 @@ def _masked_by_addend(term: AddTerm, viewer: Viewer) -> Masked:
     return Masked(view)
 
 
-def shifts_of(terms: tuple[Term, ...], viewer: Viewer) -> tuple[Shift, ...]:
-    """The steps that make the bias; factors before the first of them only concern the scores."""
+UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
+"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. It rounds the result when an operator
+takes it that has a kernel of 16 bits, as those have that move elements; a single one between two that it computes in
+float32 is computed in float32, too."""
+
+
+def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[Shift, ...]:
+    """The steps that make the bias; factors before the first of them only concern the scores.
+
+    With `stepwise` a 16-bit addend that was computed and then moved is read where it was moved to, if moving rounds it.
+    """
     steps: list[Shift] = []
     for term in terms:
         if isinstance(term, AddTerm):
-            steps.append(Add(aligned(term.value, term.dims, viewer, term.node, term.fits), term.sign))
+            view = aligned(term.value, term.dims, viewer, term.node, term.fits)
+            if stepwise and _is_rounded_behind(view.base, term.value, viewer):
+                view = aligned(term.value, term.dims, viewer, term.node, term.fits, moved=False)
+            steps.append(Add(view, term.sign))
         elif isinstance(term, SelectTerm):
             view = aligned(term.condition, term.dims, viewer, term.node, term.fits)
             steps.append(Put(view, not term.keep, term.fill))
@@ -59,10 +71,21 @@ def shifts_of(terms: tuple[Term, ...], viewer: Viewer) -> tuple[Shift, ...]:
     return tuple(steps)
 
 
-def aligned(value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node, fits: bool = True) -> View:
+def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
+    """Do the operators that move 16-bit numbers from where they were computed to a value round them?"""
+    mover = value.producer()
+    if base is value or mover is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
+        return False
+    between = mover.inputs[0] is base and all(is_op(reader, *UNROUNDED) for reader in value.consumers())
+    return is_op(base.producer(), *UNROUNDED) and not (between and not value.is_graph_output())
+
+
+def aligned(
+    value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node, fits: bool = True, moved: bool = True
+) -> View:
     """The furthest view of a term whose dimensions run along the given score axes; of one that may enlarge the scores
-    (`fits` false) the furthest that keeps the sizes of all of them."""
-    view = viewer.view(value, factors=False)
+    (`fits` false) the furthest that keeps the sizes of all of them; not `moved`, the term itself."""
+    view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
     if not fits and view is not None and _repeats(view, viewer):
         view = viewer.base_view(value)
     if view is None:

@@ -9,10 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.rounding import MAX_STEPS
 from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
-from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import MASKS_DOMINATE
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.value_sets import ValueSets
@@ -29,8 +27,6 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 SMALL_SHARE = 0.1
 LOST_SHARE = 2.0**-26
 """Less than half of the last bit of a float32 number: added to it, such a number is lost."""
-COARSE = -256.0
-"""From here on a float32 number leaves a score it is added to with less than 16 bits behind the point."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +57,6 @@ class TermValues:
             elif values is not None and isinstance(later, FloorTerm):
                 values = frozenset(max(value, later.floor) for value in values)
         return values
-
-    def ends(self, terms: tuple[Term, ...], index: int) -> tuple[float, float]:
-        """The smallest and the largest number a term can put into the scores, (0, 0) where that is not known."""
-        term = terms[index]
-        values = self.of(terms[: index + 1], index)
-        if values:
-            return min(values), max(values)
-        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
-        if interval is None or not isinstance(term, AddTerm):
-            return 0.0, 0.0
-        ends = interval[0] * term.sign, interval[1] * term.sign
-        return min(ends), max(ends)
 
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
         """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after scaling."""
@@ -151,29 +135,9 @@ class TermValues:
         interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
         return interval is None or not all(map(math.isfinite, interval))
 
-    def is_coarse(self, value: ir.Value) -> bool:
-        """Does a number of moderate size make up this mask: among its values, as a factor of it, or as a summand, as in
-        `mask * 1e9 - 1e9`? What cannot be followed far enough is taken for coarse."""
-        pending, seen = [value], set[ir.Value]()
-        while pending:
-            current = pending.pop()
-            if current in seen:
-                continue
-            seen.add(current)
-            values = self.sets.of(current)
-            view = self.viewer.view(current) if values is None else None
-            numbers = values if values is not None else () if view is None else (view.scale,)
-            if any(map(_is_coarse, numbers)) or len(seen) > MAX_STEPS:
-                return True
-            node = (current if view is None else view.base).producer()
-            if values is None and node is not None and is_op(node, "Add", "Sub", "Neg", "Cast", "Where"):
-                parts = node.inputs[1:] if node.op_type == "Where" else node.inputs
-                pending.extend(part for part in parts if part is not None)
-        return False
-
-
-def _is_coarse(number: float) -> bool:
-    return DOMINATING < -abs(number) <= COARSE
+    def is_float32(self, term: Term) -> bool:
+        """Are the scores float32 where the term joins them? Those of 16 bits are rounded as coarsely anyway."""
+        return self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
 
 
 def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float] | None:

@@ -1,77 +1,268 @@
-"""Whether sums of masks round alike: the original adds one mask after the other to the scores, a bias is summed first.
+"""The order of additions: the original adds one term after the other to the scores, a bias is summed up first.
 
-    one addend t of moderate size; any number of others that are 0 or huge
+Both round alike where the addends are, up to their signs, of these kinds:
 
-With t alone both are score + t. With a huge number h beside it both are h, whichever comes first, for score + t and t
-are lost in it: |t| is proven to be less than half of h's last bit. Several huge numbers need one sign, lest they
-cancel. Huge are the numbers of a mask (at most -1e30), and a whole number other than 0 times such a number:
-(1 - mask) * -3.4e38 of a mask of integers that nobody knows.
+    fine      leaves a score what it is, up to its own rounding: numbers up to 256, weights, results of products and
+              activations
+    huge      0, or so large that a score and a fine addend are lost in it (`huge` below)
+    coarse    anything else: numbers such as -1e4 and -1e9, inputs of the model that may hold such numbers
+
+    1 fine addends, in any number                        every sum has the same rounding errors as scores have
+    2 one coarse addend and no other but huge ones       score + coarse is the same sum; beside a huge addend both are
+      that it is proven to be lost in                    lost, whichever comes first
+    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge
+    4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
+
+A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken.
+
+Anything else is declined: a row that a coarse number masks everywhere shows how its scores were rounded, and two
+opposite huge numbers lose the scores where their sum alone loses nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.contraction import contraction
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
-from fa_compiler.passes.nodes import constant, is_op
+from fa_compiler.passes.nodes import constant, input_of, is_op, is_weight
+from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
+from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import MOVES, ValueSets
+from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites
 
-HUGE = 1e30
+HUGE = 1e22
+"""Scores below 1e14 are lost in a float32 number of this size."""
+FINE = 256.0
+"""A float32 number up to this leaves a score it is added to at least 15 bits behind the point."""
 LAST_BIT = 2.0**-26
+"""Less than half of the last bit of a float32 number: added to it, such a number is lost."""
+CANCELLED = 2.0**-24
+"""What is left, at least, of a float32 number after subtracting another: its last bit, or nothing."""
+SMALLEST_REST = 2.0**-24
+"""The smallest number other than 0 that 1 - x can be for a float32 x."""
 MAX_STEPS = 64
-SUMS = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
+MAX_DEPTH = 32
+WHOLE = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
+ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat", "CumSum", "Max", "Min")
+"""What computes a number from integers that are given to the model; other integers are positions and sizes."""
+NORMALISING = (
+    *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
+    *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
+)
+"""Operators that give activations, as products do."""
 
 
-def rounds_alike(terms: tuple[Term, ...], sets: ValueSets, bounds: Bounds) -> bool:
-    """Does it not matter whether the terms are added to the scores or to each other first?"""
-    moderate: list[float] = []
-    huge: list[tuple[float, bool]] = []
-    for term in terms:
-        if isinstance(term, ScaleTerm):
-            return False
+@dataclass(frozen=True)
+class Huge:
+    """Elements are 0 or at least `least` in size; `negative` and `positive` say which signs they may have."""
+
+    least: float
+    negative: bool
+    positive: bool
+
+    def turned(self) -> Huge:
+        """The elements times -1."""
+        return Huge(self.least, self.positive, self.negative)
+
+    def or_else(self, other: Huge) -> Huge:
+        """Each element one of either."""
+        least = min(self.least, other.least)
+        return Huge(least, self.negative or other.negative, self.positive or other.positive)
+
+    def plus(self, other: Huge) -> Huge:
+        """The sums of the elements: those of opposite signs may cancel, but for a last bit or altogether."""
+        either = self.or_else(other)
+        cancels = either.negative and either.positive
+        return Huge(either.least * CANCELLED, True, True) if cancels else either
+
+
+def check_order(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> None:
+    """Raise Decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one.
+
+    A selection among them stands for the number that it puts into the bias.
+    """
+    order = _Order(values.sets, values.bounds, BINARY_MASKS in assume)
+    found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
+    huge = [(term, each) for term, each in found if each is not None and math.isfinite(each.least)]
+    low = [(term, each) for term, each in huge if each.negative]
+    high = [(term, each) for term, each in huge if each.positive]
+    if any(one is not other for one, _ in low for other, _ in high):
+        culprit = high[0][0].node
+        raise Decline(
+            Code.MASK_VALUE,
+            "numbers of both signs that swallow the scores may be added up",
+            culprit,
+            f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
+        )
+    if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
+        return
+    plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
+    coarse = [term for term in plain if values.is_float32(term) and order.is_coarse(term.value)]
+    if not coarse:
+        return
+    first = coarse[0]
+    behind = terms[terms.index(first) + 1 :]
+    scaled = any(isinstance(term, ScaleTerm) and abs(math.frexp(term.factor)[0]) != 0.5 for term in behind)
+    least = min((each.least for _, each in huge), default=math.inf)
+    lost = math.isinf(least) or order.largest(first.value) < least * LAST_BIT
+    if scaled or len(plain) > 1 or not lost:
+        raise Decline(
+            Code.MASK_VALUE,
+            "a mask or bias whose numbers may round the scores is combined with other terms",
+            first.node,
+            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+        )
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Questions about the size of addends. With `binary` masks that are given to the model hold only 0 and 1."""
+
+    sets: ValueSets
+    bounds: Bounds
+    binary: bool
+
+    def huge_term(self, term: AddTerm | SelectTerm) -> Huge | None:
+        """What is known of an addend, or of the number a selection puts in, where that is huge."""
         if isinstance(term, SelectTerm):
-            huge.append((abs(term.fill), term.fill < 0))
-        elif isinstance(term, AddTerm):
-            found = _huge(term, sets)
-            if found is not None:
-                huge.append(found)
-            else:
-                moderate.append(_largest(term.value, sets, bounds))
-    least = min((size for size, _ in huge), default=math.inf)
-    one_sign = len(huge) < 2 or all(negative for _, negative in huge)
-    return len(moderate) == 1 and least >= HUGE and moderate[0] < least * LAST_BIT and one_sign
+            return Huge(abs(term.fill), term.fill < 0, term.fill > 0) if abs(term.fill) >= HUGE else None
+        found = self.huge(term.value)
+        return found.turned() if found is not None and term.sign < 0 else found
 
+    def huge(self, value: ir.Value | None, depth: int = 0) -> Huge | None:
+        """The sizes of a tensor's elements where all of them are 0 or at least HUGE; else None.
 
-def _huge(term: AddTerm, sets: ValueSets) -> tuple[float, bool] | None:
-    """The smallest size an element other than 0 can have, and whether all of them are negative; None if not huge."""
-    values = sets.of(term.value)
-    if values is not None:
-        others = [x * term.sign for x in values if x != 0.0]
-        if others and min(map(abs, others)) >= HUGE:
-            return min(map(abs, others)), all(x < 0 for x in others)
+        huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge | Trilu(huge)
+              | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
+              | Mul(x, number)     x whole numbers, or 1 - x in float32: then at least 2^-24 where it is not 0
+        """
+        values = None if value is None else self.sets.of(value)
+        if values is not None:
+            return _of_numbers(values)
+        node = None if value is None or value.is_graph_input() else value.producer()
+        if node is None or depth > MAX_DEPTH:
+            return None
+
+        def inner(*places: int) -> Huge | None:
+            found = [self.huge(node.inputs[place], depth + 1) for place in places]
+            result = found[0]
+            for each in found[1:]:
+                result = None if result is None or each is None else result.or_else(each)
+            return result
+
+        found: Huge | None = None
+        if is_op(node, *MOVES, "Trilu", "Split"):
+            found = inner(0)
+        elif is_op(node, "Neg"):
+            found = inner(0)
+            found = None if found is None else found.turned()
+        elif is_op(node, "Where"):
+            found = inner(1, 2)
+        elif is_op(node, "Concat"):
+            found = inner(*range(len(node.inputs)))
+        elif is_op(node, "ScatterND", "ScatterElements") and overwrites(node):
+            found = inner(0, 2)
+        elif is_op(node, "Add", "Sub"):
+            left, right = (self.huge(each, depth + 1) for each in node.inputs)
+            if left is not None and right is not None:
+                found = left.plus(right if node.op_type == "Add" else right.turned())
+        elif is_op(node, "Mul"):
+            found = self._product(node)
+        return found if found is not None and found.least >= HUGE else None
+
+    def _product(self, node: ir.Node) -> Huge | None:
+        for factor, number in (node.inputs, tuple(reversed(node.inputs))):
+            only = None if number is None else self.sets.only(number)
+            if factor is None or only is None or not HUGE <= abs(only) < math.inf:
+                continue
+            rest = self._rest(factor)
+            if rest is not None or is_whole(factor, self.sets):
+                least = abs(only) * (1.0 if rest is None else SMALLEST_REST)
+                sign = only * rest if rest is not None and self.binary else math.nan
+                return Huge(least, not sign > 0, not sign < 0)
         return None
-    node = term.value.producer()
-    while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    if node is None or not is_op(node, "Mul") or len(node.inputs) != 2:
-        return None
-    for whole, number in (node.inputs, reversed(node.inputs)):
-        only = None if number is None else sets.only(number)
-        if only is not None and HUGE <= abs(only) < math.inf:
-            return (abs(only), False) if is_whole(whole, sets) else None
-    return None
+
+    def _rest(self, value: ir.Value) -> int | None:
+        """1 for 1 - x, -1 for x - 1, of whole numbers or in float32, moved or not; None for anything else."""
+        node = value.producer()
+        while node is not None and is_op(node, *MOVES, "Cast") and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if node is None or not is_op(node, "Sub"):
+            return None
+        dtype = self.sets.info.dtype(node.outputs[0])
+        ones = [None if each is None else self.sets.only(each) for each in node.inputs]
+        if 1.0 not in ones or not (dtype == ir.DataType.FLOAT or _is_integer(dtype)):
+            return None
+        return 1 if ones[0] == 1.0 else -1
+
+    def is_coarse(self, value: ir.Value) -> bool:
+        """May a tensor hold numbers between FINE and HUGE: by its constants, or as an input of the model whose content
+        nobody knows? What cannot be followed far enough is taken for coarse."""
+        pending: list[ir.Value] = [value]
+        seen: set[ir.Value] = set()
+        while pending:
+            current = pending.pop()
+            if current in seen:
+                continue
+            seen.add(current)
+            if len(seen) > MAX_STEPS:
+                return True
+            if self.huge(current) is not None or self.largest(current) <= FINE:
+                continue
+            if self.sets.of(current) is not None or constant(current) is not None:
+                return True
+            node = current.producer()
+            if node is None:
+                if not is_weight(current) or current.is_graph_input():
+                    return True
+            elif is_op(node, *MOVES):
+                pending.extend(each for each in node.inputs[:1] if each is not None)
+            elif contraction(node, self.sets.info) is None and not is_op(node, *NORMALISING):
+                pending.extend(each for each in _combined(node) if self._may_be_large(each))
+        return False
+
+    def _may_be_large(self, operand: ir.Value) -> bool:
+        """Is it a number at all, and no mere index or size?"""
+        dtype = self.sets.info.dtype(operand)
+        computed = operand.producer() is not None and not is_op(operand.producer(), *MOVES, *ARITHMETIC)
+        return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
+
+    def largest(self, value: ir.Value) -> float:
+        """No element is larger in size; infinity where that is not known."""
+        values = self.sets.of(value)
+        if values is not None:
+            return max(map(abs, values), default=0.0)
+        interval = self.bounds.of(value)
+        return math.inf if interval is None else max(map(abs, interval))
 
 
-def _largest(value: ir.Value, sets: ValueSets, bounds: Bounds) -> float:
-    values = sets.of(value)
-    if values is not None:
-        return max(map(abs, values), default=0.0)
-    interval = bounds.of(value)
-    return math.inf if interval is None else max(map(abs, interval))
+def _of_numbers(values: frozenset[float]) -> Huge | None:
+    others = [value for value in values if value != 0.0]
+    least = min(map(abs, others), default=math.inf)
+    return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else None
+
+
+def _combined(node: ir.Node) -> list[ir.Value]:
+    """The operands whose numbers an operator passes on or computes with."""
+    if node.op_type in ("Cast", "Trilu", "Split"):
+        operands = list(node.inputs[:1])
+    elif node.op_type == "Where":
+        operands = list(node.inputs[1:])
+    elif node.op_type == "Pad":
+        operands = [node.inputs[0], input_of(node, 2)]
+    elif node.op_type in ("ScatterND", "ScatterElements"):
+        operands = [node.inputs[0], node.inputs[2]]
+    else:
+        operands = list(node.inputs)
+    return [operand for operand in operands if operand is not None]
 
 
 def is_whole(value: ir.Value | None, sets: ValueSets) -> bool:
@@ -90,7 +281,7 @@ def is_whole(value: ir.Value | None, sets: ValueSets) -> bool:
                 return False
             continue
         node = current.producer()
-        if node is None or not is_op(node, *MOVES, *SUMS):
+        if node is None or not is_op(node, *MOVES, *WHOLE):
             return False
         operands = node.inputs[:1] if is_op(node, *MOVES, "Trilu", "Cast") else node.inputs
         pending.extend(operands[1:] if node.op_type == "Where" else operands)

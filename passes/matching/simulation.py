@@ -97,6 +97,9 @@ class Simulation:
                     if terms:
                         terms.append(ScaleTerm(node, factor))
                 case Gate(node, value):
+                    if (endless := next((term for term in terms if self._may_be_infinite(term)), None)) is not None:
+                        reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
+                        raise Decline(Code.SCORE_TERM, reason, node)
                     if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
                         raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
                 case Multiplier(node, value, divides):
@@ -135,6 +138,16 @@ class Simulation:
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", path.product.node)
         return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found, second)
+
+    def _may_be_infinite(self, term: Term) -> bool:
+        """May a term have made scores infinite? What it holds has to be known for a no."""
+        if isinstance(term, SelectTerm):
+            return math.isinf(term.fill)
+        if not isinstance(term, AddTerm):
+            return isinstance(term, FloorTerm) and math.isinf(term.floor)
+        values = self.sets.of(term.value)
+        ends = tuple(values) if values is not None else self.bounds.of(term.value)
+        return ends is None or not all(map(math.isfinite, ends))
 
     def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
         found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)

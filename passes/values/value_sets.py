@@ -71,6 +71,9 @@ NUMPY = {
     ir.DataType.INT64: np.int64,
 }
 
+SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
+"""Types whose results a runtime may round or not: ONNX Runtime keeps them in float32 from one operator to the next."""
+
 
 class ValueSets(Analysis[ValueSet]):
     """The analysis over one model."""
@@ -106,7 +109,7 @@ class ValueSets(Analysis[ValueSet]):
             return self._where(node)
         if op == "Concat":
             return _union(self.of(operand) for operand in node.inputs)
-        if op in ("ScatterND", "ScatterElements") and _overwrites(node):
+        if op in ("ScatterND", "ScatterElements") and overwrites(node):
             return _union((self.of(node.inputs[0]), self.of(node.inputs[2])))
         if op == "Trilu":
             return _union((self.of(node.inputs[0]), _ZERO))
@@ -152,15 +155,25 @@ class ValueSets(Analysis[ValueSet]):
             if node.op_type == "Div" and (np.issubdtype(kind, np.integer) or (pairs[:, 1] == 0).any()):
                 return None
             with np.errstate(all="ignore"):
-                result = _content(ARITHMETIC[node.op_type](pairs[:, 0], pairs[:, 1]))
+                content = ARITHMETIC[node.op_type](pairs[:, 0], pairs[:, 1])
+                if kind in SHORT_FLOATS and not _is_exact(node.op_type, pairs, content):
+                    return None
+                result = _content(content)
         return result
+
+
+def _is_exact(op_type: str, pairs: np.ndarray, rounded: np.ndarray) -> bool:
+    """Are the results the same in float32, where nothing is rounded to 16 bits?"""
+    wide = pairs.astype(np.float32)
+    return bool((ARITHMETIC[op_type](wide[:, 0], wide[:, 1]) == rounded.astype(np.float32)).all())
 
 
 _BOOL: ValueSet = frozenset((0.0, 1.0))
 _ZERO: ValueSet = frozenset((0.0,))
 
 
-def _overwrites(node: ir.Node) -> bool:
+def overwrites(node: ir.Node) -> bool:
+    """Does a Scatter put its updates in the place of what was there?"""
     reduction = node.attributes.get("reduction")
     return reduction is None or reduction.as_string() == "none"
 

@@ -135,6 +135,12 @@ class Maker:
         if "atten_mask" in self.inputs:
             self.attrs["cpu_mask_value"] = self.draw(st.sampled_from([2.0, -9.0, -1e4, -3e38]))
             self.attrs["cpu_masked_values"] = self.draw(st.sampled_from(["", "zero"]))
+            if "real_shift" in self.inputs:
+                self.attrs["cpu_masked_bias"] = self.draw(st.sampled_from(["", "added"]))
+                if self.attrs["cpu_masked_bias"]:
+                    self.attrs["cpu_masked_values"] = ""
+                    if self.draw(st.booleans()):
+                        del self.attrs["cpu_mask_value"]
 
     def dropout(self) -> None:
         self.attrs["keep_prob"] = self.draw(st.sampled_from([0.5, 0.9]))

@@ -362,9 +362,10 @@ def test_mask_beside_a_bias(use: str, padded: bool) -> None:
     assert attrs["sparse_mode"] == 2
 
 
-def test_mask_beside_a_bias_of_unknown_size_stays_a_sum() -> None:
+def test_mask_beside_a_bias_of_unknown_size_keeps_a_score_with_the_bias() -> None:
     block, _ = same(model("m = LessOrEqual(j, i) ", BESIDE_BIAS["bias, then mask"], more="float[1,4,S,S] bias"))
-    assert block.mask == "real_shift"
+    assert block.mask == "causal+real_shift"
+    assert "EXT-MASKED-BIAS" in block.extensions
 
 
 @pytest.mark.parametrize("use", [FLOAT, SELECT])

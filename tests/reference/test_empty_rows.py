@@ -195,3 +195,18 @@ def test_a_masked_key_with_a_score(fill):
     inputs = {"query": q, "key": k, "value": v, "atten_mask": mask}
     got = out(inputs, cpu_mask_value=fill, cpu_masked_values="zero")
     np.testing.assert_allclose(got, weights @ v, **EXACT)
+
+
+@pytest.mark.parametrize("fill", [-1e4, 3.0, None])
+def test_a_masked_key_with_a_score_and_its_bias(fill):
+    """cpu_masked_bias: the softmax of the scores with that number plus the bias in the masked places."""
+    q, k, v = (random(x, 1, 2, s, 4) for x, s in ((0, 3), (1, 5), (2, 5)))
+    bias = 2.0 * random(3, 1, 2, 3, 5)
+    mask = np.array([[0, 1, 0, 0, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]], np.uint8)
+    scores = q @ k.swapaxes(-1, -2) + bias
+    want = naive_softmax(np.where(mask != 0, (-np.inf if fill is None else fill) + bias, scores)) @ v
+    given = {} if fill is None else {"cpu_mask_value": fill}
+    inputs = {"query": q, "key": k, "value": v, "atten_mask": mask, "real_shift": bias}
+    with np.errstate(invalid="ignore"):
+        got = out(inputs, pse_type=0, cpu_masked_bias="added", **given)
+    np.testing.assert_allclose(got, want, **EXACT)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.op_registry.extensions import EMPTY_ROWS, MASKED_VALUES, NAN_ROWS
+from fa_compiler.op_registry.extensions import EMPTY_ROWS, MASKED_BIAS, MASKED_VALUES, NAN_ROWS
 from fa_compiler.reference.attention import Attention
 from fa_compiler.reference.call import Call, Output, operator
 from fa_compiler.reference.layouts import repeat_batch, shorten_keys
@@ -24,14 +24,15 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
     empty_rows, nan_rows = _empty_rows(call, attention), _nan_rows(call)
-    mask_value, valueless = _mask_value(call), _valueless(call)
+    mask_value, valueless, biased = _mask_value(call), _valueless(call), _masked_bias(call)
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]
     row_sum = [np.zeros((side.heads, length)) for length in side.lengths]
     out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
     for batch, head, kv_head in attention.heads():
         sink = None if attention.sink is None else float(attention.sink[head])
         scores, allowed = attention.scores(batch, head, kv_head), attention.allowed(batch, head)
-        rows = softmax(scores, allowed, sink, empty_rows, nan_rows, mask_value, valueless)
+        masked = attention.masked_scores(batch, head, mask_value) if biased else mask_value
+        rows = softmax(scores, allowed, sink, empty_rows, nan_rows, masked, valueless)
         row_max[batch][head] = rows.max
         row_sum[batch][head] = rows.sum
         kept = attention.dropout.factors(batch, head)
@@ -68,6 +69,17 @@ def _mask_value(call: Call) -> float:
     if np.isnan(value) or value == np.inf:
         raise call.error("cpu_mask_value", f"must be a finite number, got {value}")
     return value
+
+
+def _masked_bias(call: Call) -> bool:
+    value = str(call.attrs.get("cpu_masked_bias", ""))
+    if value not in MASKED_BIAS:
+        raise call.error("cpu_masked_bias", f"must be {MASKED_BIAS[1]}, got {value!r}")
+    if value and call.optional("atten_mask") is None:
+        raise call.error("cpu_masked_bias", "needs the input atten_mask")
+    if value and _valueless(call):
+        raise call.error("cpu_masked_values", "masked keys whose bias is added to their score have values")
+    return value == "added"
 
 
 def _valueless(call: Call) -> bool:

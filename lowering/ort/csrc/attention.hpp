@@ -91,6 +91,7 @@ struct Problem {
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;
   float mask_value = -__builtin_inff();  // the score of a key that is not attended: the extension `cpu_mask_value`
+  bool masked_bias = false;  // is the key's bias added to that score: the extension `cpu_masked_bias`
   bool masked_values = true;  // does such a key add its value, too: the extension `cpu_masked_values`
   float* softmax_max = nullptr;  // null when nobody reads them
   float* softmax_sum = nullptr;

@@ -16,7 +16,7 @@ void attend(const Row& row) {
   const Sequence& sequence = row.sequence;
   std::vector<int64_t> keys;
   for (int64_t j = 0; j < sequence.key_length; ++j) {
-    if (row.attended(j) || !std::isinf(problem.mask_value)) keys.push_back(j);
+    if (row.attended(j) || !std::isinf(problem.mask_value) || problem.masked_bias) keys.push_back(j);
   }
   const bool empty = keys.empty();
   const EmptyRows rule = problem.empty_rows;
@@ -28,7 +28,7 @@ void attend(const Row& row) {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
   for (size_t n = 0; n < keys.size(); ++n) {
-    p[n] = empty && rule == EmptyRows::mean ? 0 : row.attended(keys[n]) || empty ? row.score(keys[n]) : problem.mask_value;
+    p[n] = empty && rule == EmptyRows::mean ? 0 : row.attended(keys[n]) || empty ? row.score(keys[n]) : row.masked_score(keys[n]);
     max = maximum(max, p[n]);
   }
   if (sink) max = maximum(max, problem.sink[row.head]);

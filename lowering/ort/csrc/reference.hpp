@@ -108,6 +108,12 @@ struct Row {
     return score + bias(j);
   }
 
+  // Of a key that is not attended.
+  float masked_score(int64_t j) const {
+    if (!problem.masked_bias) return problem.mask_value;
+    return problem.mask_value + (problem.pse_inside_scale ? bias(j) * problem.scale : bias(j));
+  }
+
   // What dropout makes of a probability of 1.
   double kept(int64_t j) const {
     if (problem.drop_mask == nullptr) return 1;

@@ -35,10 +35,18 @@ class Reader {
                                       {"unmasked", EmptyRows::unmasked}, {"nan", EmptyRows::nan}});
     a.nan_rows = one_of<NanRows>(Topic::mask, "cpu_nan_rows",
                                  {{"", NanRows::nan}, {"zero", NanRows::zero}, {"infinite", NanRows::infinite}});
+    a.masked_bias = one_of<bool>(Topic::mask, "cpu_masked_bias", {{"", false}, {"added", true}});
     a.masked_values = one_of<bool>(Topic::mask, "cpu_masked_values", {{"", true}, {"zero", false}});
     a.mask_value = info_.number("cpu_mask_value", -__builtin_inff());
     if (!(a.mask_value < __builtin_inff())) {
       complaints_.invalid(Topic::mask, "cpu_mask_value is " + std::to_string(a.mask_value) + ", expected a finite number");
+    }
+    if (a.masked_bias && !(has(Role::pse) && has(Role::atten_mask))) {
+      complaints_.invalid(Topic::mask, std::string("cpu_masked_bias is \"added\" without the inputs atten_mask and ") +
+                                           signature_.name(Role::pse) + ", expected \"\"");
+    }
+    if (a.masked_bias && !a.masked_values) {
+      complaints_.invalid(Topic::mask, "cpu_masked_values is \"zero\" beside cpu_masked_bias, expected \"\"");
     }
     if (has(Role::sink) && a.empty_rows != EmptyRows::zero) {
       complaints_.invalid(Topic::sink, "cpu_empty_rows is \"" + info_.string("cpu_empty_rows", "") +

@@ -18,6 +18,7 @@ struct Attributes {
   bool statistics_like_input = false;  // "same_as_input"
   EmptyRows empty_rows = EmptyRows::zero;
   float mask_value = -__builtin_inff();
+  bool masked_bias = false;
   bool masked_values = true;
   NanRows nan_rows = NanRows::nan;
 

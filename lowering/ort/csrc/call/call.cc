@@ -112,6 +112,7 @@ void Call::read_operands() {
   problem_.scale = a_.scale;
   problem_.empty_rows = a_.empty_rows;
   problem_.mask_value = a_.mask_value;
+  problem_.masked_bias = a_.masked_bias;
   problem_.masked_values = a_.masked_values;
   problem_.nan_rows = a_.nan_rows;
 }

@@ -4,7 +4,7 @@ namespace fa::check {
 
 std::string text_of(const Form& form) {
   static constexpr const char* kNames[] = {"causal", "mask", "bias", "slopes", "rope", "sink", "dropout", "packed", "mean",
-                                           "mask value"};
+                                           "mask value", "masked bias"};
   std::string text = std::to_string(form.heads) + " heads over " + std::to_string(form.key_heads) + ", " +
                      std::to_string(form.queries) + " x " + std::to_string(form.keys) + ", sizes " +
                      std::to_string(form.size) + " and " + std::to_string(form.value_size);
@@ -86,6 +86,7 @@ void AttentionProblem::add_terms(const Form& form) {
   }
   if (form.has(kMean)) problem.empty_rows = EmptyRows::mean;
   if (form.has(kMaskValue)) problem.mask_value = -1.5f;
+  problem.masked_bias = form.has(kMaskedBias);
 }
 
 Numbers& AttentionProblem::keep(Type type, int64_t count) {

@@ -20,6 +20,7 @@ enum Feature : unsigned {
   kPacked = 128,     // two sequences in one tensor, [tokens, heads, size]
   kMean = 256,       // cpu_empty_rows
   kMaskValue = 512,  // masked keys keep a score
+  kMaskedBias = 1024,  // to which their bias is added
 };
 
 struct Form {

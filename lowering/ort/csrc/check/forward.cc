@@ -31,6 +31,8 @@ void check_forward(Report& report) {
       {2, 2, 29, 31, 16, 16, kDropout | kBias | kPacked},
       {4, 2, 3, 45, 64, 64, kMask | kMaskValue},
       {2, 2, 50, 45, 64, 64, kMask | kMaskValue | kSink},
+      {4, 2, 3, 45, 64, 64, kMask | kMaskValue | kBias | kMaskedBias},
+      {2, 2, 50, 45, 64, 64, kCausal | kMaskValue | kBias | kMaskedBias},
       {4, 1, 2, 130, 32, 32, kMask | kBias | kSink},
   };
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {

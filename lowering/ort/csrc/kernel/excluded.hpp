@@ -1,10 +1,11 @@
 // Masked keys that have a score all the same: the operator extension `cpu_mask_value`.
 //
-// All of them have the same score, so they are added at the end, as one more block of the online softmax: their number
-// and the sum of their values, unless `cpu_masked_values` takes those for 0. Beside a row's largest score they mostly
-// vanish, and then nothing is read.
+// They are added at the end, as one more block of the online softmax: the sum of their weights and of their values,
+// unless `cpu_masked_values` takes those for 0. All of them have one score, or one and their bias (`cpu_masked_bias`).
+// Beside a row's largest score they mostly vanish, and then no value is read.
 #pragma once
 
+#include "bias.hpp"
 #include "direct.hpp"
 #include "dropout.hpp"
 #include "softmax.hpp"
@@ -31,45 +32,115 @@ static bool attends_all(const Span& span, int64_t r) {
   return true;
 }
 
-static void add_excluded_row(const Span& span, int64_t r, float weight) {
+// mask_value, and the key's bias where the extension `cpu_masked_bias` adds it; else `bias` is null.
+FA_INLINE float excluded_score(const Problem& problem, const float* bias, int64_t j) {
+  if (bias == nullptr) return problem.mask_value;
+  return problem.mask_value + (problem.pse_inside_scale ? bias[j] * problem.scale : bias[j]);
+}
+
+FA_INLINE const float* excluded_bias(const Span& span, int64_t r, int64_t first, int64_t keys) {
+  if (!span.problem.masked_bias) return nullptr;
+  return bias_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys, span.s.rows);
+}
+
+// No key of the row has a larger excluded score than this, attended ones included. NaN where the bias holds a NaN.
+static float excluded_bound(const Span& span, int64_t r) {
+  const Problem& problem = span.problem;
+  const float factor = problem.pse_inside_scale ? problem.scale : 1.0f;
+  Vec largest = splat(-kInfinity);
+  IntVec undefined{};
+  for (int64_t first = 0; first < span.sequence.key_length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
+    const float* bias = excluded_bias(span, r, first, keys);
+    for (int64_t c = 0; c < keys; c += kLanes) {
+      const IntVec inside = first_lanes(keys - c);
+      const Vec score = inside ? load(bias + c) * factor + problem.mask_value : splat(-kInfinity);
+      undefined |= score != score;
+      largest = greater(score, largest);
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (undefined[lane] != 0) return __builtin_nanf("");
+  }
+  return max_lanes(largest);
+}
+
+// The largest score of the keys the row does not attend; NaN where one of them is NaN.
+static float excluded_peak(const Span& span, int64_t r) {
+  float peak = -kInfinity;
+  for (int64_t first = 0; first < span.sequence.key_length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
+    const View view = view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
+    const float* bias = excluded_bias(span, r, first, keys);
+    for (int64_t j = 0; j < keys; ++j) {
+      if (is_attended(view, j)) continue;
+      const float score = excluded_score(span.problem, bias, j);
+      if (is_nan(score)) return score;
+      if (score > peak) peak = score;
+    }
+  }
+  return peak;
+}
+
+// The weights of a block of keys relative to the row's largest score; 0 for keys that are attended.
+FA_INLINE void excluded_weights(const Span& span, int64_t r, int64_t first, int64_t keys, float* weights) {
+  const View view = view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
+  const float* bias = excluded_bias(span, r, first, keys);
+  const float all = exp_nonpositive(splat(excluded_score(span.problem, nullptr, 0) - span.s.max[r]))[0];
+  for (int64_t j = 0; j < keys; ++j) {
+    const float weight =
+        bias == nullptr ? all : exp_nonpositive(splat(excluded_score(span.problem, bias, j) - span.s.max[r]))[0];
+    weights[j] = is_attended(view, j) ? 0.0f : weight;
+  }
+}
+
+static void add_excluded_row(const Span& span, int64_t r) {
   const Problem& problem = span.problem;
   const int64_t length = span.sequence.key_length;
   const int64_t bit = drop_bit(span.sequence, span.head_of(r), span.index_of(r));
   float* sums = span.s.sums + r * span.columns();
   for (int64_t first = 0; first < length; first += kBlockKeys) {
     const int64_t keys = smaller(kBlockKeys, length - first);
-    const View view = view_of(problem, span.sequence, span.head_of(r), span.index_of(r), first, keys);
-    int64_t count = 0;
+    // Reading a value of 16 bits may take the place of the bias, so all weights come first.
+    float weights[kBlockKeys];
+    excluded_weights(span, r, first, keys, weights);
+    float sum = 0;
     for (int64_t j = 0; j < keys; ++j) {
-      if (is_attended(view, j)) continue;
-      ++count;
-      if (!problem.masked_values) continue;
+      sum += weights[j];
+      if (!problem.masked_values || weights[j] == 0) continue;
       const int64_t key = first + j;
       if (problem.drop_mask != nullptr && (bits_from(problem.drop_mask, bit + key, 1) & 1) == 0) continue;
-      add_value(weight, span.value(key), problem.value_size, sums);
+      add_value(weights[j], span.value(key), problem.value_size, sums);
     }
-    span.s.total[r] += weight * static_cast<float>(count);
+    span.s.total[r] += sum;
   }
 }
 
 static void add_excluded(const Span& span) {
   const Scratch& s = span.s;
-  const float score = span.problem.mask_value;
-  if (score == -kInfinity) return;
+  const Problem& problem = span.problem;
+  if (problem.mask_value == -kInfinity && !problem.masked_bias) return;
   const int64_t columns = span.columns();
+  const bool rows_share = problem.slopes == nullptr && !problem.pse_compressed && span.sequence.pse_row == 0;
+  float bound = problem.mask_value;
   for (int64_t r = 0; r < span.rows(); ++r) {
     // NaN or exp(inf - inf): so far only a row that attends a key has come to it, this one may have its sink alone.
-    const float* sink = span.problem.sink;
-    if (sink != nullptr && !(sink[span.head_of(r)] < kInfinity)) s.total[r] = __builtin_nanf("");
-    if (is_nan(s.total[r]) || s.max[r] - score > kVanishes || attends_all(span, r)) continue;
-    const float max = s.max[r] > score ? s.max[r] : score;
+    if (problem.sink != nullptr && !(problem.sink[span.head_of(r)] < kInfinity)) s.total[r] = __builtin_nanf("");
+    if (is_nan(s.total[r])) continue;
+    const bool same = r > 0 && rows_share && span.head_of(r) == span.head_of(r - 1);
+    if (problem.masked_bias && !same) bound = excluded_bound(span, r);
+    if (s.max[r] - bound > kVanishes || attends_all(span, r)) continue;
+    const float peak = problem.masked_bias ? excluded_peak(span, r) : bound;
+    if (is_nan(peak) || peak == kInfinity) s.total[r] = __builtin_nanf("");
+    // Where all scores are -inf, nothing is left behind.
+    if (is_nan(s.total[r]) || peak == -kInfinity || s.max[r] - peak > kVanishes) continue;
+    const float max = s.max[r] > peak ? s.max[r] : peak;
     // A row that attends no key has nothing to shrink.
     const float shrink = s.max[r] == -kInfinity ? 0.0f : exp_nonpositive(splat(s.max[r] - max))[0];
-    const float weight = exp_nonpositive(splat(score - max))[0];
     s.max[r] = max;
     s.total[r] *= shrink;
     for (int64_t d = 0; d < columns; ++d) s.sums[r * columns + d] *= shrink;
-    if (weight != 0) add_excluded_row(span, r, weight);
+    add_excluded_row(span, r);
   }
 }
 

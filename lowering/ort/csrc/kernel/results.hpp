@@ -8,9 +8,9 @@
 
 namespace fa::FA_ISA {
 
-// No key attended, as against attended keys whose scores are all -inf.
+// No key attended, as against attended keys whose scores are all -inf. With biased masked keys every key has a score.
 static bool is_empty(const Span& span, int64_t r) {
-  if (span.s.max[r] != -kInfinity || is_nan(span.s.total[r])) return false;
+  if (span.problem.masked_bias || span.s.max[r] != -kInfinity || is_nan(span.s.total[r])) return false;
   for (int64_t first = 0; first < span.sequence.key_length; first += kBlockKeys) {
     const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
     if (!view_of(span.problem, span.sequence, span.head_of(r), span.index_of(r), first, keys).empty()) return false;
@@ -82,7 +82,7 @@ static void write_statistics(const Span& span, int64_t r) {
 // Whether every row has a sum to be divided by and goes to the output in whole vectors, as almost all do.
 static bool all_ordinary(const Span& span) {
   const Problem& problem = span.problem;
-  bool ordinary = problem.value_size % kLanes == 0 && problem.mask_value == -kInfinity;
+  bool ordinary = problem.value_size % kLanes == 0 && problem.mask_value == -kInfinity && !problem.masked_bias;
   for (int64_t r = 0; ordinary && r < span.rows(); ++r) ordinary = span.s.max[r] != -kInfinity && span.s.total[r] > 0;
   return ordinary;
 }
