@@ -46,9 +46,9 @@ def _masked_by_addend(term: AddTerm, viewer: Viewer) -> Masked:
 
 
 UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
-"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. It rounds the result when an operator
-takes it that has a kernel of 16 bits, as those have that move elements; a single one between two that it computes in
-float32 is computed in float32, too."""
+"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. It rounds the result when an
+operator takes it that has a kernel of 16 bits, as those have that move elements; a single one between two that it
+computes in float32 is computed in float32, too."""
 
 
 def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[Shift, ...]:

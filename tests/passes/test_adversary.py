@@ -72,7 +72,7 @@ LARGE = "huge = Constant<value=float {1e36}>() d = Sub(i, j) n = LessOrEqual(d, 
 @pytest.mark.parametrize("bias", ["bias = Where(n, huge, nothing)", "bias = Where(n, nothing, huge)"])
 @pytest.mark.parametrize("order", [("bias", "f"), ("f", "bias")])
 def test_a_bias_as_large_as_a_mask_is_none(bias: str, order: tuple[str, str]) -> None:
-    """It swallows the scores, but excludes nothing, although it holds two numbers on a band; the mask beside it does."""
+    """It swallows the scores, but excludes nothing, although it holds two numbers on a band. The mask does."""
     use = f"f = Where(m, nothing, low) x0 = Add(s, {order[0]}) x = Add(x0, {order[1]}) "
     assert agree(model("m = LessOrEqual(j, i) " + LARGE + bias, use)).mask in ("causal+real_shift", None)
 
