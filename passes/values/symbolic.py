@@ -287,8 +287,10 @@ class Dim:
 
     @staticmethod
     def floordiv(a: Dim | int, b: Dim | int) -> Dim:
-        """floor(a / b), for runs where b is not 0."""
+        """floor(a / b), for runs where b is not 0; an unknown integer where b is 0 in every run."""
         left, right = _need(a), _need(b)
+        if right == 0:
+            return Dim.fresh(None)
         exact = left.exact_div(right)
         if exact is not None:
             return exact
@@ -348,7 +350,7 @@ class Dim:
             return Dim(0)
         x, y = left.const, right.const
         if x is not None and y:
-            return Dim(int(math.fmod(x, y)))
+            return Dim(abs(x) % abs(y) * (-1 if x < 0 else 1))
         return _opaque("fmod", left, right, None)
 
     @staticmethod
@@ -468,16 +470,31 @@ def _at_least(dim: Dim, bound: int, depth: int) -> bool:
         return True
     if depth == 0:
         return False
-    for monomial, factor in dim._terms.items():
+    for monomial in dim._terms:
         if len(monomial) != 1 or monomial[0].op != "min0":
             continue
         atom = monomial[0]
-        # min(x, 0) is x or 0: both cases prove the bound; with a minus sign it is at least -x and
-        # at least 0, so one case does.
+        # min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where
+        # the dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
         cases = (_at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0]))
-        if any(cases) if factor < 0 else all(cases):
+        if any(cases) if _falls(dim, atom, depth - 1) else all(cases):
             return True
     return False
+
+
+def _falls(dim: Dim, atom: Atom, depth: int) -> bool:
+    """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
+
+    The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
+    """
+    coefficient: dict[Monomial, int] = {}
+    for monomial, factor in dim._terms.items():
+        rest = _divide_monomial(monomial, (atom,))
+        if rest is not None:
+            if atom in rest:
+                return False
+            coefficient[rest] = -factor
+    return _at_least(Dim._of(coefficient), 0, depth)
 
 
 def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
