@@ -1,7 +1,8 @@
 """How large a tensor's elements can be: a proof that a bias cannot compete with a mask's very negative number.
 
-`Bounds.of(value)` is an interval (low, high) that holds every element in every run, or None. Integers cast to floats
-are bounded by their type, which is enough for biases computed from positions.
+`Bounds.of(value)` is an interval (low, high) that holds every element that is a number in every run, or None. It says
+nothing of NaN. An integer is bounded by its type alone, for integers wrap around; that is enough for biases computed
+from positions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.analysis import Analysis
+from fa_compiler.passes.values.shape_rules.elementwise import INTEGER_RANGES
 from fa_compiler.passes.values.value_sets import MOVES, NUMPY
 
 Interval = tuple[float, float]
@@ -28,13 +30,6 @@ RISING = {"Exp": math.exp, "Sqrt": math.sqrt}
 LIMITS = ("Clip", "Min", "Max")
 ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
-INTEGERS = {
-    ir.DataType.BOOL: 1.0,
-    ir.DataType.UINT8: 255.0,
-    ir.DataType.INT8: 128.0,
-    ir.DataType.INT32: float(2**31),
-    ir.DataType.INT64: float(2**63),
-}
 
 
 class Bounds(Analysis[Interval]):
@@ -45,8 +40,9 @@ class Bounds(Analysis[Interval]):
         if array is not None:
             return _of_array(array)
         dtype = self.info.dtype(value)
-        if dtype in INTEGERS:
-            return -INTEGERS[dtype], INTEGERS[dtype]
+        if dtype in INTEGER_RANGES:
+            low, high = INTEGER_RANGES[dtype]
+            return float(low), float(high)
         node = value.producer()
         if not is_op(node, *UNIT_RANGE, *MOVES, *RISING, *LIMITS, *ARITHMETIC):
             return None
@@ -69,12 +65,14 @@ class Bounds(Analysis[Interval]):
 
     @staticmethod
     def _rounded(found: Interval | None, dtype: ir.DataType | None) -> Interval | None:
-        """The interval after rounding to the type, which keeps the order of numbers."""
+        """The interval of the numbers as their type rounds them, and as they are: ONNX Runtime computes 16-bit
+        numbers in float32 and may keep them so. Rounding keeps their order. None where the rounding is not known.
+        """
         kind = NUMPY.get(dtype) if dtype is not None else None
         if found is None or kind is None:
-            return found
+            return None
         with np.errstate(over="ignore"):
-            return _of_array(np.array(found).astype(kind))
+            return _hull(_of_array(np.array(found)), _of_array(np.array(found).astype(kind)))
 
     def _of_node(self, node: ir.Node) -> Interval | None:
         op = node.op_type

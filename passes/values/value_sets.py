@@ -22,6 +22,8 @@ from fa_compiler.passes.values.analysis import Analysis
 
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
+EXACT = 2**53
+"""Up to here a float, of which the sets are made, holds every integer. Sets do not hold larger ones."""
 
 ValueSet = frozenset[float]
 
@@ -117,7 +119,7 @@ class ValueSets(Analysis[ValueSet]):
             attr = node.attributes.get("value")
             return _ZERO if attr is None else _content(attr.as_tensor().numpy())
         if op == "Neg":
-            return _map(self.of(node.inputs[0]), lambda x: -x)
+            return _negated(self.of(node.inputs[0]), self.info.dtype(value))
         if op in ARITHMETIC:
             return self._arithmetic(node, value)
         return None
@@ -132,7 +134,7 @@ class ValueSets(Analysis[ValueSet]):
         with np.errstate(all="ignore"):
             if not np.issubdtype(kind, np.integer):
                 return _content(np.array(sorted(source), dtype=np.float64).astype(kind))
-            return source if all(math.isfinite(x) and x == int(x) and abs(x) < 2**31 for x in source) else None
+            return source if _held_by(source, kind) else None
 
     def _where(self, node: ir.Node) -> ValueSet | None:
         condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
@@ -151,21 +153,25 @@ class ValueSets(Analysis[ValueSet]):
             if result is None or operand is None or len(result) * len(operand) > LIMIT * LIMIT:
                 return None
             grid = [(a, b) for a in sorted(result) for b in sorted(operand)]
+            whole = np.issubdtype(kind, np.integer)
             pairs = np.array(grid, dtype=np.float64).reshape(-1, 2).astype(kind)
-            if node.op_type == "Div" and (np.issubdtype(kind, np.integer) or (pairs[:, 1] == 0).any()):
+            if node.op_type == "Div" and (whole or (pairs[:, 1] == 0).any()):
                 return None
             with np.errstate(all="ignore"):
-                content = ARITHMETIC[node.op_type](pairs[:, 0], pairs[:, 1])
-                if kind in SHORT_FLOATS and not _is_exact(node.op_type, pairs, content):
-                    return None
-                result = _content(content)
+                # Of two integers up to 2^53 a float64 tells sum and product closely enough to see that they do not fit.
+                found = ARITHMETIC[node.op_type](pairs[:, 0], pairs[:, 1])
+                exact = ARITHMETIC[node.op_type](*pairs.astype(np.float64).T) if whole else found
+            if (whole and not _held_by(exact, kind)) or (kind in SHORT_FLOATS and not _is_exact(node, pairs, found)):
+                return None
+            result = _content(found)
         return result
 
 
-def _is_exact(op_type: str, pairs: np.ndarray, rounded: np.ndarray) -> bool:
+def _is_exact(node: ir.Node, pairs: np.ndarray, rounded: np.ndarray) -> bool:
     """Are the results the same in float32, where nothing is rounded to 16 bits?"""
-    wide = pairs.astype(np.float32)
-    return bool((ARITHMETIC[op_type](wide[:, 0], wide[:, 1]) == rounded.astype(np.float32)).all())
+    with np.errstate(all="ignore"):
+        wide = ARITHMETIC[node.op_type](*pairs.astype(np.float32).T)
+        return bool((wide == rounded.astype(np.float32)).all())
 
 
 _BOOL: ValueSet = frozenset((0.0, 1.0))
@@ -178,6 +184,12 @@ def overwrites(node: ir.Node) -> bool:
     return reduction is None or reduction.as_string() == "none"
 
 
+def _held_by(numbers: Iterable[float], kind: type) -> bool:
+    """Are all of them whole numbers that an integer type holds, and a float exactly?"""
+    low, high = max(int(np.iinfo(kind).min), -EXACT), min(int(np.iinfo(kind).max), EXACT)
+    return all(math.isfinite(x) and x == int(x) and low <= x <= high for x in numbers)
+
+
 def _content(array: np.ndarray) -> ValueSet | None:
     flat = array.reshape(-1)
     if flat.size == 0:
@@ -186,6 +198,8 @@ def _content(array: np.ndarray) -> ValueSet | None:
     if len(np.unique(flat[:64])) > LIMIT:
         return None
     values = {float(x) + 0.0 for x in np.unique(flat).astype(np.float64)}
+    if array.dtype.kind in "iu" and any(abs(x) >= EXACT for x in values):
+        return None
     return None if len(values) > LIMIT or any(math.isnan(x) for x in values) else frozenset(values)
 
 
@@ -198,8 +212,14 @@ def _union(sets: Iterable[ValueSet | None]) -> ValueSet | None:
     return result if len(result) <= LIMIT else None
 
 
-def _map(values: ValueSet | None, function: Callable[[float], float]) -> ValueSet | None:
-    return None if values is None else frozenset(function(x) + 0.0 for x in values)
+def _negated(values: ValueSet | None, dtype: ir.DataType | None) -> ValueSet | None:
+    if values is None or dtype is None:
+        return None
+    result = frozenset(-x + 0.0 for x in values)
+    # The least integer of a type is its own negative.
+    kind = NUMPY.get(dtype)
+    whole = kind is not None and np.issubdtype(kind, np.integer)
+    return result if dtype.is_floating_point() or (whole and _held_by(result, kind)) else None
 
 
 def _truth_of(condition: ir.Value | None) -> ir.Value | None:

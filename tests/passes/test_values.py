@@ -19,12 +19,18 @@ from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.passes.values.value_sets import ValueSet, ValueSets
 
 MIN = float(np.finfo(np.float32).min)
-INPUTS = "bool[2,3] b, float[2,3] f, int64[2,3] i, float16[2,3] h"
+INPUTS = (
+    "bool[2,3] b, float[2,3] f, int64[2,3] i, float16[2,3] h, int32[2,3] i32, int8[2,3] i8, uint8[2,3] u8, "
+    "uint32[2,3] u32"
+)
 CONSTANTS = (
     "float zero = {0.0}, float one = {1.0}, float low = {-inf}, float least = {-3.4028234663852886e38}, "
     "float[3] mixed = {0.0, -1e4, 1.0}, float[2,3] many = {1.0,2.0,3.0,4.0,5.0,6.0}, float nan = {nan}, "
     "int64 n1 = {1}, int64 n0 = {0}, bool yes = {1}, int64[2] shape = {2,3}, int64[1] axis = {0}, "
-    "float[0,3] nothing = {}, int64[1,1] row = {1}, float[8] seven = {0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0}"
+    "float[0,3] nothing = {}, int64[1,1] row = {1}, float[8] seven = {0.0,1.0,2.0,3.0,4.0,5.0,6.0,7.0}, "
+    "int64 most = {9223372036854775807}, int64 odd = {9007199254740993}, int64 even = {9007199254740992}, "
+    "int32 top = {2147483647}, int32 bottom = {-2147483648}, int8 less = {-1}, uint8 byte = {200}, "
+    "uint32 word = {4294967295}, float third = {0.333}"
 )
 
 
@@ -95,6 +101,14 @@ HALF_MIN = -65504.0
         ("c = Cast<to=1>(b) x = Div(one, c)", None),
         ("c = Cast<to=7>(b) x = Sub(n1, c)", {0.0, 1.0}),
         ("c = Cast<to=7>(b) x = Div(n1, c)", None),
+        # Integers wrap around, and from 2^53 on a set of floats does not tell them apart.
+        ("x = Add(top, top)", None),
+        ("x = Neg(bottom)", None),
+        ("x = Mul(most, n1)", None),
+        ("x = Sub(odd, even)", None),
+        ("x = Sub(even, n1)", None),
+        ("c = Cast<to=6>(b) x = Sub(c, top)", {-2147483647.0, -2147483646.0}),
+        ("c = Cast<to=12>(less) x = Cast<to=1>(c)", None),
         # transformers: what is not 0 is replaced, so only 0 passes through.
         ("c = Cast<to=1>(i) d = Sub(one, c) t = Cast<to=9>(d) x = Where(t, least, d)", {0.0, MIN}),
         ("c = Cast<to=1>(i) d = Sub(one, c) t = Cast<to=9>(d) x = Where(t, d, least)", None),
@@ -161,12 +175,18 @@ def test_large_constants_are_not_read() -> None:
 # -- random programs --------------------------------------------------------------------------------
 
 FLOAT, HALF, WHOLE, BOOL = "float", "half", "whole", "bool"
-CODES = {FLOAT: 1, HALF: 10, WHOLE: 7, BOOL: 9}
+SHORT, TINY, BYTE, WORD = "int32", "int8", "uint8", "uint32"
+CODES = {FLOAT: 1, HALF: 10, WHOLE: 7, BOOL: 9, SHORT: 6, TINY: 3, BYTE: 2, WORD: 12}
+INTEGERS = (WHOLE, SHORT, TINY, BYTE, WORD)
 LEAVES = {
     FLOAT: ["zero", "one", "low", "least", "mixed", "many", "f"],
     HALF: ["h"],
-    WHOLE: ["i", "n1", "n0"],
+    WHOLE: ["i", "n1", "n0", "most", "odd", "even"],
     BOOL: ["b", "yes"],
+    SHORT: ["i32", "top", "bottom"],
+    TINY: ["i8", "less"],
+    BYTE: ["u8", "byte"],
+    WORD: ["u32", "word"],
 }
 PLAIN_FEEDS = [0.0, 1.0, -1.0, -math.inf, math.inf, math.nan, 3e38, -1e30]
 
@@ -181,16 +201,16 @@ def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
         return draw(st.sampled_from(known[kind][-4:] if draw(st.booleans()) else known[kind]))
 
     for index in range(draw(st.integers(1, 8))):
-        kind = draw(st.sampled_from([FLOAT, FLOAT, FLOAT, HALF, WHOLE, BOOL]))
+        kind = draw(st.sampled_from([FLOAT, FLOAT, FLOAT, HALF, BOOL, *INTEGERS]))
         name = f"t{index}"
         choices = ["cast", "move"]
         if kind == BOOL:
             choices += ["not", "compare", "logic"]
         else:
-            choices += ["where", "where", "arithmetic", "arithmetic", "neg"]
+            choices += ["where", "where", "arithmetic", "arithmetic"] + ([] if kind in (BYTE, WORD) else ["neg"])
         match draw(st.sampled_from(choices)):
             case "cast":
-                source = draw(st.sampled_from([FLOAT, HALF, WHOLE, BOOL]))
+                source = draw(st.sampled_from([FLOAT, HALF, BOOL, *INTEGERS]))
                 text = f"Cast<to={CODES[kind]}>({pick(source)})"
             case "move":
                 text = f"Identity({pick(kind)})"
@@ -205,7 +225,7 @@ def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
             case "neg":
                 text = f"Neg({pick(kind)})"
             case _:
-                names = ["Add", "Sub", "Mul", "Min", "Max"] + (["Div"] if kind != WHOLE else [])
+                names = ["Add", "Sub", "Mul", "Min", "Max"] + (["Div"] if kind not in INTEGERS else [])
                 text = f"{draw(st.sampled_from(names))}({pick(kind)}, {pick(kind)})"
         known[kind].append(name)
         program.append((name, kind, text))
@@ -225,6 +245,10 @@ def numbers(program: list[tuple[str, str, str]], seed: int) -> tuple[ir.Model, d
         "f": rng.choice(PLAIN_FEEDS, (2, 3)).astype(np.float32),
         "i": rng.choice([0, 1, 2, -70000, 1 << 40], (2, 3)),
         "h": rng.choice([0.0, 1.0, -65504.0, math.inf], (2, 3)).astype(np.float16),
+        "i32": rng.choice([0, 1, -1, 2**31 - 1, -(2**31)], (2, 3)).astype(np.int32),
+        "i8": rng.choice([0, 1, -1, 127, -128], (2, 3)).astype(np.int8),
+        "u8": rng.choice([0, 1, 255], (2, 3)).astype(np.uint8),
+        "u32": rng.choice([0, 1, 2**31, 2**32 - 1], (2, 3)).astype(np.uint32),
     }
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -254,6 +278,31 @@ def test_bounds_hold_what_a_run_gives(program: list[tuple[str, str, str]], seed:
         if found is not None:
             wide = array.astype(np.float64)
             assert ((wide >= found[0]) & (wide <= found[1]) | np.isnan(wide)).all(), (name, found)
+
+
+def interval(body: str) -> tuple[float, float] | None:
+    """The interval found for x."""
+    built = model(body)
+    return Bounds(analyse(built)).of(value(built.graph, "x"))
+
+
+def test_integers_are_bounded_by_their_type_alone() -> None:
+    """They wrap around: -1 of int8 is 4294967295 as uint32, and the largest int32 plus 1 is the least."""
+    assert interval("c = Cast<to=12>(less) x = Cast<to=1>(c)") == (0.0, 4294967296.0)
+    assert interval("c = Add(top, top) x = Cast<to=11>(c)") == (-2147483648.0, 2147483647.0)
+    assert interval("c = Cast<to=2>(i) x = Cast<to=1>(c)") == (0.0, 255.0)
+    assert interval("c = Cast<to=5>(i) d = Mul(c, c) x = Cast<to=1>(d)") == (-32768.0, 32767.0)
+    assert interval("x = Cast<to=1>(b)") == (0.0, 1.0)
+    # Of a type whose rounding is not known nothing is said.
+    assert interval("x = Cast<to=17>(mixed)") is None
+
+
+def test_what_a_16_bit_product_may_keep_of_its_bits_is_within_its_bounds() -> None:
+    """ONNX Runtime computes it in float32 and may leave it so until something else reads it."""
+    found = interval("c = Cast<to=10>(b) t = Cast<to=10>(third) d = Mul(c, t) x = Mul(d, d)")
+    exact = float(np.float16(0.333)) ** 2
+    assert found is not None and exact != float(np.float16(exact))
+    assert found[1] == max(exact, float(np.float16(exact)))
 
 
 def test_complex_numbers_have_no_bounds() -> None:

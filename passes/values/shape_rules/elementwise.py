@@ -21,7 +21,7 @@ from fa_compiler.passes.values.shape_rules.context import (
 )
 from fa_compiler.passes.values.symbolic import Dim
 
-_BOUNDS = {
+INTEGER_RANGES = {
     ir.DataType.INT64: (-(2**63), 2**63 - 1),
     ir.DataType.INT32: (-(2**31), 2**31 - 1),
     ir.DataType.INT16: (-(2**15), 2**15 - 1),
@@ -32,6 +32,7 @@ _BOUNDS = {
     ir.DataType.UINT8: (0, 255),
     ir.DataType.BOOL: (0, 1),
 }
+"""The integers that a type holds; a boolean counts as 0 or 1."""
 
 
 def fits(content: Content, dtype: ir.DataType | None) -> bool:
@@ -40,7 +41,7 @@ def fits(content: Content, dtype: ir.DataType | None) -> bool:
     Sizes and products of sizes are taken to fit 32 bits: beyond, ONNX Runtime's own shape arithmetic
     breaks. Narrower types hold only constants.
     """
-    bounds = _BOUNDS.get(dtype) if dtype is not None else None
+    bounds = INTEGER_RANGES.get(dtype) if dtype is not None else None
     if bounds is None:
         return False
     for dim in content.reshape(-1):
@@ -304,15 +305,15 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
         return np.asarray(np.frompyfunc(lambda dim: truth(_bool(dim)), 1, 1)(content), dtype=object)
     if is_float(content):
         with np.errstate(all="ignore"):
-            if to in _BOUNDS:
+            if to in INTEGER_RANGES:
                 # Out of range is undefined behaviour.
-                low, high = _BOUNDS[to]
+                low, high = INTEGER_RANGES[to]
                 wide = np.asarray(np.trunc(content.astype(np.float64)))
                 if not (np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()):
                     return None
                 return objects(wide)
             return content.astype(to.numpy()) if to.is_floating_point() else None
-    if to in _BOUNDS:
+    if to in INTEGER_RANGES:
         return content if fits(content, to) else None
     return _floats(content, to.numpy()) if to.is_floating_point() else None
 
@@ -321,4 +322,5 @@ def _floats(content: Content, dtype: Any) -> Content | None:
     values = [dim.const for dim in content.reshape(-1)]
     if None in values:
         return None
-    return np.array(values, dtype=np.float64).astype(dtype).reshape(content.shape)
+    with np.errstate(over="ignore"):
+        return np.array(values, dtype=np.float64).astype(dtype).reshape(content.shape)
