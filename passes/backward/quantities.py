@@ -105,7 +105,7 @@ class Quantity:
         if len(self.terms) != 1:
             return None
         ((monomial, factor),) = self.terms.items()
-        if monomial != (0, 0, 0, monomial[3], 0) or abs(monomial[3] * power) > MAX_POWER:
+        if monomial != (0, 0, 0, monomial[3], 0) or abs(power) * max(abs(monomial[3]), 1) > MAX_POWER:
             return None
         return _checked({(0, 0, 0, monomial[3] * power, 0): factor**power}, self.rows, self)
 

@@ -231,7 +231,7 @@ class Region:
         number = -1.0 if node.op_type == "Reciprocal" else None
         if number is None and (exponent := input_of(node, 1)) is not None:
             number = self.viewer.info.scalar(exponent)
-        if tensor is None or number is None or number != int(number):
+        if tensor is None or number is None or not number.is_integer():
             return None
         return _tensor(tensor.quantity.to_power(int(number)), tensor.dims)
 

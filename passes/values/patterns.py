@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+_LARGEST = 2**53
+
 
 def even_steps(array: np.ndarray) -> list[int] | None:
-    """The step along each dimension of integers that are linear in their position."""
+    """The step along each dimension of integers that are linear in their position; None beyond 2^53, where differences
+    of them may exceed 64 bits."""
+    if max(-int(array.min()), int(array.max())) > _LARGEST:
+        return None
     first = array.reshape(-1)[0]
     steps: list[int] = []
     expected = np.full(array.shape, int(first), dtype=np.int64)

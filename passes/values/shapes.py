@@ -18,8 +18,8 @@ What is trusted, and why equality of two `Dim`s may be acted upon:
 
 Sizes may be 0 (a first decoding step has no past). Left out are only runs in which ONNX Runtime departs
 from the operators' definitions (its reductions keep the reduced axis of an empty tensor, its Concat skips
-an empty tensor of other sizes, its pools take a window longer than their axis) or in which a Reshape
-target computed from sizes holds a 0 (see `reshape.reshaped`).
+an empty tensor of other sizes) or in which a Reshape target computed from sizes holds a 0 (see
+`reshape.reshaped`).
 """
 
 from __future__ import annotations

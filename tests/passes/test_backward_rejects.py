@@ -412,6 +412,10 @@ def test_the_gradient_of_a_quotient(line: str) -> None:
 QUOTIENTS_GONE_WRONG = {
     "over the sum, not its square": "a = Div(dp, le) ge = Mul(dp, e) b0 = Div(ge, le) b1 = Neg(b0)",
     "over the cube": "a = Div(dp, le) ge = Mul(dp, e) l2 = Mul(le, le) l3 = Mul(l2, le) b0 = Div(ge, l3) b1 = Neg(b0)",
+    "by a power of NaN": "n2 = Constant<value_float = nan>() a = Div(dp, l1) ge = Mul(dp, e) ng = Neg(ge) "
+    "l2 = Pow(l1, n2) b1 = Mul(ng, l2)",
+    "by an endless power": "n2 = Constant<value_float = inf>() a = Div(dp, l1) ge = Mul(dp, e) ng = Neg(ge) "
+    "l2 = Pow(l1, n2) b1 = Mul(ng, l2)",
     "without the sign": "a = Div(dp, le) ge = Mul(dp, e) l2 = Mul(le, le) b1 = Div(ge, l2)",
 }
 

@@ -922,3 +922,35 @@ def test_recurrent_layers(op: str, gates: int, outputs: int, direction: str) -> 
     checked = Checked(parse("float[S,B,4] x", f"{weights} {names} = {op}<{attrs}>(x, w, r)", more=more))
     assert checked.shape() == (S, Dim(count), B, Dim(6))
     assert checked.shape("h") == (Dim(count), B, Dim(6))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "3e38"])
+def test_a_float_range_of_what_is_no_small_whole_number_has_an_open_length(number: str) -> None:
+    for bounds in ("n, one, one", "one, n, one", "one, one, n"):
+        body = f"n = Constant<value_float={number}>() one = Constant<value_float=1.0>() y = Range({bounds})"
+        model = ir.from_proto(parse("float x", body))
+        (size,) = analyse(model).shape(model.graph.outputs[0]) or ()
+        assert not size.is_known
+
+
+def test_a_number_that_no_type_has_is_an_unknown_type() -> None:
+    for body in ("y = Cast<to=99>(x)", "y = EyeLike<dtype=99>(x)", "y = RandomNormal<shape=[2], dtype=99>()"):
+        model = ir.from_proto(parse("float[2,2] x", body))
+        assert analyse(model).dtype(model.graph.outputs[0]) is None
+
+
+def test_an_element_of_a_sequence_of_single_indices_may_have_lost_its_axis() -> None:
+    """ONNX Runtime follows `keepdims` although sizes are given, where ONNX ignores it."""
+    body = "n = Constant<value_int=1>() i = Constant<value_int=0>() s = SplitToSequence<axis=0, keepdims=0>(x, n) "
+    model = ir.from_proto(parse("float[3,B] x", body + "y = SequenceAt(s, i)"))
+    assert analyse(model).shape(model.graph.outputs[0]) is None
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+def test_a_pool_whose_window_is_longer_than_its_axis(op: str) -> None:
+    checked = Checked(
+        parse("float[1,2,S] x", f"y = {op}<kernel_shape=[3], strides=[2]>(x)"), [{"S": n} for n in range(8)]
+    )
+    assert checked.runs >= 7
+    shape = checked.shape()
+    assert shape is not None and [shape[2].evaluate({"S": n}) for n in range(1, 6)] == [0, 1, 1, 1, 2]

@@ -9,6 +9,7 @@ import pytest
 
 from fa_compiler.passes import Block
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.values.patterns import even_steps
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, run
 
 SELF = "float[B,4,S,8] q, float[B,4,S,8] k, float[B,4,S,8] v"
@@ -381,3 +382,9 @@ def test_a_constant_triangle_that_one_row_of_scores_would_broadcast_to(use: str)
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
     with pytest.raises(Exception, match="atten_mask"):
         run(result, _feeds(proto, {"B": 2, "S": 1}))
+
+
+def test_steps_of_integers_whose_differences_exceed_64_bits_are_not_read() -> None:
+    assert even_steps(np.array([2**63 - 1, -(2**63)])) is None
+    assert even_steps(np.array([2**63, 2**63 + 2], dtype=np.uint64)) is None
+    assert even_steps(np.array([[0, 2, 4], [3, 5, 7]])) == [3, 2]

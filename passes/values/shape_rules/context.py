@@ -20,6 +20,9 @@ LIMIT = 64
 """The most elements whose content is followed."""
 
 
+_DTYPES = frozenset(int(dtype) for dtype in ir.DataType) - {int(ir.DataType.UNDEFINED)}
+
+
 class UnresolvedError(Exception):
     """A rule met an attribute whose value is not known (a function's attribute without a caller)."""
 
@@ -114,6 +117,11 @@ class Context:
         """An attribute that is a list of integers, None when absent."""
         value = self.attr(name)
         return None if value is None else [int(item) for item in value]
+
+    def dtype_attr(self, name: str) -> ir.DataType | None:
+        """An attribute that is the number of a data type; None when absent, or when no type has the number."""
+        value = self.int_attr(name, 0)
+        return ir.DataType(value) if value in _DTYPES else None
 
     def axes(self, attr: str, index: int, since: int) -> tuple[bool, list[int] | None]:
         """(present, values) of integers: attribute `attr` before opset `since`, then input `index`."""

@@ -288,7 +288,7 @@ def _choose(condition: Dim, x: Dim, y: Dim) -> Dim:
 
 @rule("Cast", "CastLike", "BitCast")
 def _cast(ctx: Context) -> Fact:
-    to = ctx.dtype(1) if ctx.node.op_type == "CastLike" else ir.DataType(ctx.int_attr("to", 0))
+    to = ctx.dtype(1) if ctx.node.op_type == "CastLike" else ctx.dtype_attr("to")
     content = None
     if to is not None and ctx.node.op_type != "BitCast":
         content = cast(ctx.content(0), ctx.dtype(0), to)

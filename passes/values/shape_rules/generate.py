@@ -126,7 +126,7 @@ def _range(ctx: Context) -> Fact:
     start, limit, delta = known
     if not all(isinstance(bound, Dim) for bound in known):
         # Floats that are small integers count without rounding; others could give one step more or less.
-        if any(isinstance(bound, Dim) or abs(bound) >= 2**11 or bound != int(bound) for bound in known):
+        if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
             return Fact(fresh(1), dtype)
         start, limit, delta = (Dim(int(bound)) for bound in known)
         if delta == 0:
@@ -146,11 +146,10 @@ def _range(ctx: Context) -> Fact:
 
 @rule("EyeLike", "RandomNormalLike", "RandomUniformLike")
 def _like(ctx: Context) -> Fact:
-    to = ctx.attr("dtype")
-    return Fact(ctx.shape(0), ctx.dtype(0) if to is None else ir.DataType(int(to)))
+    return Fact(ctx.shape(0), ctx.dtype_attr("dtype") if ctx.attr("dtype") is not None else ctx.dtype(0))
 
 
 @rule("RandomNormal", "RandomUniform")
 def _random(ctx: Context) -> Fact:
     shape = tuple(Dim(item) for item in ctx.ints_attr("shape") or [])
-    return Fact(shape, ir.DataType(ctx.int_attr("dtype", 1)))
+    return Fact(shape, ctx.dtype_attr("dtype") if ctx.attr("dtype") is not None else ir.DataType.FLOAT)

@@ -104,7 +104,11 @@ def _window(ctx: Context) -> list[Fact]:
             continue
         padding = pads[index] + pads[index + spatial] if mode == "NOTSET" else 0
         reach = length + padding - (kernel[index] - 1) * dilations[index] - 1
-        result.append(Dim.floordiv(reach, strides[index]) + 1)
+        if ctx.node.op_type == "Conv" or reach.is_at_least(0):
+            result.append(Dim.floordiv(reach, strides[index]) + 1)
+        else:
+            # A pool takes a window that is longer than its axis, and ONNX Runtime rounds the negative rest toward zero.
+            result.append(Dim.max(Dim.truncdiv(reach, strides[index]) + 1, 0))
     return [Fact((shape[0], channels, *result), dtype)]
 
 

@@ -19,16 +19,15 @@ def _dynamic(ctx: Context) -> list[Fact]:
 @rule("QuantizeLinear")
 @rule("QuantizeLinear", domain=_CONTRIB)
 def _quantize(ctx: Context) -> Fact:
-    chosen = ctx.int_attr("output_dtype", 0)
-    dtype = ctx.dtype(2) if ctx.has(2) else ir.DataType(chosen) if chosen else ir.DataType.UINT8
+    chosen = ctx.dtype_attr("output_dtype")
+    dtype = ctx.dtype(2) if ctx.has(2) else chosen or ir.DataType.UINT8
     return Fact(ctx.shape(0), dtype)
 
 
 @rule("DequantizeLinear")
 @rule("DequantizeLinear", domain=_CONTRIB)
 def _dequantize(ctx: Context) -> Fact:
-    chosen = ctx.int_attr("output_dtype", 0)
-    return Fact(ctx.shape(0), ir.DataType(chosen) if chosen else ctx.dtype(1))
+    return Fact(ctx.shape(0), ctx.dtype_attr("output_dtype") or ctx.dtype(1))
 
 
 @rule("MatMulInteger")

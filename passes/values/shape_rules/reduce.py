@@ -91,7 +91,7 @@ def _layer_norm(ctx: Context) -> list[Fact]:
         axis = axis_in(ctx.int_attr("axis", -1), len(shape))
         if axis is not None:
             statistics = (*shape[:axis], *([Dim(1)] * (len(shape) - axis)))
-    stash = Fact(statistics, ir.DataType(ctx.int_attr("stash_type", 1)))
+    stash = Fact(statistics, ctx.dtype_attr("stash_type") or ir.DataType.FLOAT)
     return [Fact(shape, ctx.dtype(0)), stash, stash]
 
 

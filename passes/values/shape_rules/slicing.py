@@ -111,7 +111,8 @@ def _split_to_sequence(ctx: Context) -> Fact:
     """Parts of given sizes, or of one size but for the last one; where none is given, one for each index."""
     unknown, shape, sizes = Fact(None, ctx.dtype(0)), ctx.shape(0), ctx.ints(1)
     axis = None if shape is None else axis_in(ctx.int_attr("axis", 0), len(shape))
-    if shape is None or axis is None or sizes is None:
+    # ONNX ignores `keepdims` where sizes are given, ONNX Runtime does not.
+    if shape is None or axis is None or sizes is None or not ctx.int_attr("keepdims", 1):
         return unknown
     if ctx.shape(1) == ():
         length, (part,) = shape[axis].const, sizes
