@@ -1,10 +1,11 @@
 """The ONNX checker on a model without its weights, so that size and external files do not matter.
 
 The checker gets a light copy: a large or external weight of the main graph becomes a graph input, in a
-subgraph or function the output of an unknown node. An input or output of unknown rank, which the checker refuses and
-ONNX Runtime takes, becomes an inner value. Ops of the standard domains that the installed onnx does
-not know are moved to an unknown domain, which the checker leaves alone, and so is what converters leave behind in
-training graphs (`LEFT_OVER`): it does not run, but the attention beside it can be fused.
+subgraph or function the output of an unknown node. An input or output of unknown rank and an output without a type,
+which the checker refuses and ONNX Runtime takes, become inner values. Ops of the standard domains that the installed
+onnx does not know are moved to an unknown domain, which the checker leaves alone, and so is what converters leave
+behind in training graphs (`LEFT_OVER`): it does not run, but the attention beside it can be fused. ONNX Runtime has no
+rules of its own for IR versions before 4, so that the checker's do not count: every initializer an input, no opsets.
 """
 
 from __future__ import annotations
@@ -26,15 +27,22 @@ LEFT_OVER = {"BatchNormalization": 6}
 gradient reads them, tf2onnx makes a BatchNormalization and keeps all six."""
 
 _PLACEHOLDER = "fa_compiler.placeholder"
+_UNLISTED = 4
+"""From this IR version on an initializer need not be an input."""
 
 
-def fault(model: onnx.ModelProto, full: bool) -> str | None:
-    """What the checker says against `model` on one line, None if nothing; `full` infers shapes as well. What it
-    overlooks is looked at first."""
+def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | None:
+    """What the checker says against `model` on one line, None if nothing; `full` infers shapes as well, which have to
+    be those that are declared, unless not `declared`. What the checker overlooks is looked at first."""
     if (found := overlooked(model)) is not None:
         return found
     try:
-        checker.check_model(_light(model), full_check=full)
+        light = _light(model)
+        if not declared:
+            del light.graph.value_info[:], light.graph.output[:]
+        checker.check_model(light, full_check=full)
+    except UnicodeError:
+        return "a text in it is not UTF-8"
     except (checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return one_line(error)
     return None
@@ -46,7 +54,7 @@ def is_left_over(node: onnx.NodeProto) -> bool:
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    light = onnx.ModelProto(ir_version=model.ir_version)
+    light = onnx.ModelProto(ir_version=max(model.ir_version, _UNLISTED))
     light.opset_import.extend(model.opset_import)
     light.metadata_props.extend(model.metadata_props)
     local = {(function.domain, function.name) for function in model.functions}
@@ -92,8 +100,8 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
     light.name = graph.name
     for field in ("value_info", "sparse_initializer"):
         getattr(light, field).extend(getattr(graph, field))
-    for field in ("input", "output"):
-        getattr(light, field).extend(info for info in getattr(graph, field) if not (main and _of_any_rank(info)))
+    light.input.extend(info for info in graph.input if not (main and _of_any_rank(info)))
+    light.output.extend(info for info in graph.output if not (main and (_of_any_rank(info) or _of_any_type(info))))
     for info in graph.input:
         if main and _of_any_rank(info):
             light.node.append(onnx.helper.make_node("Weight", [], [info.name], domain=_PLACEHOLDER))
@@ -116,6 +124,10 @@ def _light_graph(graph: onnx.GraphProto, light: onnx.GraphProto, known: _Known, 
 def _of_any_rank(info: onnx.ValueInfoProto) -> bool:
     kind = info.type.tensor_type if info.type.HasField("tensor_type") else None
     return kind is not None and bool(kind.elem_type) and not kind.HasField("shape")
+
+
+def _of_any_type(info: onnx.ValueInfoProto) -> bool:
+    return info.type.WhichOneof("value") is None
 
 
 def _light_nodes(nodes: Iterable[onnx.NodeProto], light: MutableSequence[onnx.NodeProto], known: _Known) -> None:

@@ -93,7 +93,7 @@ def _made(
         elif given is not None and info.name in given.masks:
             feeds[info.name] = _mask(shape).astype(dtype)
         else:
-            feeds[info.name] = _values(info.name.lower(), shape, dtype, bounds.get(info.name), rng)
+            feeds[info.name] = np.asarray(_values(info.name.lower(), shape, dtype, bounds.get(info.name), rng))
     return feeds
 
 

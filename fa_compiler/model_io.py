@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from fa_compiler import checking, inline_weights
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
+from fa_compiler.repairs import OrderError, as_runtime_reads, repaired
 from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
@@ -25,9 +26,9 @@ _SMALL = 1 << 10
 class Loaded:
     """A checked model.
 
-    `proto` is what was given (for an `ir.Model` its serialised form) and is never changed. `files` are the
-    real paths of its external data by the `location` the model uses. `name` is for messages and the report.
-    `weights` is the file whose inline weights were left in it: their tensors are external in `proto`.
+    `proto` is what was given (for an `ir.Model` its serialised form), or a copy of it with the `repairs`; it is never
+    changed. `files` are the real paths of its external data by the `location` the model uses. `name` is for messages
+    and the report. `weights` is the file whose inline weights were left in it: their tensors are external in `proto`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Loaded:
     proto: onnx.ModelProto
     files: dict[str, Path]
     weights: FileWeights | None = None
+    repairs: tuple[str, ...] = ()
 
     @property
     def absolute(self) -> dict[str, str]:
@@ -145,16 +147,23 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
 
 
 def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded:
-    proto = read.proto
     files: dict[str, Path] = {}
-    if (problem := _not_carried(proto)) is not None:
+    if (problem := _not_carried(read.proto)) is not None:
         raise InputError(f"{name} {problem}")
+    proto, repairs = as_runtime_reads(read.proto)
     if (problem := checking.fault(proto, full=False)) is not None:
+        try:
+            proto, mended = repaired(proto)
+        except OrderError as error:
+            raise InputError(f"{name} is not a valid ONNX model: {error}") from None
+        repairs += mended
+        problem = checking.fault(proto, full=False) if mended else problem
+    if problem is not None:
         raise InputError(f"{name} is not a valid ONNX model: {problem}")
     for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
         if is_external(tensor) and index not in read.left:
             files[location(tensor)] = check_external(tensor, folder, name)
-    return Loaded(name, path, folder, proto, files, read.weights)
+    return Loaded(name, path, folder, proto, files, read.weights, tuple(repairs))
 
 
 def _loaded_ir(model: ir.Model) -> Loaded:

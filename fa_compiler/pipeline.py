@@ -22,7 +22,7 @@ from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
-from fa_compiler.runnable import remarks
+from fa_compiler.runnable import holds_flex, remarks, written_out
 from fa_compiler.verification import registry_nodes, verify_nodes
 from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
 
@@ -136,8 +136,8 @@ def make_options(
 def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> tuple[onnx.ModelProto | None, Report]:
     """Fuse and check a loaded model.
 
-    Returns a new proto, whose external tensors hold absolute paths as `location`, or None when nothing was
-    fused; and the report.
+    Returns a new proto, whose external tensors hold absolute paths as `location`, or None when there is nothing to
+    change in the loaded one; and the report.
     """
     start = time.perf_counter()
     with _without_collections():
@@ -147,9 +147,11 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
         if loaded.weights is not None:
             loaded.weights.check(by_path=True)  # the passes read it by its path
         report.model, report.target = loaded.name, options.target
+        report.notes[:0] = loaded.repairs
         target = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
         verify_nodes(model, given, target, options.cann)
-        proto = _finished(loaded, model) if report.count("fused") else None
+        report.mended = bool(loaded.repairs)
+        proto = _result(loaded, model, report)
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
     report.seconds = time.perf_counter() - start
@@ -178,8 +180,22 @@ def copy_of(loaded: Loaded) -> onnx.ModelProto:
     return proto
 
 
-def _finished(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
+def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto | None:
+    """The checked result; None where nothing was fused or written out."""
+    fused = bool(report.count("fused"))
+    if not fused and not holds_flex(loaded.proto):
+        return None
     proto = ir.to_proto(model)
+    if (written := written_out(proto)) is not None:
+        proto, note = written
+        report.notes.append(note)
+        report.mended = True
+    elif not fused:
+        return None
+    return _checked(loaded, proto)
+
+
+def _checked(loaded: Loaded, proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.ir_version != loaded.proto.ir_version:
         raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")
     problem = checking.fault(proto, full=True)

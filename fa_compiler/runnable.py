@@ -1,7 +1,8 @@
 """What keeps a graph from running in ONNX Runtime's inference packages, whatever is fused in it.
 
 Training graphs hold operators of the tool that made them: those of onnxruntime-training, and TensorFlow's that tf2onnx
-has no counterpart for. They are left as they are, and named.
+has no counterpart for. They are left as they are, and named. A FlexAttention that was not fused is written out as its
+definition: ONNX Runtime has no kernel of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import onnx
-from onnx import defs
+from onnx import defs, inliner
 
 from fa_compiler.checking import is_left_over
 from fa_compiler.tensors import is_plain
@@ -83,6 +84,28 @@ def remarks(model: onnx.ModelProto) -> list[str]:
     if unknown:
         found.append(f"runs nowhere: {_listed(unknown)} as the converter left it is no operator of ONNX")
     return found
+
+
+FLEX = ("ai.onnx.preview", "FlexAttention")
+
+
+def holds_flex(model: onnx.ModelProto) -> bool:
+    """May the model hold a FlexAttention, in functions too?"""
+    return any(opset.domain == FLEX[0] for owner in (model, *model.functions) for opset in owner.opset_import)
+
+
+def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
+    """The model with every FlexAttention as its definition, and a sentence of it; None where there is none, or the
+    types of its inputs are not known."""
+    names = [node.name or node.output[0] for node in _nodes(model.graph) if (node.domain, node.op_type) == FLEX]
+    if not names:
+        return None
+    try:
+        result = inliner.inline_selected_functions(model, [FLEX], inline_schema_functions=True)
+    except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return result, f"{names[0]}{more}: FlexAttention is written out as its definition; ONNX Runtime has no kernel of it"
 
 
 def _is_operator(node: onnx.NodeProto) -> bool:

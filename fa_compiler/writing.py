@@ -146,7 +146,8 @@ def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage))
     if not report.count("fused"):
-        report.notes.append("nothing was fused: the output is a copy of the input")
+        same = "is the input with the changes above" if report.mended else "is a copy of the input"
+        report.notes.append(f"nothing was fused: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged
 

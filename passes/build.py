@@ -95,8 +95,9 @@ class Builder:
             for each in node.outputs:
                 each.name = self.names.new(f"{PREFIX}_{op_type}_output")
             self.graph.append(node)
-            if dtype is not None:
-                output.dtype = dtype
+            output.dtype = dtype
+            if dtype is None:
+                output.dtype = self.info.dtype(output)
             shape = self.info.shape(output)
             if shape is not None:
                 output.shape = ir.Shape([size.const for size in shape])

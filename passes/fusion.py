@@ -11,6 +11,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.build import Builder, Names
+from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission.emit import Emitter, Fused
 from fa_compiler.passes.emission.node_view import node_view
@@ -49,6 +50,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     inline_functions(model)
     graphs = remember_versions(model)
     info = analyse(model)
+    corrected = correct_shapes(graphs, info)
     run = _Run(
         info,
         Matcher(info, ValueSets(info), Bounds(info), options),
@@ -62,6 +64,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):
         model.graph.opset_imports[DOMAIN] = VERSION
+        run.notes.extend(corrected)
     caches: list[CacheLine] = []
     if options.in_place_caches:
         blocks, caches = use_buffers(model, info, run.names, blocks)

@@ -206,7 +206,9 @@ class CacheLine:
 
 @dataclass
 class Report:
-    """All blocks of one model, in graph order, its caches, and remarks that belong to no block."""
+    """All blocks of one model, in graph order, its caches, and remarks that belong to no block. `mended` says that the
+    result differs from the input in more than in what was fused; the notes say in what.
+    """
 
     blocks: Sequence[Block]
     model: str = ""
@@ -214,6 +216,7 @@ class Report:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
+    mended: bool = False
 
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""

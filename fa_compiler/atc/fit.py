@@ -25,6 +25,6 @@ def check_sizes(job: Job) -> None:
         misfits = []
     if misfits:
         raise unfit(job, *misfits[0])
-    problem = checking.fault(job.loaded.proto, full=True)
+    problem = checking.fault(job.loaded.proto, full=True, declared=False)
     if problem is not None:
         raise InputError(f"{job.loaded.name} is not valid with these sizes: {problem}")

@@ -1,0 +1,257 @@
+"""Mends what ONNX Runtime takes and the ONNX checker refuses, or reads in another way, without a change of meaning.
+
+    nodes out of order          are sorted; ONNX Runtime does so, in the main graph
+    no opset import             is added for a domain that ONNX Runtime knows, with the version that it takes then
+    a size below 0              of an input or output is open
+    "" and "ai.onnx"            are one domain: of two imports of it the last one counts, and nodes name it ""
+    a graph without a name      gets one
+
+A graph with a cycle, or with one name for two values, stays what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx
+from onnx import defs
+
+from fa_compiler.tensors import is_plain
+
+ONE_VERSION = frozenset(
+    (
+        "ai.onnx.preview",
+        "ai.onnx.preview.training",
+        "ai.onnx.training",
+        "com.microsoft",
+        "com.microsoft.experimental",
+        "com.microsoft.nchwc",
+        "org.pytorch.aten",
+    )
+)
+"""The domains of ONNX Runtime that have the version 1 only."""
+
+NEWEST = {"": defs.onnx_opset_version(), "ai.onnx.ml": 5}
+"""The version of ONNX's domains that ONNX Runtime takes where a model names none."""
+
+_UNNAMED = "graph"
+
+Body = onnx.GraphProto | onnx.FunctionProto
+
+
+class OrderError(Exception):
+    """There is no order in which the nodes could run. The text says why."""
+
+
+def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of the model without what others read in another way than ONNX Runtime, and one sentence for each change;
+    the model itself and nothing where there is no such thing."""
+    imports = any(_other_opsets(owner) for owner in (model, *model.functions))
+    if not imports and not any(map(_negative, (*model.graph.input, *model.graph.output))):
+        return model, []
+    copy = _copy(model)
+    return copy, [*_standard_opsets(copy), *_open_sizes(copy)]
+
+
+def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of the model with all that can be mended, and one sentence for each kind of change; the model itself
+    and nothing where there is nothing to mend.
+
+    Raises:
+        OrderError: there is no order in which the nodes could run.
+    """
+    copy = _copy(model)
+    notes = [*_domains(copy), *_imports(copy), *_names(copy), *_order(copy)]
+    return (copy, notes) if notes else (model, [])
+
+
+_STANDARD = ("", "ai.onnx")
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _called(owner: onnx.ModelProto | Body) -> str:
+    if isinstance(owner, onnx.ModelProto):
+        return "the model"
+    return f"{'function' if isinstance(owner, onnx.FunctionProto) else 'graph'} '{owner.name}'"
+
+
+def _standard(owner: onnx.ModelProto | onnx.FunctionProto) -> list[int]:
+    return [opset.version for opset in owner.opset_import if opset.domain in _STANDARD]
+
+
+def _other_opsets(owner: onnx.ModelProto | onnx.FunctionProto) -> set[int]:
+    """The versions of ONNX's operators that are imported beside the one that counts."""
+    versions = _standard(owner)
+    return set(versions) - set(versions[-1:])
+
+
+def _domains(model: onnx.ModelProto) -> Iterator[str]:
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    spelt = [node for body in _bodies(nodes) for node in body if node.domain == "ai.onnx"]
+    for node in spelt:
+        node.domain = ""
+    if spelt:
+        yield f"{_counted(len(spelt), 'node')} of domain 'ai.onnx': it is the standard domain, as in ONNX Runtime"
+
+
+def _standard_opsets(model: onnx.ModelProto) -> Iterator[str]:
+    for owner in (model, *model.functions):
+        if not (other := _other_opsets(owner)):
+            continue
+        kept = [opset for opset in owner.opset_import if opset.domain not in _STANDARD]
+        version = _standard(owner)[-1]
+        del owner.opset_import[:]
+        owner.opset_import.extend([onnx.helper.make_opsetid("", version), *kept])
+        versions = ", ".join(map(str, sorted(other)))
+        yield f"{_called(owner)} imports opset {version} and, before it, {versions}: the last one counts"
+
+
+def _negative(info: onnx.ValueInfoProto) -> bool:
+    return any(dim.dim_value < 0 for dim in info.type.tensor_type.shape.dim)
+
+
+def _open_sizes(model: onnx.ModelProto) -> Iterator[str]:
+    infos = list(filter(_negative, (*model.graph.input, *model.graph.output)))
+    for info in infos:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("value")
+    if infos:
+        more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
+        yield f"'{infos[0].name}'{more} declared with a size below 0: the size is open, as in ONNX Runtime"
+
+
+def _imports(model: onnx.ModelProto) -> Iterator[str]:
+    owners: list[tuple[onnx.ModelProto | onnx.FunctionProto, Sequence[onnx.NodeProto]]] = [
+        (model, model.graph.node),
+        *((function, function.node) for function in model.functions),
+    ]
+    for owner, nodes in owners:
+        given = {opset.domain: opset.version for opset in owner.opset_import}
+        if not given:
+            continue  # ONNX Runtime refuses a model and a function without any import
+        standard = next((given[domain] for domain in _STANDARD if domain in given), None)
+        for domain in dict.fromkeys(node.domain for body in _bodies(nodes) for node in body):
+            if domain in given or (domain == "" and standard is not None):
+                continue
+            if domain in ONE_VERSION:
+                version = 1
+            elif owner is model and domain in NEWEST:  # what a function takes has no version of ONNX Runtime's own
+                version = NEWEST[domain]
+            else:
+                continue
+            owner.opset_import.add(domain=domain, version=version)
+            named = domain or "ai.onnx"
+            yield f"{_called(owner)} imports no opset of domain '{named}': {version} is taken, as in ONNX Runtime"
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    unnamed = [graph for graph in _graphs(model) if not graph.name]
+    for graph in unnamed:
+        graph.name = _UNNAMED
+    if unnamed:
+        yield f"{_counted(len(unnamed), 'graph')} had no name: '{_UNNAMED}' is taken"
+
+
+def _order(model: onnx.ModelProto) -> Iterator[str]:
+    moved = [owner for owner in (*_graphs(model), *model.functions) if _sorted(owner)]
+    if moved:
+        more = f", and in {_counted(len(moved) - 1, 'graph')} more" if len(moved) > 1 else ""
+        yield f"nodes of {_called(moved[0])}{more} stood before others that they need: they are sorted"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _sorted(body: Body) -> bool:
+    """Put the nodes of one body in order; False where they were.
+
+    A node comes where it was, behind those that it needs. It needs those whose values its subgraphs read, too.
+    """
+    made: dict[str, int] = {}
+    for index, node in enumerate(body.node):
+        for name in filter(None, node.output):
+            if (first := made.setdefault(name, index)) != index:
+                raise OrderError(f"'{name}' is made by {_shown(body.node[first])} and by {_shown(node)}")
+    needs = [sorted({made[name] for name in _read(node) if name in made}) for node in body.node]
+    if all(not before or before[-1] < index for index, before in enumerate(needs)):
+        return False
+    order: list[int] = []
+    state = [0] * len(needs)  # 1: waits for others, 2: is in order
+    for first in range(len(needs)):
+        stack = [first]
+        while stack:
+            index = stack[-1]
+            if state[index] == 0:
+                state[index] = 1
+                waiting = [other for other in reversed(needs[index]) if state[other] != 2]
+                if any(state[other] == 1 for other in waiting):
+                    raise OrderError(f"the nodes form a cycle: {_shown(body.node[index])} needs what it makes")
+                stack.extend(waiting)
+                continue
+            stack.pop()
+            if state[index] == 1:
+                state[index] = 2
+                order.append(index)
+    nodes = [body.node[index] for index in order]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del body.node[:]
+    body.node.extend(copies)
+    return True
+
+
+def _shown(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} '{node.name or next(filter(None, node.output), '')}'"
+
+
+def _read(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node and its subgraphs read. A name that a subgraph makes itself has no other maker."""
+    yield from filter(None, node.input)
+    for graph in _inner(node):
+        for nodes in _bodies(graph.node):
+            for inner in nodes:
+                yield from filter(None, inner.input)
+        for each in (graph, *_below(graph)):
+            yield from (info.name for info in each.output)
+
+
+def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        for inner in _inner(node):
+            yield inner
+            yield from _below(inner)
+
+
+def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """Every graph of the model, those in functions too."""
+    yield model.graph
+    yield from _below(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            for inner in _inner(node):
+                yield inner
+                yield from _below(inner)
+
+
+def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[Sequence[onnx.NodeProto]]:
+    """The nodes, and those of each subgraph."""
+    nodes = list(nodes)
+    yield nodes
+    for node in nodes:
+        for graph in _inner(node):
+            yield from _bodies(graph.node)
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if is_plain(attribute):
+            continue
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
