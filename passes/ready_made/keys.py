@@ -26,10 +26,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
-from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import Runs
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
-from fa_compiler.passes.masks.terms import Add, Masked, SelectTerm, Shift
+from fa_compiler.passes.masks.terms import Add, AddTerm, Masked, RowGuard, SelectTerm, Shift
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
@@ -125,6 +126,15 @@ class Keys:
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
             return [Masked(call.along(mask, dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
+
+    def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
+        """The plan of an addend alone, as for an Add of the same numbers in plain operators (mask.py)."""
+        call = self.call
+        values = TermValues(call.viewer, call.sets, call.bounds, call.options.assume)
+        grid = Grid.of(scores[2], scores[3], call.viewer.space)
+        planner = MaskPlanner(values, call.options, grid, call.matcher.positions)
+        term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, scores, call.node))
+        return planner.plan((term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, dense: MaskPlan) -> MaskPlan:
         """The plan with packed sequences, where the mask of a plan, its only part, says nothing else (packing.py)."""

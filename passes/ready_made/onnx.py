@@ -9,27 +9,39 @@
                          length, or length - S with nonpad_kv_seqlen, else 0
     softmax_precision    of at least 32 bits: the operator computes the softmax in float32
 
-A row without a key gives 0, whatever the values hold. The specification and ONNX Runtime differ in what else counts as
-excluded: in ONNX Runtime (float32 and float16, no windows) an element of a float mask that is the type's lowest number
-as well as -inf, in the specification -inf only. What the model's runtime does is kept (1.31 and 1.32).
+A row without a key gives 0, whatever the values hold. What else counts as excluded depends on how ONNX Runtime (1.31
+and 1.32) runs the node:
 
-Refused: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query of one
-row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
+    its CPU kernel       opset 23 and 24, all types float32 or all float16: an element of a float mask excludes where it
+                         is -inf or the type's lowest number
+    the function body    everything else, all of opset 25 included: only -inf excludes
+
+The kernel for float16 also rounds score + mask to float16. That rounding decides the result of a row whose every key
+has a number like -1e4, and the operator, which adds in float32, cannot repeat it. A float16 mask is therefore taken
+only where its numbers other than the excluding ones are proven small, or where the user vouches that no row is masked
+everywhere. The function body adds in float32.
+
+Refused besides: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query
+of one row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask_values import DOMINATING
 from fa_compiler.passes.masks.terms import Masked, Shift
 from fa_compiler.passes.matching.probabilities import FLOATS
-from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.nodes import constant, int_attr
+from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
@@ -37,6 +49,10 @@ from fa_compiler.passes.values.symbolic import Dim
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""
+FIRST_WITHOUT_KERNEL = 25
+"""From this opset on ONNX Runtime has no CPU kernel for the operator."""
+SMALL_HALF = 8.0
+"""A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
 
 def convert(call: Call) -> Converted:
@@ -112,11 +128,13 @@ class _Attention:
 
     def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
         call = self.call
-        lengths, window = call.input(6), self._window()
-        masked, shifts, mode = self._given(keys, scores, band=window is None)
+        lengths, window, mask = call.input(6), self._window(), call.input(3)
+        if mask is not None and window is None and lengths is None and self._adds(mask, keys, scores):
+            return keys.plain(mask, scores)
+        masked, shifts, mode, assumed = self._given(keys, scores, band=window is None)
         if lengths is None:
             plan = keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
-            mask = call.input(3)
+            plan = replace(plan, assumed=assumed)
             if mask is None or len(masked) != 1 or shifts or window is not None:
                 return plan
             whole = self._filled_up(mask, keys, scores) is mask
@@ -128,7 +146,7 @@ class _Attention:
             offset = keys.less(keys.by_batch(lengths), keys.length(keys.rows))
             bounds = [None if bound is None else keys.more(offset, bound) for bound in (low, high)]
             masked.append(Masked(call.aligned(keys.outside(*bounds), scores)))
-        return keys.plan(scores, masked, shifts, None, mode)
+        return replace(keys.plan(scores, masked, shifts, None, mode), assumed=assumed)
 
     def _window(self) -> tuple[int | None, int | None] | None:
         """How far from its position a query sees, before and after; None when everywhere."""
@@ -158,17 +176,20 @@ class _Attention:
             raise self.call.decline(Code.READY_MADE, reason)
 
     def _in_runtime(self) -> bool:
-        """Does ONNX Runtime have a CPU kernel for this node?"""
-        windows = {"left_window_size", "right_window_size"}.intersection(self.call.node.attributes)
-        return not windows and self.call.info.dtype(self.call.needed(0)) in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+        """Does ONNX Runtime have a CPU kernel for this node? Otherwise it runs the function body."""
+        call = self.call
+        given = [value for value in map(call.input, range(6)) if value is not None]
+        types = {call.info.dtype(value) for value in given} - {ir.DataType.BOOL}
+        one_type = types in ({ir.DataType.FLOAT}, {ir.DataType.FLOAT16})
+        return one_type and call.builder.opset < FIRST_WITHOUT_KERNEL
 
     def _given(
         self, keys: Keys, scores: Arrangement, band: bool
-    ) -> tuple[list[Masked], tuple[Shift, ...], SparseMode | None]:
-        """attn_mask as exclusions, bias and, with `band`, a sparse_mode."""
+    ) -> tuple[list[Masked], tuple[Shift, ...], SparseMode | None, tuple[str, ...]]:
+        """attn_mask as exclusions, bias and, with `band`, a sparse_mode; and what is taken for granted there."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
-            return [], (), None
+            return [], (), None, ()
         dtype = call.info.dtype(mask)
         full = self._filled_up(mask, keys, scores)
         if dtype not in (ir.DataType.BOOL, *FLOATS):
@@ -178,8 +199,37 @@ class _Attention:
         lowest = float(dtype.min) if self._in_runtime() and not boolean else -math.inf
         if boolean or (full is mask and keys.only_excludes(mask, lowest)):
             masked, mode = keys.excluded(full, not boolean, scores, band)
-            return masked, (), mode
-        return *keys.added(mask, full, scores, lowest), None
+            return masked, (), mode, ()
+        assumed = self._check_half(mask, lowest) if dtype == ir.DataType.FLOAT16 and self._in_runtime() else ()
+        return *keys.added(mask, full, scores, lowest), None, assumed
+
+    def _adds(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> bool:
+        """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and nothing else?"""
+        values = self.call.sets.of(mask)
+        finite = values is not None and all(x == 0.0 or -math.inf < x <= DOMINATING for x in values)
+        float32 = self.call.info.dtype(mask) == ir.DataType.FLOAT
+        return finite and float32 and not self._in_runtime() and self._filled_up(mask, keys, scores) is mask
+
+    def _check_half(self, mask: ir.Value, lowest: float) -> tuple[str, ...]:
+        """The kernel for float16 rounds score + mask to float16: what has to be taken for granted for that not to
+        decide a row."""
+        call = self.call
+        array, values = constant(mask), call.sets.of(mask)
+        numbers: Collection[float] | None = call.bounds.of(mask)
+        if array is not None:
+            numbers = [float(np.abs(array[array > lowest].astype(np.float32)).max(initial=0.0))]
+        elif values is not None:
+            numbers = [x for x in values if x > lowest]
+        if numbers is not None and all(abs(x) <= SMALL_HALF for x in numbers):
+            return ()
+        if NO_EMPTY_ROWS in call.options.assume:
+            return (NO_EMPTY_ROWS,)
+        raise call.decline(
+            Code.MASK_VALUE,
+            f"ONNX Runtime adds the mask {mask.name!r} to the scores in float16, which rounds a row away whose every "
+            "key has a number like -1e4",
+            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
+        )
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
         """A mask that is known to be shorter than the keys, filled up with "excluded"."""

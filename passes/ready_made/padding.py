@@ -38,10 +38,9 @@ import onnx_ir as ir
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
-from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
-from fa_compiler.passes.masks.mask_values import FLOAT32_MAX, TermValues
-from fa_compiler.passes.masks.structure import Grid
-from fa_compiler.passes.masks.terms import Add, AddTerm, Masked, Put, RowGuard, Shift
+from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask_values import FLOAT32_MAX
+from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
@@ -109,7 +108,7 @@ class Additions:
         return replace(plan, empty_rows="")
 
     def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
-        call, builder = self.call, self.call.builder
+        builder = self.call.builder
         if padded is not None and self.bias is not None:
             return MaskPlan(shifts=self._shifts(padded, None))
         addend = self.bias
@@ -118,12 +117,7 @@ class Additions:
             addend = builder.op("Where", [padded, *numbers], ir.DataType.FLOAT)
         if addend is None:
             return MaskPlan()
-        rows, columns = self.scores[2:]
-        values = TermValues(call.viewer, call.sets, call.bounds, call.options.assume)
-        grid = Grid.of(rows, columns, call.viewer.space)
-        planner = MaskPlanner(values, call.options, grid, call.matcher.positions)
-        term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, self.scores, call.node))
-        return planner.plan((term,), RowGuard.NONE)
+        return self.keys.plain(addend, self.scores)
 
     def _filled_with_lowest(self, padded: ir.Value | None, band: Window) -> MaskPlan:
         assert padded is not None
