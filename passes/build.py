@@ -229,7 +229,10 @@ class Mover:
         return self._full_target(dims[slice(start, end)])
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
-        """Reshape by constants, copied dimensions (0) and at most one inferred one (-1), else by computed sizes."""
+        """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.
+
+        Both together are refused in a run in which a copied size is 0.
+        """
         dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []
         for index, dim in enumerate(target):
@@ -237,7 +240,7 @@ class Mover:
             if size is None and index < len(dims) and dims[index] == dim:
                 size = 0
             sizes.append(size)
-        if sizes.count(None) <= 1:
+        if None not in sizes or (sizes.count(None) == 1 and 0 not in sizes):
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
             return self.builder.op("Reshape", [value, shape], dtype)
         # The value's own dimensions come first: two axes that walk together may yet be 1 and n in one run.

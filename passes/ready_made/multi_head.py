@@ -131,13 +131,17 @@ def _operands(call: Call) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 def _unpacked(call: Call, packed: ir.Value, index: int) -> ir.Value:
     """One part of [B, S, N, parts, D], as [B, S, N * D]."""
-    if len(call.shape(packed)) != PACKED:
+    shape = call.shape(packed)
+    if len(shape) != PACKED:
         raise call.decline(Code.RANK, f"{packed.name!r} is not packed in 5 dimensions")
+    width = (shape[2] * shape[4]).const
+    if width is None:
+        raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
     builder, dtype = call.builder, call.info.dtype(packed)
     part = builder.op(
         "Gather", [packed, builder.constant(np.array(index, dtype=np.int64), "number")], dtype, {"axis": 3}
     )
-    return builder.op("Reshape", [part, builder.ints([0, 0, -1])], dtype)
+    return builder.op("Reshape", [part, builder.ints([0, 0, width])], dtype)
 
 
 @dataclass(frozen=True)

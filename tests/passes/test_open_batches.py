@@ -86,3 +86,32 @@ def test_a_batch_of_three_names() -> None:
         }
         feeds["m"] = rng.random((batches[2], 1, 1, 5)) < 0.6
         assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+ONE_KEY_HEAD = """
+    shape = Shape(q) batch = Gather<axis=0>(shape, first) rows = Gather<axis=0>(shape, second) all = Mul(rows, four)
+    folded = Concat<axis=0>(batch, all, eight) q3 = Reshape<allowzero=1>(q, folded)
+    kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q3, kt) p = Softmax<axis=-1>(s) o = MatMul(p, v)
+    apart = Concat<axis=0>(batch, rows, width) y = Reshape<allowzero=1>(o, apart)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(0, 5), (2, 0), (0, 0), (2, 5)], ids=str)
+def test_an_empty_batch(sizes: tuple[int, int]) -> None:
+    """Rows and heads lie in one dimension (GPT BigCode), and a Reshape of the result has to compute the rows: it may
+    not infer them, for there is nothing to infer them from when the batch is empty."""
+    proto = parse(
+        ONE_KEY_HEAD,
+        inputs="float[B,S,32] q, float[B,T,8] k, float[B,T,8] v",
+        outputs="float[B,S,32] y",
+        initializers="<int64[1] first = {0}, int64[1] second = {1}, int64[1] four = {4}, int64[1] eight = {8}, "
+        "int64[1] width = {32}>",
+    )
+    result, report = fused(proto)
+    assert [block.status for block in report.blocks] == ["fused"]
+    (batch, rows), rng = sizes, np.random.default_rng(0)
+    shapes = {"q": (batch, rows, 32), "k": (batch, 6, 8), "v": (batch, 6, 8)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    got, wanted = run(result, feeds)[0], run(proto, feeds)[0]
+    assert got.shape == wanted.shape
+    assert_same(got, wanted, 1e-5)
