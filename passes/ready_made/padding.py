@@ -1,6 +1,6 @@
 """What com.microsoft's operators add to the scores, as ONNX Runtime's CPU kernels do: padding, causality and bias.
 
-    scores = scale * q k' + (M + attention_bias)
+    scores = (scale * q k' + attention_bias) + M
     M      = lowest              at causal positions: j > past + i, in every row but the last
            = mask_filter_value   at padded positions
            = 0                   elsewhere
@@ -30,6 +30,7 @@ with more new keys than rows only: refused. Forms of a padding mask, integers:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,10 +40,10 @@ from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.mask_values import FLOAT32_MAX
+from fa_compiler.passes.masks.mask_values import COARSE, DOMINATING, FLOAT32_MAX, SMALL_SHARE
 from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
@@ -78,6 +79,12 @@ class Additions:
         """The plan; see the table above."""
         padded = None if self.mask is None else self._padded(self.mask)
         band = self._causal()
+        assumed = self._check_order(padded is not None, band is not None)
+        plan = self._ordered(padded, band)
+        return replace(plan, assumed=tuple(sorted({*plan.assumed, *assumed})))
+
+    def _ordered(self, padded: ir.Value | None, band: Window | None) -> MaskPlan:
+        """The plan where the order of the sums does not matter."""
         if isinstance(self.past, Held):
             return self._in_room(self.past, padded, band)
         if band is None:
@@ -92,6 +99,41 @@ class Additions:
             plan = self.keys.plan(self.scores, [], self._shifts(padded, None), band)
             return replace(plan, assumed=(NO_EMPTY_ROWS,))
         return MaskPlan(shifts=self._shifts(padded, self.keys.outside(band.low, band.high)))
+
+    def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
+        """What has to be taken for granted for the bias to be added to M instead of to the scores; see above."""
+        numbers = [self.filter] if padded else []
+        numbers += [-FLOAT32_MAX] if causal else []
+        numbers = [number for number in numbers if number not in (0.0, -math.inf)]
+        ends = None if self.bias is None else self._finite_ends(self.bias)
+        if ends is None or not numbers:
+            return ()
+        low, high = ends
+        cancels = any(number <= COARSE and high > -number * SMALL_SHARE for number in numbers)
+        rounds = any(number > DOMINATING and max(abs(number), -low, high) >= -COARSE for number in numbers)
+        wanted = [word for word, needed in ((MASKS_DOMINATE, cancels), (NO_EMPTY_ROWS, rounds)) if needed]
+        if set(wanted) <= self.call.options.assume:
+            return tuple(wanted)
+        reasons = {
+            MASKS_DOMINATE: "a bias as large as the number of masked keys would cancel it, and its size is not known",
+            NO_EMPTY_ROWS: f"ONNX Runtime adds {self.filter:g} to the sum of scores and bias, which rounds a row that "
+            "is padded everywhere as no sum of the two masks does",
+        }
+        conditions = {
+            MASKS_DOMINATE: "no number of the bias comes near the mask's",
+            NO_EMPTY_ROWS: "no query row is masked everywhere",
+        }
+        reason = "; ".join(reasons[word] for word in wanted)
+        condition = " and ".join(conditions[word] for word in wanted)
+        raise self.call.decline(Code.MASK_VALUE, reason, f"--assume {','.join(wanted)} if {condition}")
+
+    def _finite_ends(self, bias: ir.Value) -> tuple[float, float] | None:
+        """The smallest and the largest finite number a bias may hold; None where it holds 0 and infinities only."""
+        values, bounds = self.call.sets.of(bias), self.call.bounds.of(bias)
+        if values is None:
+            return bounds or (-math.inf, math.inf)
+        finite = [x for x in values if x != 0.0 and math.isfinite(x)]
+        return (min(finite), max(finite)) if finite else None
 
     @property
     def filter(self) -> float:
