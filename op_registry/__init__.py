@@ -27,7 +27,7 @@ from fa_compiler.op_registry.node import (
     place_outputs,
 )
 from fa_compiler.op_registry.products import Product, product
-from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names, variants
+from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, later_attrs, names, variants
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
 from fa_compiler.op_registry.verify import Violation, extensions_used, verify
 
@@ -60,6 +60,7 @@ __all__ = [
     "full_attrs",
     "get",
     "infer",
+    "later_attrs",
     "names",
     "place_inputs",
     "place_outputs",

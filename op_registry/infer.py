@@ -14,7 +14,7 @@ from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.errors import NodeError
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo, full_attrs
-from fa_compiler.op_registry.registry import get
+from fa_compiler.op_registry.registry import get, later_attrs
 from fa_compiler.op_registry.spec import Kind
 
 Inputs = Mapping[str, Any]
@@ -34,7 +34,7 @@ def infer(
     for entry in spec.inputs[:3]:
         if entry.kind is not Kind.OPTIONAL and entry.name not in inputs:
             raise NodeError(f"{op_type} needs the input {entry.name}")
-    return RULES[op_type](inputs, full_attrs(spec, attrs))
+    return RULES[op_type](inputs, later_attrs(spec) | full_attrs(spec, attrs))
 
 
 def can_infer(op_type: str) -> bool:

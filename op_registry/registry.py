@@ -10,7 +10,7 @@ from functools import cache
 
 from fa_compiler.op_registry import ops
 from fa_compiler.op_registry.errors import RegistryError, UnknownOp, UnknownVariant
-from fa_compiler.op_registry.spec import OpSpec
+from fa_compiler.op_registry.spec import AttrValue, OpSpec
 
 DOMAIN = "ascend"
 """The ONNX operator domain of the fused nodes."""
@@ -72,6 +72,12 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
     if not fitting:
         raise UnknownVariant(f"no variant of {op_type} is known for CANN {cann}; known are {_listed(known)}")
     return fitting[-1]
+
+
+def later_attrs(spec: OpSpec) -> dict[str, AttrValue | None]:
+    """The attributes that `spec` lacks and the newest variant has, with their defaults: what a call of the older
+    variant means by them. Whoever computes a call adds them and need not know of variants."""
+    return {entry.name: entry.value_if_absent for entry in get(spec.name).attrs if entry.name not in spec.attr_names}
 
 
 def release(text: str) -> tuple[int, int, int, int] | None:

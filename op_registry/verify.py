@@ -15,7 +15,7 @@ from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.infer import can_infer, infer
 from fa_compiler.op_registry.node import NodeView, TensorInfo, convert_attr, extra_attrs
 from fa_compiler.op_registry.products import Product, product
-from fa_compiler.op_registry.registry import get
+from fa_compiler.op_registry.registry import get, later_attrs
 from fa_compiler.op_registry.spec import Kind, OpSpec, ProductSpec
 
 GENERIC = "G0"
@@ -68,8 +68,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     found = [_violation(GENERIC, fault) for fault in faults]
     # With an attribute missing or of a wrong type there is nothing to read the numbered rules by.
     if module is not None and all(fault.extension for fault in bad):
-        newest = {entry.name: entry.value_if_absent for entry in get(spec.name).attrs}
-        call = Call(spec, tensors, node.outputs, newest | attrs, chip, lists)
+        call = Call(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists)
         numbered = [
             _violation(f"{module.rules.prefix}.{number}", fault)
             for number, rule in sorted(module.rules.table.items())

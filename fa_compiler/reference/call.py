@@ -33,7 +33,7 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """`attrs` holds every attribute of the operator; an absent input is None.
+    """`attrs` holds every attribute of the operator's newest variant; an absent input is None.
 
     `exact` asks for pure float64 arithmetic; otherwise the places where float32 rounding is part of the
     operator's meaning are rounded (see `Attention.scores`).

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry import Kind, full_attrs, get
+from fa_compiler.op_registry import Kind, full_attrs, get, later_attrs
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
 
@@ -47,7 +47,7 @@ def run(
     call = Call(
         op_type,
         {name: _arrays(value) for name, value in inputs.items()},
-        full_attrs(spec, dict(attrs)),
+        later_attrs(spec) | full_attrs(spec, dict(attrs)),
         exact=dtype is not None,
     )
     results = function(call)

@@ -1,0 +1,392 @@
+"""Calls of the operators that are wrong in one or two ways, for the tests of what is refused and how.
+
+`corrupted` starts from a small call that is right and drops, renames, retypes, reshapes, negates or swaps inputs and
+attributes. Many of the results are still right; nothing here says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+Rng = np.random.Generator
+
+TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
+PREFIX_MASK = np.concatenate([TRIANGLE, np.arange(2048)[None, :].repeat(1024, 0) >= 1024])
+
+
+class Case(NamedTuple):
+    """A call, and what was done to a right one."""
+
+    op_type: str
+    inputs: dict[str, Any]
+    attrs: dict[str, Any]
+    change: str
+
+
+def corrupted(seed: int, count: int, operators: tuple[str, ...] = ()) -> Iterator[Case]:
+    """`count` calls, of all operators in turn or of those named."""
+    rng = np.random.default_rng(seed)
+    names = [name for name in BASES if not operators or name in operators]
+    for n in range(count):
+        op_type = names[n % len(names)]
+        inputs, attrs = _pick(rng, BASES[op_type])(rng)
+        change = "; ".join(_change(rng, inputs, attrs) for _ in range(1 + int(rng.integers(0, 5) == 0)))
+        yield Case(op_type, inputs, attrs, change)
+
+
+# Right calls.
+
+Parts = tuple[dict[str, Any], dict[str, Any]]
+
+
+def _floats(rng: Rng, *shape: int, dtype: Any = np.float32) -> Any:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _half(rng: Rng) -> Any:
+    return _pick(rng, (np.float32, np.float32, np.float16, ml_dtypes.bfloat16))
+
+
+def _forward(rng: Rng) -> Parts:
+    b, n1, n2, s1, s2, d, dtype = 2, 4, 2, 3, 5, 8, _half(rng)
+    layout = _pick(rng, ("BNSD", "BSND", "BSH", "SBH"))
+
+    def put(n: int, s: int, width: int) -> Any:
+        shape = {"BNSD": (b, n, s, width), "BSND": (b, s, n, width)}.get(layout, (b, s, n * width))
+        return _floats(rng, *((s, b, n * width) if layout == "SBH" else shape), dtype=dtype)
+
+    inputs = {"query": put(n1, s1, d), "key": put(n2, s2, d), "value": put(n2, s2, d)}
+    attrs: dict[str, Any] = {"head_num": n1, "input_layout": layout, "scale_value": 0.3}
+    extra = int(rng.integers(0, 8))
+    if extra == 1:
+        inputs["atten_mask"] = np.zeros((s1, s2), np.bool_)
+        attrs["sparse_mode"] = int(rng.integers(0, 2))
+    elif extra == 2:
+        inputs["atten_mask"] = TRIANGLE
+        attrs |= {"sparse_mode": int(rng.integers(2, 5)), "pre_tockens": 4, "next_tockens": 2}
+    elif extra == 3:
+        inputs |= {"atten_mask": PREFIX_MASK, "prefix": np.array([3, 4])}
+        attrs["sparse_mode"] = 6
+    elif extra == 4:
+        inputs["real_shift"] = _floats(rng, b, n1, s1, s2, dtype=dtype)
+        attrs["pse_type"] = int(rng.integers(0, 2))
+    elif extra == 5:
+        inputs["drop_mask"] = np.full(-(-b * n1 * s1 * s2 // 8), 255, np.uint8)
+        attrs["keep_prob"] = 0.5
+    elif extra == 6:
+        inputs["sink"] = _floats(rng, n1)
+    elif extra == 7:
+        inputs |= {"query_rope": put(n1, s1, 4), "key_rope": put(n2, s2, 4)}
+    return inputs, attrs
+
+
+def _packed(rng: Rng) -> Parts:
+    n1, n2, d, dtype = 4, 2, 8, _half(rng)
+    q_lens, k_lens = np.array([3, 2]), np.array([3, 2])
+    inputs = {
+        "query": _floats(rng, 5, n1, d, dtype=dtype),
+        "key": _floats(rng, 5, n2, d, dtype=dtype),
+        "value": _floats(rng, 5, n2, d, dtype=dtype),
+        "actual_seq_qlen": np.cumsum(q_lens),
+        "actual_seq_kvlen": np.cumsum(k_lens),
+    }
+    attrs: dict[str, Any] = {"head_num": n1, "input_layout": "TND", "scale_value": 0.3}
+    extra = int(rng.integers(0, 5))
+    if extra == 1:
+        inputs["atten_mask"] = np.zeros((3, 3), np.bool_)
+    elif extra == 2:
+        inputs["atten_mask"] = TRIANGLE
+        attrs |= {"sparse_mode": _pick(rng, (2, 3, 4, 7, 8)), "pre_tockens": 4, "next_tockens": 0}
+    elif extra == 3:
+        inputs["real_shift"] = _floats(rng, n1)
+        attrs["pse_type"] = int(rng.integers(2, 4))
+    elif extra == 4:
+        inputs["real_shift"] = _floats(rng, int(n1 * (q_lens * k_lens).sum()), 1, dtype=dtype)
+    return inputs, attrs
+
+
+def _backward_of(forward: Callable[[Rng], Parts]) -> Callable[[Rng], Parts]:
+    def backward(rng: Rng) -> Parts:
+        inputs, attrs = forward(rng)
+        shift = inputs.pop("real_shift", None)
+        if shift is not None:
+            inputs["pse_shift"] = shift[:, 0] if shift.ndim == 2 else shift
+        out = inputs["query"]
+        tnd = attrs["input_layout"] == "TND"
+        statistics = (5, 4, 8) if tnd else (2, 4, 3, 8)
+        inputs |= {"dy": out, "attention_in": out}
+        inputs |= {name: np.ones(statistics, np.float32) for name in ("softmax_max", "softmax_sum")}
+        return inputs, attrs
+
+    return backward
+
+
+def _decode(rng: Rng) -> Parts:
+    b, n1, n2, s, d, dtype = 2, 4, 2, 32, 16, _half(rng)
+    layout = _pick(rng, ("BNSD", "BSND", "BSH"))
+
+    def put(n: int, length: int, batch: int = b, kind: Any = dtype) -> Any:
+        shape = {"BNSD": (batch, n, length, d), "BSND": (batch, length, n, d)}.get(layout, (batch, length, n * d))
+        return _floats(rng, *shape).astype(kind)
+
+    inputs: dict[str, Any] = {"query": put(n1, 1), "key": put(n2, s), "value": put(n2, s)}
+    attrs: dict[str, Any] = {"num_heads": n1, "num_key_value_heads": n2, "input_layout": layout, "scale_value": 0.3}
+    extra = int(rng.integers(0, 8))
+    if extra == 1:
+        inputs["atten_mask"] = np.zeros((b, s), np.bool_)
+    elif extra == 2:
+        inputs["pse_shift"] = _floats(rng, b, n1, 1, s, dtype=dtype)
+    elif extra == 3:
+        inputs |= {"actual_seq_lengths": np.array([20, 7]), "kv_padding_size": np.array([3])}
+    elif extra == 4:
+        inputs |= {name: [put(n2, 9, 1), put(n2, 30, 1)] for name in ("key", "value")}
+    elif extra == 5:
+        pages = _floats(rng, 5, 32, n2 * d, dtype=dtype)
+        table = {"block_table": np.array([[0, 3], [4, 1]], np.int32), "actual_seq_lengths": np.array([40, 64])}
+        inputs |= {"key": pages, "value": pages, **table}
+        attrs["block_size"] = 32
+    elif extra == 6:
+        inputs |= {name: put(n2, s, kind=np.int8) for name in ("key", "value")}
+        inputs |= {name: np.ones(2, dtype) for name in ("antiquant_scale", "antiquant_offset")}
+    elif extra == 7:
+        inputs |= {name: np.ones(1, np.float32) for name in ("quant_scale2", "quant_offset2")}
+    return inputs, attrs
+
+
+def _ring(rng: Rng) -> Parts:
+    dtype = _half(rng)
+    if rng.integers(0, 2):
+        out, statistics = (5, 2, 64), (5, 2, 8)
+        more, attrs = {"actual_seq_qlen": np.array([0, 2, 5])}, {"input_layout": "TND"}
+        attrs["input_softmax_layout"] = _pick(rng, ("", "TND"))
+    else:
+        out, statistics, more, attrs = (3, 2, 16), (2, 4, 3, 8), {}, {"input_layout": "SBH"}
+    inputs: dict[str, Any] = {}
+    for part in ("prev", "cur"):
+        inputs[f"{part}_attn_out"] = _floats(rng, *out, dtype=dtype)
+        inputs |= {f"{part}_softmax_{kind}": np.ones(statistics, np.float32) for kind in ("max", "sum")}
+    return inputs | more, attrs
+
+
+def _merge(rng: Rng) -> Parts:
+    dtype = _half(rng)
+    inputs = {"lse": [_floats(rng, 6) for _ in range(2)], "go": [_floats(rng, 6, 3, dtype=dtype) for _ in range(2)]}
+    return inputs, {"update_type": int(rng.integers(0, 2)), "sp": 2}
+
+
+def _tokens(rng: Rng) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    return _pick(rng, (("BSND", (2, 3), (2, 7)), ("TND", (5,), (9,))))
+
+
+def _ends(layout: str, names: tuple[str, str], dtype: Any) -> dict[str, Any]:
+    return {names[0]: np.array([3, 5], dtype), names[1]: np.array([4, 9], dtype)} if layout == "TND" else {}
+
+
+def _selected(rng: Rng) -> Parts:
+    layout, q, k = _tokens(rng)
+    dtype = _half(rng)
+    inputs = {
+        "query": _floats(rng, *q, 4, 8, dtype=dtype),
+        "key": _floats(rng, *k, 2, 8, dtype=dtype),
+        "value": _floats(rng, *k, 2, 6, dtype=dtype),
+        "sparse_indices": rng.integers(-1, 4, (*q, 2, 3)).astype(np.int32),
+        **_ends(layout, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), np.int32),
+    }
+    if rng.integers(0, 2):
+        inputs |= {"query_rope": _floats(rng, *q, 4, 2, dtype=dtype), "key_rope": _floats(rng, *k, 2, 2, dtype=dtype)}
+    if rng.integers(0, 3) == 0:
+        inputs["sinks"] = _floats(rng, 4)
+    attrs: dict[str, Any] = {"scale_value": 0.3, "layout_query": layout, "layout_kv": layout, "attention_mode": 2}
+    attrs["sparse_mode"] = _pick(rng, (0, 3))
+    if layout == "TND" and rng.integers(0, 2):
+        for name in ("key", "value", "key_rope"):
+            if name in inputs:
+                inputs[name] = _floats(rng, 4, 16, *inputs[name].shape[-2:], dtype=dtype)
+        inputs |= {"block_table": np.array([[2], [1]], np.int32), "actual_seq_lengths_kv": np.array([7, 9], np.int32)}
+        attrs["layout_kv"] = "PA_BSND"
+    return inputs, attrs
+
+
+def _selected_grad(rng: Rng) -> Parts:
+    layout, q, k = _tokens(rng)
+    dtype = _half(rng)
+    inputs = {
+        "query": _floats(rng, *q, 4, 8, dtype=dtype),
+        "key": _floats(rng, *k, 2, 8, dtype=dtype),
+        "value": _floats(rng, *k, 2, 6, dtype=dtype),
+        "sparse_indices": rng.integers(-1, 4, (*q, 2, 3)).astype(np.int32),
+        "d_out": _floats(rng, *q, 4, 6, dtype=dtype),
+        "out": _floats(rng, *q, 4, 6, dtype=dtype),
+        **_statistics(q, 2, 2),
+        **_ends(layout, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), np.int32),
+    }
+    attrs = {"scale_value": 0.3, "sparse_block_size": 1, "layout": layout, "sparse_mode": _pick(rng, (0, 3))}
+    return inputs, attrs
+
+
+def _statistics(q: tuple[int, ...], heads: int, group: int) -> dict[str, Any]:
+    shape = (*q[:-1], heads, q[-1], group)
+    return {name: np.ones(shape, np.float32) for name in ("softmax_max", "softmax_sum")}
+
+
+def _indexer(rng: Rng) -> Parts:
+    layout, q, k = _tokens(rng)
+    dtype = _half(rng)
+    inputs = {
+        "query": _floats(rng, *q, 3, 8, dtype=dtype),
+        "key": _floats(rng, *k, 1, 8, dtype=dtype),
+        "weights": _floats(rng, *q, 3, dtype=dtype),
+        **_ends(layout, ("actual_seq_lengths_query", "actual_seq_lengths_key"), np.int32),
+    }
+    attrs: dict[str, Any] = {"layout_query": layout, "layout_key": layout, "sparse_count": 4, "return_values": True}
+    return inputs, attrs
+
+
+def _indexer_grad(rng: Rng) -> Parts:
+    inputs, attrs = _indexer(rng)
+    q = inputs["query"].shape[:-2]
+    inputs["dy"] = _floats(rng, *q, 1, dtype=inputs["query"].dtype)
+    inputs["sparse_indices"] = np.zeros((*q, 1, 1), np.int32)
+    return inputs, {"headNum": 3, "layout": attrs["layout_query"]}
+
+
+def _loss(rng: Rng) -> Parts:
+    layout, q, k = _tokens(rng)
+    dtype = _half(rng)
+    inputs = {
+        "query": _floats(rng, *q, 4, 8, dtype=dtype),
+        "key": _floats(rng, *k, 1, 8, dtype=dtype),
+        "query_index": _floats(rng, *q, 3, 5, dtype=dtype),
+        "key_index": _floats(rng, *k, 1, 5, dtype=dtype),
+        "weight": _floats(rng, *q, 3, dtype=dtype),
+        "sparse_indices": np.zeros((*q, 1, 1), np.int32),
+        **_statistics(q, 1, 4),
+        **_ends(layout, ("actual_seq_lengths_query", "actual_seq_lengths_key"), np.int64),
+    }
+    return inputs, {"scale_value": 0.3, "layout": layout}
+
+
+def _prefill(rng: Rng) -> Parts:
+    inputs = {name: _floats(rng, 1, n, 3, 16, dtype=np.float16) for name, n in (("query", 4), ("key", 2), ("value", 2))}
+    return inputs, {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD"}
+
+
+BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
+    "FlashAttentionScore": (_forward, _packed),
+    "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
+    "IncreFlashAttention": (_decode,),
+    "PromptFlashAttention": (_prefill,),
+    "FusedInferAttentionScore": (_prefill,),
+    "RingAttentionUpdate": (_ring,),
+    "AttentionUpdate": (_merge,),
+    "SparseFlashAttention": (_selected,),
+    "SparseFlashAttentionGrad": (_selected_grad,),
+    "LightningIndexer": (_indexer,),
+    "LightningIndexerGrad": (_indexer_grad,),
+    "SparseLightningIndexerGradKLLoss": (_loss,),
+}
+
+
+# What is done to them.
+
+DTYPES: tuple[Any, ...] = (
+    *(np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64),
+    *(np.bool_, np.complex64, np.uint16, object, "U4", "datetime64[s]", ml_dtypes.float8_e4m3fn),
+)
+NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, 5, 7, 2**31, 2**61, -(2**63), 2**63 - 1, 2**64, 0.0, 0.5, -3.0, True)
+ODD: tuple[Any, ...] = ("", "BSH", "bnsd", "x", b"TND", [1, 2], [], {}, float("nan"), float("inf"), 1e39, 3 + 4j)
+
+
+def _change(rng: Rng, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
+    """Changes one thing in place and says what."""
+    if attrs and rng.integers(0, 3) == 0:
+        return _change_attribute(rng, attrs)
+    if not inputs:
+        return "nothing left"
+    name = _pick(rng, tuple(inputs))
+    value = inputs[name]
+    if isinstance(value, list) and value and rng.integers(0, 2):
+        place = int(rng.integers(0, len(value)))
+        changed, what = _changed(rng, value[place])
+        inputs[name] = [*value[:place], changed, *value[place + 1 :]]
+        return f"{name}[{place}] {what}"
+    kind = int(rng.integers(0, 8))
+    if kind == 0:
+        del inputs[name]
+        return f"{name} left out"
+    if kind == 1:
+        inputs[name + "x"] = inputs.pop(name)
+        return f"{name} renamed"
+    if kind == 2:
+        other = _pick(rng, tuple(inputs))
+        inputs[name], inputs[other] = inputs[other], inputs[name]
+        return f"{name} and {other} swapped"
+    if kind == 3:
+        inputs[name] = _pick(
+            rng, ([value], [value, value], [], [None], [value, None], (), None, "text", {}, 3, object())
+        )
+        return f"{name} is a {type(inputs[name]).__name__}"
+    inputs[name], what = _changed(rng, value)
+    return f"{name} {what}"
+
+
+def _changed(rng: Rng, value: Any) -> tuple[Any, str]:
+    if not isinstance(value, np.ndarray):
+        return None, "is None"
+    kind = int(rng.integers(0, 12))
+    if kind == 0:
+        dtype = _pick(rng, DTYPES)
+        try:
+            return value.astype(dtype), f"as {dtype}"
+        except (TypeError, ValueError):
+            return np.zeros(value.shape, dtype), f"zeros of {dtype}"
+    if kind == 1:
+        return value.reshape(-1), "flat"
+    if kind == 2:
+        return value[None], "with an axis more"
+    if kind == 3 and value.ndim:
+        return value[0], "with an axis less"
+    if kind == 4:
+        return value.T, "transposed"
+    if kind in (5, 6) and value.ndim:
+        axis = int(rng.integers(0, value.ndim))
+        size = max(0, _pick(rng, (0, 1, value.shape[axis] - 1, value.shape[axis] + 1, 2 * value.shape[axis])))
+        return np.resize(value, (*value.shape[:axis], size, *value.shape[axis + 1 :])), f"of size {size} on axis {axis}"
+    if kind == 7:
+        return np.zeros((0,) * value.ndim, value.dtype), "empty"
+    if kind == 8:
+        return np.array(3).astype(value.dtype), "a scalar"
+    if kind == 9 and value.dtype.kind in "iu":
+        return value * 0 - 1 if rng.integers(0, 2) else value + 2**31 - 10, "of other integers"
+    if kind == 10:
+        return value.tolist(), "as a Python list"
+    return -value if value.dtype.kind in "fi" else value, "negated"
+
+
+def _change_attribute(rng: Rng, attrs: dict[str, Any]) -> str:
+    name = _pick(rng, tuple(attrs))
+    value = attrs[name]
+    kind = int(rng.integers(0, 8))
+    if kind == 0:
+        del attrs[name]
+        return f"{name} left out"
+    if kind == 1:
+        attrs[name + "x"] = attrs.pop(name)
+        return f"{name} renamed"
+    if kind == 2:
+        attrs[name] = _pick(rng, ODD)
+    elif isinstance(value, str):
+        attrs[name] = _pick(rng, ("BNSD", "BSND", "BSH", "SBH", "TND", "PA_BSND", "", "NTD", "same_as_input"))
+    elif isinstance(value, float):
+        attrs[name] = _pick(rng, (*NUMBERS, float("nan"), float("inf"), -float("inf"), 1e39, -1e-46))
+    else:
+        attrs[name] = _pick(rng, NUMBERS)
+    return f"{name} = {attrs[name]!r}"
+
+
+def _pick(rng: Rng, choice: tuple[Any, ...]) -> Any:
+    return choice[int(rng.integers(0, len(choice)))]
