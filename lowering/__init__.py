@@ -9,6 +9,8 @@ OPERATORS = (
     "SparseFlashAttentionGrad",
     "SparseLightningIndexerGradKLLoss",
     "IncreFlashAttention",
+    "PromptFlashAttention",
+    "FusedInferAttentionScore",
     "RingAttentionUpdate",
     "AttentionUpdate",
 )

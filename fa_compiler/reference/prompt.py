@@ -1,131 +1,263 @@
-"""What PromptFlashAttention and FusedInferAttentionScore compute of a prompt, in float64.
+"""What PromptFlashAttention and FusedInferAttentionScore compute, in float64.
 
-    S = scale * Q K^T + pse_shift;  O = softmax(S without the excluded keys) V
+S = scale * (Q K^T + Q_rope K_rope^T) + bias;  O = softmax(S without the excluded keys) V
 
-    layouts        query, key and value in the first word of input_layout, the result in the second
-    heads          query head n uses key head n // (num_heads / num_key_value_heads)
-    lengths        batch b has actual_seq_lengths[b] rows and actual_seq_lengths_kv[b] keys from the start on; one value
-                   is for all; rows behind them give 0
-    sparse_mode    without a mask nothing is excluded; with one (d = key - row, off = keys - rows of the batch):
-                   0 mask, and -pre <= d <= next; 1 mask; 2 d <= 0; 3 d <= off; 4 -pre <= d - off <= next
-    empty rows     0 where the mode alone leaves a row without keys, or where bit 1 of inner_precise asks for it; else
-                   the mean of the values, for every key has the same low score then
-
-What is quantised, paged, packed or padded, and prefixes and inner biases, are not computed here.
+layouts        query, key and value in the first word of input_layout, the result in the second; NBSD is [N,B,S,D]
+heads          query head n uses key head n // (num_heads / num_key_value_heads)
+lengths        batch b has actual_seq_lengths[b] rows; one value is for all. In TND and NTD the lengths are
+               cumulative, and their count is the batch. Other rows give 0. Keys: prompt_keys.py
+padding        with query_padding_size the rows of b end so many places before the end
+bias           pse_shift (pse_type 0), or -slope * |j - i + kv_start - q_start| (2), or of that distance's root (3)
+sparse_mode    without a mask nothing is excluded; with one (d = key - row, off = keys - rows of the batch, a prefix
+               included): 0 mask, and -pre <= d <= next (padding: the mask alone); 1 mask; 2 d <= 0; 3 d <= off;
+               4 -pre <= d - off <= next. Columns of masks and biases are places in the room of the keys, rows
+               places in query; in packed layouts both begin at the batch entry
+one row        FusedInferAttentionScore with one row of query in BSH, BSND or BNSD takes the path of decoding, if
+               value is as wide as key and there is no rope part: the mask excludes keys, the mode means nothing
+empty rows     0 where the mode alone leaves a row without keys, where bit 1 of inner_precise asks for it and where
+               there is a sink; else the mean of the values, for every key has the same low score then. For one row
+               that bit is heard for some head sizes only
+INT8           an INT8 query: S = scale * ((Q K^T) * dequant_scale1) + bias, exp(S - max) becomes
+               round(exp(S - max) * quant_scale1), saturated, and O = (P V) * dequant_scale2 / sum. INT8 results
+               are round(O * quant_scale2 + quant_offset2), ties to even, saturated; rows that are not computed 0
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from fa_compiler.reference.call import Array, Bools, Call, Floats
+from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, present, split
+from fa_compiler.reference.quantised import Integers, channels, saturated
 from fa_compiler.reference.softmax import softmax, weighted_sum
 
-LAYOUTS = ("BSH", "BSND", "BNSD")
-_HEADS_FIRST = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "NBSD": (1, 0, 2, 3)}
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 ZERO_ROWS = 2
 """The bit of inner_precise that asks for 0 in rows without a key."""
 
+ONE_ROW_ZERO_SIZES = ((512, 64, 512), (128, 0, 128), (64, 0, 64), (192, 64, 128), (128, 64, 128))
+"""Head sizes of query, its rope part and value for which that bit is heard with one row of query."""
 
-@dataclass(frozen=True)
-class Rows:
-    """The result of one batch and head: [S1, Dv], and the logarithm of the sum of exponentials, +inf of empty rows."""
+_MASKED = -1e12
+"""The score of a masked key beside an INT8 query."""
+
+
+class Operator(NamedTuple):
+    """What the two operators have by different names: the layouts, the attribute of the scale, the INT8 scales."""
+
+    layouts: tuple[str, ...]
+    scale: str
+    chain: tuple[str, str, str]
+    fused: bool
+
+
+class Results(NamedTuple):
+    """attention_out in its layout and type, and the logarithms of the sums of exponentials: [B,N1,S1,1] or, of packed
+    layouts, [T,N1,1]; +inf for rows without keys."""
+
+    out: Floats
+    dtype: np.dtype[np.generic]
+    lse: Floats
+
+
+class Stored(NamedTuple):
+    """Keys, values and the keys' rope part of a batch entry: [N2, L, D]."""
+
+    key: Floats
+    value: Floats
+    rope: Floats | None
+
+
+class Rows(NamedTuple):
+    """The rows of one batch entry and head: [S1, Dv] and [S1]."""
 
     out: Floats
     lse: Floats
 
 
 class Prompt:
-    """One call, computed one (batch, query head) at a time. `scale` is the attribute's name."""
+    """One call, computed one (batch, query head) at a time. Raises ReferenceInputError for what does not fit."""
 
-    def __init__(self, call: Call, scale: str, not_computed: tuple[str, ...]) -> None:
-        self.call = call
-        for name in not_computed:
-            if call.inputs.get(name) is not None:
-                raise call.error(name, "this reference computes no call with it")
+    def __init__(self, call: Call, operator: Operator) -> None:
+        self.call, self.operator = call, operator
         given, _, wanted = str(call.attrs["input_layout"]).partition("_")
+        if call.attrs["input_layout"] not in operator.layouts:
+            known = ", ".join(operator.layouts)
+            raise call.error("input_layout", f"must be one of {known}, got {call.attrs['input_layout']}")
         self.layout, self.out_layout = given, wanted or given
-        if given not in LAYOUTS or self.out_layout not in (*LAYOUTS, "NBSD"):
-            raise call.error(
-                "input_layout", f"this reference knows {', '.join(LAYOUTS)}, got {call.attrs['input_layout']}"
-            )
-        self.scale = float(call.attrs[scale])
+        self.packed = "T" in given
+        self.scale = float(call.attrs[operator.scale])
         self.heads = int(call.attrs["num_heads"])
-        self.kv_heads = int(call.attrs["num_key_value_heads"]) or self.heads
-        if self.heads <= 0 or self.heads % self.kv_heads:
-            raise call.error("num_key_value_heads", f"{self.kv_heads} does not divide the {self.heads} heads of query")
-        self.query = self._split("query", self._one("query"), self.heads)
-        self.key = self._split("key", self._one("key"), self.kv_heads)
-        self.value = self._split("value", self._one("value"), self.kv_heads)
-        batch, _, self.s1, _ = self.query.shape
-        self.s2 = self.key.shape[2]
-        self.rows = self._lengths("actual_seq_lengths", batch, self.s1)
-        self.keys = self._lengths("actual_seq_lengths_kv", batch, self.s2)
+        key_heads = int(call.attrs["num_key_value_heads"]) or self.heads
+        if self.heads <= 0 or key_heads <= 0 or self.heads % key_heads:
+            raise call.error("num_key_value_heads", f"{key_heads} does not divide the {self.heads} heads of query")
+        query = call.tensor("query")
+        if query.dtype.name not in (*FLOATS, "int8"):
+            raise call.error("query", f"dtype {query.dtype.name} is not one of {', '.join(FLOATS)}, int8")
+        self.query = split(call, "query", query, given, self.heads).astype(np.float64)
+        self.rows = self._rows()
+        sizes = Sizes(given, key_heads, self.query.shape[3], len(self.rows), query.dtype)
+        self.keys = Keys(call, sizes)
+        self.group = self.heads // key_heads
+        self.rope = self._rope(key_heads)
+        same = self.keys.widths["value"] == sizes.width and self.rope is None
+        self.one_row = operator.fused and not self.packed and given != "NSD" and self.query.shape[2] == 1 and same
         self.mode = int(call.attrs["sparse_mode"])
         self.mask = self._mask()
-        self.bias = self._bias(batch)
+        self.bias = self._bias()
+        self.slopes = self._slopes()
+        self.sink = self._sink()
+        self.integers = self._integers()
+        self._check_results()
 
-    def compute(self, sink: Floats | None = None, one_row_mode: bool = False) -> tuple[Floats, Floats]:
-        """attention_out in its layout, and the statistics [B,N1,S1,1]."""
-        batch, heads, s1, _ = self.query.shape
-        out = np.zeros((batch, heads, s1, self.value.shape[3]))
-        lse = np.full((batch, heads, s1, 1), np.inf)
-        group = self.heads // self.kv_heads
-        for b in range(batch):
-            allowed, structural = self._allowed(b, one_row_mode)
-            for head in range(heads):
-                own = None if sink is None else float(sink[head])
-                rows = self._head(b, head, head // group, allowed, structural, own)
-                out[b, head, : self.rows[b]] = rows.out
-                lse[b, head, : self.rows[b], 0] = rows.lse
-        return self._join(out), lse
+    def compute(self) -> Results:
+        """The whole call."""
+        width = self.keys.widths["value"]
+        out = np.zeros((*self.query.shape[:3], width))
+        lse = np.full(self.query.shape[:3], np.inf)
+        for entry, (first, count) in enumerate(self.rows):
+            if not count or not self.keys.count(entry):
+                continue
+            allowed, structural = self._allowed(entry)
+            rope = None if self.rope is None else self.keys.fetch("key_rope", entry)
+            stored = Stored(self.keys.fetch("key", entry), self.keys.fetch("value", entry), rope)
+            batch = 0 if self.packed else entry
+            for head in range(self.heads):
+                rows = self._head(entry, head, stored, allowed, structural)
+                quantised = self._quantised(rows.out, head)
+                quantised[~structural.any(axis=1)] = 0.0
+                out[batch, head, first : first + count] = quantised
+                lse[batch, head, first : first + count] = rows.lse
+        statistics = lse[0].T[..., None] if self.packed else lse[..., None]
+        return Results(self._join(out), self._type(), statistics)
 
-    def _head(self, b: int, head: int, kv_head: int, allowed: Bools, structural: Bools, sink: float | None) -> Rows:
-        rows, keys = self.rows[b], self.keys[b]
-        value = self.value[b, kv_head, :keys]
-        if not keys:
-            return Rows(np.zeros((rows, value.shape[1])), np.full(rows, np.inf))
-        scores = self.scale * (self.query[b, head, :rows] @ self.key[b, kv_head, :keys].T)
-        if self.bias is not None:
-            scores = scores + self.bias[b if len(self.bias) > 1 else 0, head, :rows, :keys]
-        result = softmax(scores, allowed, sink, "mean")
-        out = weighted_sum(result.probabilities, value, result.read)
+    def _head(self, entry: int, head: int, stored: Stored, allowed: Bools, structural: Bools) -> Rows:
+        scores, value = self._scores(entry, head, stored), stored.value[head // self.group]
         empty = ~allowed.any(axis=1)
-        if int(self.call.attrs["inner_precise"]) & ZERO_ROWS:
+        if self.integers is not None:
+            out, lse = _by_integers(scores, allowed, value, self.integers)
+        else:
+            result = softmax(scores, allowed, None if self.sink is None else float(self.sink[head]), "mean")
+            out = weighted_sum(result.probabilities, value, result.read)
+            lse = result.max + np.log(result.sum)
+        if self._zero_rows() or self.sink is not None:
             out[empty] = 0.0
         out[~structural.any(axis=1)] = 0.0
-        return Rows(out, np.where(empty, np.inf, result.max + np.log(result.sum)))
+        return Rows(out, np.where(empty, np.inf, lse))
 
-    def _allowed(self, b: int, one_row_mode: bool) -> tuple[Bools, Bools]:
-        """What may be attended, [rows, keys] of a batch, and what the mode alone would allow."""
-        rows, keys = self.rows[b], self.keys[b]
+    def _scores(self, entry: int, head: int, stored: Stored) -> Floats:
+        first, count = self.rows[entry]
+        batch, key_head = 0 if self.packed else entry, head // self.group
+        with np.errstate(invalid="ignore", over="ignore"):
+            scores = self.query[batch, head, first : first + count] @ stored.key[key_head].T
+            if self.rope is not None and stored.rope is not None:
+                scores = scores + self.rope[batch, head, first : first + count] @ stored.rope[key_head].T
+            if self.integers is not None:
+                scores = scores * self.integers.dequant_scale1
+            scores = self.scale * scores
+            if self.bias is not None:
+                row, column = self._origin(entry)
+                own = self.bias[entry if len(self.bias) > 1 else 0, head]
+                scores = scores + own[row : row + count, column : column + scores.shape[1]]
+            if self.slopes is not None:
+                scores = scores + self._slope(entry, head) * self._distances(scores.shape)
+        result: Floats = scores
+        return result
+
+    def _allowed(self, entry: int) -> tuple[Bools, Bools]:
+        """What may be attended, [rows, keys] of a batch entry, and what the mode alone would allow."""
+        rows, keys = self.rows[entry].size, self.keys.count(entry)
         every = np.ones((rows, keys), np.bool_)
         if self.mask is None:
             return every, every
-        own = (
-            self.mask
-            if self.mask.ndim == 2
-            else self.mask[b if len(self.mask) > 1 else 0].reshape(self.mask.shape[-2:])
-        )
-        if one_row_mode:
-            return ~np.broadcast_to(own[:, :keys], (rows, keys)), every
         distance = np.arange(keys)[None, :] - np.arange(rows)[:, None]
         pre, following = int(self.call.attrs["pre_tokens"]), int(self.call.attrs["next_tokens"])
-        offset = keys - rows
+        offset, mode = keys - rows, 1 if self.one_row else self.mode
+        if mode == 0 and self._padded():
+            mode = 1
         structure = {
             0: (distance >= -pre) & (distance <= following),
             1: every,
             2: distance <= 0,
             3: distance <= offset,
             4: (distance - offset >= -pre) & (distance - offset <= following),
-        }[self.mode]
-        return (structure & ~own[:rows, :keys] if self.mode in (0, 1) else structure), structure
+        }[mode]
+        if mode > 1:
+            return structure, structure
+        row, column = self._origin(entry)
+        own = self.mask[entry if len(self.mask) > 1 else 0]
+        return structure & ~own[row : row + rows, column : column + keys], structure
+
+    def _origin(self, entry: int) -> tuple[int, int]:
+        """The row and the column of masks and biases that belong to the first row and key of an entry."""
+        return 0 if self.packed else self.rows[entry].first, self.keys.column(entry)
+
+    def _padded(self) -> bool:
+        return any(present(self.call, name) is not None for name in ("query_padding_size", "kv_padding_size"))
+
+    def _zero_rows(self) -> bool:
+        if not int(self.call.attrs["inner_precise"]) & ZERO_ROWS:
+            return False
+        sizes = (self.query.shape[3], 0 if self.rope is None else self.rope.shape[3], self.keys.widths["value"])
+        one = self.operator.fused and not self.packed and self.query.shape[2] == 1
+        return not one or sizes in ONE_ROW_ZERO_SIZES
+
+    def _rows(self) -> list[Span]:
+        call, name, (batch, _, s1, _) = self.call, "actual_seq_lengths", self.query.shape
+        padding = present(call, "query_padding_size")
+        if self.packed:
+            if padding is not None:
+                raise call.error("query_padding_size", f"given with the packed layout {self.layout}")
+            return cumulative(call, name, s1)
+        counts = lengths(call, name, [s1] * batch)
+        if padding is None or s1 == 1:
+            return [Span(0, count) for count in counts]
+        if padding.shape != (1,) or present(call, name) is None:
+            raise call.error("query_padding_size", "needs the shape [1] and actual_seq_lengths beside it")
+        behind = max(0, int(padding[0]))
+        if any(s1 - behind - count < 0 for count in counts):
+            raise call.error("query_padding_size", f"{behind} places and {max(counts)} rows are more than {s1}")
+        return [Span(s1 - behind - count, count) for count in counts]
+
+    def _rope(self, key_heads: int) -> Floats | None:
+        """query_rope [B,N1,S1,Dr]."""
+        call = self.call
+        query, key = present(call, "query_rope"), present(call, "key_rope")
+        if (query is None) != (key is None):
+            raise call.error("query_rope" if query is None else "key_rope", "query_rope and key_rope: both or none")
+        if query is None or key is None:
+            return None
+        for name in ("query_padding_size", "kv_padding_size", "pse_shift", "key_shared_prefix", "quant_scale2"):
+            if present(call, name) is not None:
+                raise call.error(name, "given beside query_rope, expected none")
+        for name, own in (("query_rope", query), ("key_rope", key)):
+            if own.dtype != call.tensor("query").dtype or own.dtype == np.int8:
+                raise call.error(name, f"dtype {own.dtype} is not that of a query of floats")
+        if self.keys.listed or self.keys.antiquant:
+            raise call.error("key_rope", "given with a list or INT8 keys, expected none")
+        rope = split(call, "query_rope", query, self.layout, self.heads).astype(np.float64)
+        if rope.shape[:3] != self.query.shape[:3]:
+            raise call.error("query_rope", f"shape {list(query.shape)} differs from query in more than its last size")
+        self._check_key_rope(key, key_heads, rope.shape[3])
+        return rope
+
+    def _check_key_rope(self, key: Array, key_heads: int, width: int) -> None:
+        if self.keys.table is not None:
+            found = self.keys.page_width("key_rope", key)
+            like = len(key) == len(self.keys.tensors["key"][0])
+        else:
+            shape = split(self.call, "key_rope", key, self.layout, key_heads).shape
+            own = split(self.call, "key", self.keys.tensors["key"][0], self.layout, key_heads).shape
+            found, like = shape[3], shape[:3] == own[:3]
+        if found != width or not like:
+            raise self.call.error("key_rope", f"shape {list(key.shape)} is not that of key with the size {width}")
 
     def _mask(self) -> Bools | None:
-        """The mask as [S1,S2] or [1|B,...,S1,S2], True where a key is excluded."""
-        given = self.call.optional("atten_mask")
+        """The mask as [1 or B,S1,S2], True where a key is excluded; of one row [1 or B,1,S2]."""
+        given = present(self.call, "atten_mask")
         if given is None:
             return None
         if self.mode not in range(5):
@@ -133,6 +265,8 @@ class Prompt:
         if given.dtype not in (np.bool_, np.int8, np.uint8):
             raise self.call.error("atten_mask", f"dtype must be bool, int8 or uint8, got {given.dtype}")
         mask: Bools = given != 0
+        if self.one_row:
+            return self._row_mask(mask)
         if self.mode in (2, 3, 4):
             triangle = np.triu(np.ones((2048, 2048), np.bool_), 1)
             if (
@@ -141,66 +275,154 @@ class Prompt:
                 or (mask.reshape(triangle.shape) ^ triangle).any()
             ):
                 raise self.call.error("atten_mask", f"sparse_mode {self.mode} takes [2048,2048], 1 above the diagonal")
-            return mask
-        if self.s1 == 1 and mask.ndim in (2, 3) and mask.shape[0] == len(self.query):
-            mask = mask.reshape(mask.shape[0], 1, mask.shape[-1])
-        lead = mask.shape[:-2]
-        fits = (
-            mask.ndim in (2, 3, 4)
-            and all(size == 1 for size in lead[1:])
-            and lead[:1] in ((), (1,), (len(self.query),))
-        )
-        if not fits or mask.shape[-2] < self.s1 or mask.shape[-1] < self.s2:
-            raise self.call.error("atten_mask", f"shape {list(given.shape)} does not cover {[self.s1, self.s2]}")
+            return mask.reshape(1, *triangle.shape)
+        if mask.ndim == 2:
+            mask = mask[None]
+        if mask.ndim == 4 and mask.shape[1] == 1:
+            mask = mask[:, 0]
+        rows, columns = self._covered()
+        fits = mask.ndim == 3 and mask.shape[0] in (1, len(self.rows))
+        if not fits or mask.shape[1] < rows or mask.shape[2] < columns:
+            raise self.call.error("atten_mask", f"shape {list(given.shape)} does not cover {[rows, columns]}")
         return mask
 
-    def _bias(self, batch: int) -> Floats | None:
-        given = self.call.optional("pse_shift")
-        if given is None:
+    def _row_mask(self, mask: Bools) -> Bools:
+        batch, columns = len(self.rows), self.keys.columns
+        shapes = ((1,), (batch,))
+        if mask.ndim not in (2, 3, 4) or mask.shape[:1] not in shapes or any(size != 1 for size in mask.shape[1:-1]):
+            what = f"shape {list(mask.shape)} is not [{batch},keys], with ones between"
+            raise self.call.error("atten_mask", f"{what}: with one row of query every sparse_mode takes a mask of keys")
+        if mask.shape[-1] < columns:
+            raise self.call.error("atten_mask", f"shape {list(mask.shape)} does not cover {[1, columns]}")
+        return mask.reshape(mask.shape[0], 1, mask.shape[-1])
+
+    def _covered(self) -> tuple[int, int]:
+        """The rows and columns that a mask or bias of all scores has at least."""
+        rows = max((size for _, size in self.rows), default=0) if self.packed else self.query.shape[2]
+        return rows, self.keys.columns
+
+    def _pse_type(self) -> int:
+        kind = int(self.call.attrs.get("pse_type", 0))
+        if kind not in (0, 2, 3):
+            raise self.call.error("pse_type", f"{kind} is not one of 0, 2, 3")
+        return kind
+
+    def _bias(self) -> Floats | None:
+        given = present(self.call, "pse_shift")
+        if given is None or self._pse_type():
             return None
-        if given.ndim != 4 or given.shape[0] not in (1, batch) or given.shape[1] != self.heads:
+        if self.packed:
+            raise self.call.error("pse_shift", f"given with the packed layout {self.layout}, expected none")
+        rows, columns = self._covered()
+        if given.ndim != 4 or given.shape[0] not in (1, len(self.rows)) or given.shape[1] != self.heads:
             raise self.call.error("pse_shift", f"shape {list(given.shape)} is not [1|B,N1,S1,S2]")
-        if given.shape[2] < self.s1 or given.shape[3] < self.s2:
-            raise self.call.error("pse_shift", f"shape {list(given.shape)} does not cover {[self.s1, self.s2]}")
+        if given.shape[2] < rows or given.shape[3] < columns:
+            raise self.call.error("pse_shift", f"shape {list(given.shape)} does not cover {[rows, columns]}")
         return given.astype(np.float64)
 
-    def _lengths(self, name: str, batch: int, whole: int) -> list[int]:
-        given = self.call.optional(name)
-        if given is None:
-            return [whole] * batch
-        numbers = [int(number) for number in given.reshape(-1)]
-        numbers = numbers * batch if len(numbers) == 1 else numbers[:batch]
-        if len(numbers) < batch or not all(0 <= number <= whole for number in numbers):
-            raise self.call.error(name, f"{numbers} are not {batch} lengths from 0 to {whole}")
-        return numbers
+    def _slopes(self) -> Floats | None:
+        """[1 or B, N1]."""
+        kind = self._pse_type()
+        if not kind:
+            return None
+        given = present(self.call, "pse_shift")
+        if given is None or given.shape not in ((self.heads,), (len(self.rows), self.heads)):
+            found = "absent" if given is None else f"of the shape {list(given.shape)}"
+            raise self.call.error("pse_shift", f"{found}; pse_type {kind} takes slopes [N1] or [B,N1]")
+        return given.astype(np.float64).reshape(-1, self.heads)
 
-    def _one(self, name: str) -> Array:
-        given = self.call.inputs.get(name)
-        if isinstance(given, list | tuple):
-            if len(given) != 1:
-                raise self.call.error(name, "this reference computes no lists of tensors")
-            given = given[0]
-        if not isinstance(given, np.ndarray):
-            raise self.call.error(name, "this input is needed and absent")
-        if given.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
-            raise self.call.error(name, f"this reference computes floats, got {given.dtype}")
-        return given.astype(np.float64)
+    def _slope(self, entry: int, head: int) -> float:
+        assert self.slopes is not None
+        return -float(self.slopes[entry if len(self.slopes) > 1 else 0, head])
 
-    def _split(self, name: str, array: Array, heads: int) -> Floats:
-        """[B,N,S,D]."""
-        if array.ndim != len(self.layout):
-            raise self.call.error(name, f"rank {array.ndim} is not that of {self.layout}")
-        if self.layout == "BSH":
-            if array.shape[2] % heads:
-                raise self.call.error(name, f"the width {array.shape[2]} is no multiple of {heads} heads")
-            array = array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
-        split: Floats = array.transpose(_HEADS_FIRST["BNSD" if self.layout == "BNSD" else "BSND"])
-        if split.shape[1] != heads:
-            raise self.call.error(name, f"has {split.shape[1]} heads, expected {heads}")
-        return split
+    def _distances(self, shape: tuple[int, ...]) -> Floats:
+        starts = [present(self.call, name) for name in ("q_start_idx", "kv_start_idx")]
+        query, key = (0 if start is None else int(start.reshape(-1)[0]) for start in starts)
+        distance = np.abs(np.arange(shape[1])[None, :] + key - np.arange(shape[0])[:, None] - query).astype(np.float64)
+        return np.sqrt(distance) if self._pse_type() == 3 else distance
+
+    def _sink(self) -> Floats | None:
+        sink = present(self.call, "learnable_sink")
+        if sink is None:
+            return None
+        if sink.shape != (self.heads,):
+            raise self.call.error("learnable_sink", f"shape {list(sink.shape)} is not [{self.heads}]")
+        return sink.astype(np.float64)
+
+    def _integers(self) -> Integers | None:
+        """The scales of an INT8 query, which goes with few other features."""
+        call = self.call
+        if call.tensor("query").dtype != np.int8:
+            for name in self.operator.chain:
+                if present(call, name) is not None:
+                    raise call.error(name, "given beside a query of floats, expected none")
+            return None
+        if self.operator.fused and not self.packed and self.query.shape[2] == 1:
+            raise call.error("query", "an INT8 query has more than one row")
+        if self.packed or self.sink is not None or self.slopes is not None or call.attrs.get("softmax_lse_flag"):
+            raise call.error("query", "an INT8 query has no packed layout, sink, slopes and softmax_lse")
+        if self.keys.widths["value"] != self.query.shape[3]:
+            raise call.error("value", f"has the head size {self.keys.widths['value']}, expected that of an INT8 query")
+        return Integers(call, self.operator.chain)
+
+    def _check_results(self) -> None:
+        """quant_scale2 and quant_offset2, and the rows that must have keys with them."""
+        call, width = self.call, self.keys.widths["value"]
+        self.quant = tuple(channels(call, name, self.heads, width) for name in ("quant_scale2", "quant_offset2"))
+        scale, offset = self.quant
+        if scale is None:
+            if offset is not None:
+                raise call.error("quant_scale2", "absent beside quant_offset2")
+            return
+        if offset is not None and offset.shape != scale.shape:
+            raise call.error("quant_offset2", "has not as many numbers as quant_scale2")
+        if self.packed or self.keys.listed:
+            raise call.error("quant_scale2", "given with a packed layout or a list, expected none")
+        if scale.size > 1 and (self._padded() or call.attrs.get("softmax_lse_flag")):
+            raise call.error("quant_scale2", "given for channels beside padding or softmax_lse")
+        if self.operator.fused and offset is None:
+            return
+        for entry, (_, count) in enumerate(self.rows):
+            if count and self.keys.count(entry) and not self._allowed(entry)[1].any(axis=1).all():
+                problem = f"{self.mode} leaves rows without a key, which INT8 results do not allow"
+                raise call.error("sparse_mode", problem)
+
+    def _quantised(self, out: Floats, head: int) -> Floats:
+        scale, offset = self.quant
+        if scale is None:
+            return out
+        result: Floats = out * scale[head if len(scale) > 1 else 0]
+        if offset is not None:
+            result = result + offset[head if len(offset) > 1 else 0]
+        return result if self.call.exact else saturated(result)
+
+    def _type(self) -> np.dtype[np.generic]:
+        if self.quant[0] is not None:
+            return np.dtype(np.int8)
+        query = self.call.tensor("query").dtype
+        return np.dtype(np.float16) if query == np.int8 else query
 
     def _join(self, out: Floats) -> Floats:
-        if self.out_layout == "BSH":
-            batch, heads, rows, width = out.shape
-            return out.transpose(0, 2, 1, 3).reshape(batch, rows, heads * width)
-        return out.transpose(_HEADS_FIRST[self.out_layout])
+        """[B,N1,S1,Dv] in the layout of results."""
+        batch, heads, rows, width = out.shape
+        joined: Mapping[str, Floats] = {
+            "BSH": out.transpose(0, 2, 1, 3).reshape(batch, rows, heads * width),
+            "BSND": out.transpose(0, 2, 1, 3),
+            "BNSD": out,
+            "NBSD": out.transpose(1, 0, 2, 3),
+        }
+        if self.out_layout in joined:
+            return joined[self.out_layout]
+        return out[0].transpose(1, 0, 2) if self.out_layout == "TND" else out[0]
+
+
+def _by_integers(scores: Floats, allowed: Bools, value: Floats, integers: Integers) -> tuple[Floats, Floats]:
+    """Results and statistics of rows whose probabilities are rounded to INT8."""
+    scores = np.where(allowed, scores, _MASKED)
+    top = scores.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights = np.exp(scores - top)
+        total = weights.sum(axis=1, keepdims=True)
+    rounded = integers.rounded(weights)
+    out = weighted_sum(rounded, value, allowed | (rounded != 0))
+    return out * integers.dequant_scale2 / total, (top + np.log(total))[:, 0]

@@ -152,7 +152,7 @@ def _output_type(
 ) -> int:
     """An output that may have one type only has it; the gradient of the weights has theirs, which may differ from the
     query's; all others have the query's. With lists among the inputs it is what the registry infers."""
-    if any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
+    if "quant_scale2" in spec.input_names or any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
         infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
         given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
         own = {name: value for name, value in attributes if name in spec.attr_names}

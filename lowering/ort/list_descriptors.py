@@ -49,6 +49,42 @@ def _decode() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+_OF_QUERY = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16", "int8": "float16"}
+"""The type of a result that is not quantised, by query's."""
+
+_SCALE_PLACE = 10  # of quant_scale2 in PromptFlashAttention and, without lists, in FusedInferAttentionScore
+
+
+def _prompt() -> tuple[Row, ...]:
+    """PromptFlashAttention: int8 results where quant_scale2 is given, else the type of query (float16 of int8)."""
+    others = (_ANY,) * (_SCALE_PLACE - 1)
+    return tuple(
+        row_of((query, *others, scale, _ANY), 12, out if scale == _NONE else "int8")
+        for scale in (_NONE, _ANY)
+        for query, out in _OF_QUERY.items()
+    )
+
+
+def _fused() -> tuple[Row, ...]:
+    """FusedInferAttentionScore: as PromptFlashAttention, and softmax_lse in float32.
+
+    Of lists the place of quant_scale2 holds a key, a value or another input. As in `_decode`, the places of atten_mask
+    and pse_shift tell such nodes from those with a quant_scale2; their results have the type of query.
+    """
+    places = 29 + 2 * MOST_LISTED
+    rows = [
+        row_of((query, *(_ANY,) * (_SCALE_PLACE - 1), _NONE, *(_ANY,) * 20), places, out, "float32")
+        for query, out in _OF_QUERY.items()
+    ]
+    for query, out in _OF_QUERY.items():
+        for scale in ("float32", "float16", "bfloat16"):
+            for mask in ("boolean", "int8", "uint8"):
+                before = (query, _ANY, _ANY, out, mask, "int64", "int64", _ANY, "float32", _ANY)
+                rows.append(row_of((*before, scale, scale, *(_ANY,) * 19), places, "int8", "float32"))
+    rows += [Row((query, *(_ANY,) * (places - 1)), (out, "float32")) for query, out in _OF_QUERY.items()]
+    return tuple(rows)
+
+
 def _merge() -> tuple[Row, ...]:
     """AttentionUpdate: so many float32 levels, then as many results; the count tells where these begin."""
     places = 2 * _MOST_RANKS
@@ -64,5 +100,10 @@ def row_of(inputs: tuple[str, ...], places: int, *outputs: str) -> Row:
     return Row(inputs + (_NONE,) * (places - len(inputs)), outputs)
 
 
-ROWS: Mapping[str, Callable[[], tuple[Row, ...]]] = {"IncreFlashAttention": _decode, "AttentionUpdate": _merge}
+ROWS: Mapping[str, Callable[[], tuple[Row, ...]]] = {
+    "IncreFlashAttention": _decode,
+    "PromptFlashAttention": _prompt,
+    "FusedInferAttentionScore": _fused,
+    "AttentionUpdate": _merge,
+}
 """By operator."""

@@ -1,35 +1,33 @@
-"""FusedInferAttentionScore of floats: attention_out and softmax_lse.
-
-With one row of query in BSH, BSND or BNSD the operator takes the path of decoding, in which sparse_mode and the tokens
-mean nothing and the mask excludes keys.
-"""
+"""FusedInferAttentionScore: attention of a prompt and of single tokens, on caches of every form."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.op_registry import get
 from fa_compiler.reference.call import Call, Output, operator
-from fa_compiler.reference.prompt import Prompt
+from fa_compiler.reference.prompt import Operator, Prompt
 
-COMPUTED = (
-    *("query", "key", "value", "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv"),
-    "learnable_sink",
+FUSED = Operator(
+    layouts=(
+        *("BSH", "BSND", "BNSD", "TND", "NTD", "NSD"),
+        *("BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"),
+    ),
+    scale="scale",
+    chain=("dequant_scale1", "quant_scale1", "dequant_scale2"),
+    fused=True,
 )
+
+NOT_COMPUTED = ("dequant_scale_query", "key_rope_antiquant_scale")
+"""Inputs of calls whose rounding of probabilities no source states."""
 
 
 @operator("FusedInferAttentionScore")
 def fused_infer_attention_score(call: Call) -> dict[str, Output]:
-    """attention_out in query's type; softmax_lse (float32) [B,N1,S1,1], [0] where it is not asked for."""
-    others = tuple(name for name in get("FusedInferAttentionScore").input_names if name not in COMPUTED)
-    if call.attrs["pse_type"] not in (0, 1):
-        raise call.error("pse_type", "this reference computes no slopes")
-    prompt = Prompt(call, "scale", others)
-    sink = call.optional("learnable_sink")
-    if sink is not None and sink.shape != (prompt.heads,):
-        raise call.error("learnable_sink", f"shape {list(sink.shape)} is not [{prompt.heads}]")
-    numbers = None if sink is None else sink.astype(np.float64)
-    out, lse = prompt.compute(numbers, one_row_mode=prompt.s1 == 1)
-    wanted = lse if call.attrs["softmax_lse_flag"] else np.zeros(0)
-    query = call.tensor("query")
-    return {"attention_out": Output(out, query.dtype), "softmax_lse": Output(wanted, np.dtype(np.float32))}
+    """attention_out in query's type (INT8 with quant_scale2, float16 of an INT8 query without it); softmax_lse in
+    float32, [B,N1,S1,1] or [T,N1,1], [0] where it is not asked for."""
+    for name in NOT_COMPUTED:
+        if call.inputs.get(name) is not None:
+            raise call.error(name, "full quantisation with scales of the query is not computed")
+    results = Prompt(call, FUSED).compute()
+    wanted = results.lse if call.attrs["softmax_lse_flag"] else np.zeros(0)
+    return {"attention_out": Output(results.out, results.dtype), "softmax_lse": Output(wanted, np.dtype(np.float32))}

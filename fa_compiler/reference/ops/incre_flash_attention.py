@@ -21,11 +21,13 @@ import numpy as np
 
 from fa_compiler.reference.caches import Caches
 from fa_compiler.reference.call import Array, Bools, Call, Floats, Output, operator
+from fa_compiler.reference.quantised import Integers, saturated
 from fa_compiler.reference.softmax import weighted_sum
 
 MASKED = -1e12
 """The score of a masked key."""
 
+_CHAIN = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -36,7 +38,7 @@ def incre_flash_attention(call: Call) -> dict[str, Output]:
     dtypes = _dtypes(call, caches)
     scale = float(call.attrs["scale_value"])
     mask, pse = _mask(call, caches), _pse(call, caches)
-    integers = _Integers(call) if dtypes.query == np.int8 else None
+    integers = Integers(call, _CHAIN) if dtypes.query == np.int8 else None
     antiquant = _antiquant(call, caches) if dtypes.key == np.int8 and integers is None else {}
     query = caches.query().astype(np.float64)
     out = np.zeros((caches.batch, caches.heads, caches.width))
@@ -58,7 +60,7 @@ def incre_flash_attention(call: Call) -> dict[str, Output]:
                     scores = scores + pse[entry % len(pse), head, first : first + count]
             weights, total = _exponentials(np.where(masked, MASKED, scores))
             if integers is not None:
-                weights = np.clip(np.rint(weights * integers.quant_scale1), -128, 127)
+                weights = integers.rounded(weights)
             read = np.logical_not(masked & (weights == 0))
             row = weighted_sum(weights[None, :], value[head // group], read[None, :])[0]
             if integers is not None:
@@ -136,25 +138,6 @@ def _antiquant(call: Call, caches: Caches) -> dict[str, tuple[Floats, Floats]]:
     return {name: (scales[index], offsets[index]) for index, name in enumerate(("key", "value"))}
 
 
-class _Integers:
-    """The three scales of an INT8 query."""
-
-    def __init__(self, call: Call) -> None:
-        self.dequant_scale1 = _number(call, "dequant_scale1")
-        self.quant_scale1 = _number(call, "quant_scale1")
-        self.dequant_scale2 = _number(call, "dequant_scale2")
-
-
-def _number(call: Call, name: str) -> float:
-    """One number; a UINT64 holds the bits of a float32 in its lower half."""
-    tensor = call.tensor(name)
-    if tensor.size != 1:
-        raise call.error(name, f"shape {list(tensor.shape)} is not [1]")
-    if tensor.dtype == np.uint64:
-        return float((tensor.reshape(1) & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)[0])
-    return float(tensor.reshape(-1)[0])
-
-
 def _quantised(call: Call, caches: Caches, out: Floats) -> Floats:
     scale, offset = call.optional("quant_scale2"), call.optional("quant_offset2")
     if scale is None:
@@ -169,4 +152,4 @@ def _quantised(call: Call, caches: Caches, out: Floats) -> Floats:
     for entry, (_, count) in enumerate(caches.valid):
         if count == 0:
             result[entry] = 0.0
-    return result if call.exact else np.clip(np.rint(np.where(np.isnan(result), -128, result)), -128, 127)
+    return result if call.exact else saturated(result)

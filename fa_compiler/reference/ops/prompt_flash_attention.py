@@ -1,16 +1,20 @@
-"""PromptFlashAttention of floats: attention_out."""
+"""PromptFlashAttention: attention of a whole prompt, one row and more."""
 
 from __future__ import annotations
 
 from fa_compiler.reference.call import Call, Output, operator
-from fa_compiler.reference.prompt import Prompt
+from fa_compiler.reference.prompt import Operator, Prompt
 
-NOT_COMPUTED = ("deq_scale1", "quant_scale1", "deq_scale2", "quant_scale2", "quant_offset2")
+PROMPT = Operator(
+    layouts=("BSH", "BSND", "BNSD", "BNSD_BSND"),
+    scale="scale_value",
+    chain=("deq_scale1", "quant_scale1", "deq_scale2"),
+    fused=False,
+)
 
 
 @operator("PromptFlashAttention")
 def prompt_flash_attention(call: Call) -> dict[str, Output]:
-    """attention_out, in query's type."""
-    prompt = Prompt(call, "scale_value", NOT_COMPUTED)
-    query = call.tensor("query")
-    return {"attention_out": Output(prompt.compute()[0], query.dtype)}
+    """attention_out, in query's type: INT8 with quant_scale2, float16 of an INT8 query without it."""
+    results = Prompt(call, PROMPT).compute()
+    return {"attention_out": Output(results.out, results.dtype)}

@@ -17,6 +17,12 @@ MakeKernel make_kernel;
 namespace incre_flash_attention {
 MakeKernel make_kernel;
 }
+namespace prompt_flash_attention {
+MakeKernel make_kernel;
+}
+namespace fused_infer_attention_score {
+MakeKernel make_kernel;
+}
 namespace ring_attention_update {
 MakeKernel make_kernel;
 }

@@ -94,6 +94,8 @@ const std::vector<Descriptor>& descriptors() {
     FA_OPERATOR(lightning_indexer_grad, kNone);
     FA_OPERATOR(sparse_lightning_indexer_grad_kl_loss, kNone);
     FA_OPERATOR(incre_flash_attention, 0);
+    FA_OPERATOR(prompt_flash_attention, 0);
+    FA_OPERATOR(fused_infer_attention_score, 0);
     FA_OPERATOR(ring_attention_update, 0);
     FA_OPERATOR(attention_update, 0);
 #undef FA_OPERATOR

@@ -6,7 +6,7 @@
 namespace fa {
 
 struct Types {
-  ort::Element inputs[80];
+  ort::Element inputs[96];
   ort::Element outputs[8];
 };
 

@@ -14,6 +14,11 @@ Operand strides_of(Layout layout, const Dims& d, int64_t heads) {
       return {d[0], d[2], d[1], d[3], d[1] * d[2] * d[3], d[3], d[2] * d[3]};
     case Layout::BNSD:
       return {d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};
+    case Layout::NTD:
+    case Layout::NSD:
+      return {1, d[0], d[1], d[2], 0, d[1] * d[2], d[2]};
+    case Layout::NBSD:
+      return {d[1], d[0], d[2], d[3], d[2] * d[3], d[1] * d[2] * d[3], d[3]};
     case Layout::TND:
       break;
   }
@@ -22,10 +27,12 @@ Operand strides_of(Layout layout, const Dims& d, int64_t heads) {
 
 }  // namespace
 
-size_t rank_of(Layout layout) { return layout == Layout::BSND || layout == Layout::BNSD ? 4 : 3; }
+size_t rank_of(Layout layout) {
+  return layout == Layout::BSND || layout == Layout::BNSD || layout == Layout::NBSD ? 4 : 3;
+}
 
 const char* text_of(Layout layout) {
-  static constexpr const char* kNames[] = {"BSH", "SBH", "BSND", "BNSD", "TND"};
+  static constexpr const char* kNames[] = {"BSH", "SBH", "BSND", "BNSD", "TND", "NTD", "NSD", "NBSD"};
   return kNames[static_cast<size_t>(layout)];
 }
 

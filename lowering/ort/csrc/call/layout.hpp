@@ -1,13 +1,15 @@
-// The five input layouts as strides.
+// The input layouts as strides.
 //
 //     BSH [B,S,N*D]   SBH [S,B,N*D]   BSND [B,S,N,D]   BNSD [B,N,S,D]   TND [T,N,D], batches back to back
+//
+// and those of inference alone: NTD [N,T,D], NSD [N,S,D] of one batch entry, NBSD [N,B,S,D] of results.
 #pragma once
 
 #include "../op.hpp"
 
 namespace fa {
 
-enum class Layout { BSH, SBH, BSND, BNSD, TND };
+enum class Layout { BSH, SBH, BSND, BNSD, TND, NTD, NSD, NBSD };
 
 size_t rank_of(Layout layout);
 const char* text_of(Layout layout);
@@ -15,9 +17,9 @@ inline bool folds_heads(Layout layout) { return layout == Layout::BSH || layout 
 
 // The logical shape of query, key or value, with strides (in elements) for their layout.
 struct Operand {
-  int64_t batch = 0;  // of TND: 1
+  int64_t batch = 0;  // of TND, NTD and NSD: 1
   int64_t heads = 0;
-  int64_t length = 0;  // of TND: all tokens
+  int64_t length = 0;  // of TND and NTD: all tokens
   int64_t size = 0;
   int64_t batch_stride = 0;  // 0 for a batch of 1, which every entry of the common batch reads
   int64_t head_stride = 0;

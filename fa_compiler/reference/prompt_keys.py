@@ -1,0 +1,363 @@
+"""The keys and values of a prompt, however they are stored: by batch entry [N2, L, D] in float64.
+
+    one tensor   in the layout of query; in TND and NTD the entries lie back to back
+    a list       of tensors of batch 1, one for each entry
+    pages        that block_table names: [blocks,block_size,N2*D], [blocks,N2,block_size,D] or
+                 [blocks,N2,D/16,block_size,16] (of INT8: D/32 and 32)
+    a prefix     key_shared_prefix and value_shared_prefix, before the keys of every entry
+    INT8         beside a query of floats an element stands for (x + offset) * scale
+
+An entry has actual_seq_lengths_kv[b] keys: in TND and NTD the lengths are cumulative, but of pages they are not. With
+kv_padding_size the keys end so many places before the end of their room, and an entry that does not fit has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from fa_compiler.reference.call import Array, Call, Floats
+
+RANKS = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
+"""The layouts of query, key and value, and their ranks."""
+
+_PAGE_UNITS = {"int8": 32}
+_HEADS_FIRST = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
+
+
+class Span(NamedTuple):
+    """Places [first, first + size) of a sequence."""
+
+    first: int
+    size: int
+
+
+class Sizes(NamedTuple):
+    """What is known of a call from its attributes and its query."""
+
+    layout: str
+    key_heads: int
+    width: int
+    batch: int
+    query_type: np.dtype[np.generic]
+
+    @property
+    def packed(self) -> bool:
+        """Whether the batch entries lie back to back."""
+        return "T" in self.layout
+
+
+def present(call: Call, name: str) -> Array | None:
+    """An optional tensor; an empty one counts as absent, as in the operator."""
+    tensor = call.optional(name)
+    return tensor if tensor is not None and tensor.size else None
+
+
+def split(call: Call, name: str, array: Array, layout: str, heads: int) -> Array:
+    """A tensor of the layout as [B,N,S,D]; of TND, NTD and NSD B is 1."""
+    if array.ndim != RANKS[layout]:
+        raise call.error(name, f"rank {array.ndim} is not that of {layout}")
+    if layout == "BSH":
+        if array.shape[2] % heads:
+            raise call.error(name, f"the width {array.shape[2]} is no multiple of {heads} heads")
+        array = array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
+    if layout == "TND":
+        array = array.transpose(1, 0, 2)
+    result: Array = (
+        array[None]
+        if RANKS[layout] == 3 and layout != "BSH"
+        else array.transpose(_HEADS_FIRST["BNSD" if layout == "BNSD" else "BSND"])
+    )
+    if result.shape[1] != heads:
+        raise call.error(name, f"has {result.shape[1]} heads, expected {heads}")
+    return result
+
+
+def cumulative(call: Call, name: str, total: int) -> list[Span]:
+    """The sequences of a packed tensor of `total` tokens, by where they end."""
+    ends = [0, *(int(end) for end in call.tensor(name).reshape(-1))]
+    if any(end < before for before, end in itertools.pairwise(ends)) or ends[-1] > total:
+        raise call.error(name, f"{ends[1:]} are no cumulative lengths of {total} tokens")
+    return [Span(before, end - before) for before, end in itertools.pairwise(ends)]
+
+
+def lengths(call: Call, name: str, room: list[int]) -> list[int]:
+    """One length for each entry: a single one is for all, and what is behind the last entry is not read."""
+    given = present(call, name)
+    if given is None:
+        return room
+    numbers = [int(number) for number in given.reshape(-1)]
+    numbers = numbers * len(room) if len(numbers) == 1 else numbers[: len(room)]
+    if len(numbers) < len(room) or any(not 0 <= size <= most for size, most in zip(numbers, room, strict=True)):
+        raise call.error(name, f"{numbers} are not {len(room)} lengths from 0 to {max(room, default=0)}")
+    return numbers
+
+
+class Keys:
+    """The keys and values of a call. Raises ReferenceInputError for what does not fit."""
+
+    def __init__(self, call: Call, sizes: Sizes) -> None:
+        self.call, self.sizes = call, sizes
+        self.table = present(call, "block_table")
+        self.tensors = {name: self._list(name) for name in ("key", "value")}
+        self.listed = len(self.tensors["key"]) > 1
+        self._check_lists()
+        self.widths = {name: self._width(name) for name in self.tensors}
+        if self.widths["key"] != sizes.width:
+            raise call.error("key", f"has the head size {self.widths['key']}, expected {sizes.width} as query")
+        self.room = self._room("key")
+        if self.room != self._room("value"):
+            raise call.error("value", "key and value differ in their lengths")
+        self.spans = self._spans()
+        self.prefix = self._prefix()
+        self.shared = self._shared()
+        self.antiquant = self._antiquant()
+
+    @property
+    def columns(self) -> int:
+        """The columns that a mask or bias of all scores needs."""
+        if self.sizes.packed and self.table is None:
+            return max((size for _, size in self.spans), default=0)
+        return self.shared + max(self.room, default=0)
+
+    def count(self, entry: int) -> int:
+        """The keys of an entry, with the prefix."""
+        return self.shared + self.spans[entry].size
+
+    def column(self, entry: int) -> int:
+        """The column of masks and biases that belongs to the first key."""
+        return 0 if self.sizes.packed else self.spans[entry].first
+
+    def fetch(self, name: str, entry: int) -> Floats:
+        """[N2, L, D] of key, value or key_rope."""
+        first, size = self.spans[entry]
+        tensors = self.tensors.get(name) or [self.call.tensor(name)]
+        if self.table is not None:
+            stored = self._pages(name, tensors[0], entry, size)
+        else:
+            whole = self._split(name, tensors[entry if self.listed else 0])
+            stored = whole[0 if self.listed or self.sizes.packed else entry][:, first : first + size]
+        numbers = self._numbers(name, stored, entry, first)
+        if name not in self.prefix:
+            return numbers
+        return np.concatenate([self._numbers(name, self.prefix[name][:, : self.shared], entry, 0), numbers], axis=1)
+
+    def _numbers(self, name: str, stored: Array, entry: int, first: int) -> Floats:
+        numbers: Floats = stored.astype(np.float64)
+        if name not in self.antiquant:
+            return numbers
+        scale, offset = self.antiquant[name]
+        if scale.ndim == 2:  # by token
+            columns = slice(first, first + stored.shape[1])
+            scale, offset = scale[entry, columns, None], offset[entry, columns, None]
+        return (numbers + offset) * scale
+
+    def _list(self, name: str) -> list[Array]:
+        value = self.call.inputs.get(name)
+        tensors = [value] if isinstance(value, np.ndarray) else list(value or [])
+        if not tensors or not all(isinstance(tensor, np.ndarray) for tensor in tensors):
+            raise self.call.error(name, "this input is needed and absent")
+        return tensors
+
+    def _check_lists(self) -> None:
+        sizes, call = self.sizes, self.call
+        keys, values = self.tensors["key"], self.tensors["value"]
+        if len(keys) != len(values):
+            raise call.error("value", f"has {len(values)} tensors, expected {len(keys)} as key")
+        if self.listed and (sizes.packed or self.table is not None or len(keys) != sizes.batch):
+            raise call.error("key", f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}")
+        floats = sizes.query_type != np.int8
+        for name, tensors in self.tensors.items():
+            for tensor in tensors:
+                if tensor.dtype != sizes.query_type and not (floats and tensor.dtype == np.int8):
+                    problem = f"dtype {tensor.dtype} beside a query of {sizes.query_type}; 4-bit keys are not computed"
+                    raise call.error(name, problem)
+                if tensor.dtype != keys[0].dtype:
+                    raise call.error(name, f"dtype {tensor.dtype} differs from {keys[0].dtype} of the first key")
+                if self.table is None and not self.sizes.packed:
+                    batch = self._split(name, tensor).shape[0]
+                    if batch != (1 if self.listed else sizes.batch):
+                        raise call.error(name, f"has the batch {batch} in {sizes.layout}")
+
+    def _split(self, name: str, tensor: Array) -> Array:
+        return split(self.call, name, tensor, self.sizes.layout, self.sizes.key_heads)
+
+    def _width(self, name: str) -> int:
+        """The head size, the same of all tensors."""
+        tensors = self.tensors[name]
+        if self.table is None:
+            found = {self._split(name, tensor).shape[3] for tensor in tensors}
+            if len(found) > 1:
+                raise self.call.error(name, f"holds tensors of the head sizes {sorted(found)}")
+            return int(found.pop())
+        return self.page_width(name, tensors[0])
+
+    def page_width(self, name: str, cache: Array) -> int:
+        """The head size of a pool of pages, whose shape is checked."""
+        size, unit = int(self.call.attrs["block_size"]), _PAGE_UNITS.get(cache.dtype.name, 16)
+        shape, heads = cache.shape, self.sizes.key_heads
+        forms = {
+            3: size > 0 and shape[1:2] == (size,) and shape[-1] % heads == 0,
+            4: shape[1:3] == (heads, size),
+            5: shape[1:2] == (heads,) and shape[3:] == (size, unit),
+        }
+        if not forms.get(cache.ndim):
+            by_unit = f"[blocks,{heads},D/{unit},{size},{unit}]"
+            expected = f"[blocks,{size},{heads}*D], [blocks,{heads},{size},D] or {by_unit}"
+            raise self.call.error(name, f"shape {list(shape)} is not {expected}")
+        return int({3: shape[-1] // heads, 4: shape[-1], 5: shape[2] * shape[-1]}[cache.ndim])
+
+    def _pages(self, name: str, cache: Array, entry: int, count: int) -> Array:
+        assert self.table is not None
+        heads, size = self.sizes.key_heads, int(self.call.attrs["block_size"])
+        width = self.page_width(name, cache)
+        used = self.table[entry, : -(-count // size)]
+        if len(used) and not 0 <= used.min() <= used.max() < len(cache):
+            raise self.call.error("block_table", f"row {entry}, {list(used)}, names blocks that are not there")
+        pages = cache[used]
+        if cache.ndim == 3:
+            pages = pages.reshape(len(used), size, heads, width).transpose(2, 0, 1, 3)
+        elif cache.ndim == 4:
+            pages = pages.transpose(1, 0, 2, 3)
+        else:
+            pages = pages.transpose(1, 0, 3, 2, 4)
+        return pages.reshape(heads, len(used) * size, width)[:, :count]
+
+    def _room(self, name: str) -> list[int]:
+        """Tokens that an entry has room for; of packed tensors all."""
+        if self.table is not None:
+            if self.table.ndim != 2 or len(self.table) != self.sizes.batch:
+                expected = f"[{self.sizes.batch},blocks of an entry]"
+                raise self.call.error("block_table", f"shape {list(self.table.shape)} is not {expected}")
+            return [self.table.shape[1] * int(self.call.attrs["block_size"])] * self.sizes.batch
+        found = [self._split(name, tensor).shape[2] for tensor in self.tensors[name]]
+        return found if self.listed else found * self.sizes.batch
+
+    def _spans(self) -> list[Span]:
+        call, name = self.call, "actual_seq_lengths_kv"
+        if (self.table is not None or self.sizes.packed) and present(call, name) is None:
+            raise call.error(name, f"absent with {'pages' if self.table is not None else self.sizes.layout}")
+        padding = present(call, "kv_padding_size")
+        if padding is not None:
+            self._check_padding("kv_padding_size", padding, name)
+        if self.sizes.packed and self.table is None:
+            spans = cumulative(call, name, self.room[0] if self.room else 0)
+            if len(spans) != self.sizes.batch:
+                raise call.error(name, f"has {len(spans)} lengths, expected {self.sizes.batch} as actual_seq_lengths")
+            return spans
+        counts = lengths(call, name, self.room)
+        if padding is None:
+            return [Span(0, count) for count in counts]
+        behind = max(0, int(padding.reshape(-1)[0]))
+        firsts = [room - behind - count for room, count in zip(self.room, counts, strict=True)]
+        return [Span(first, size) if first >= 0 else Span(0, 0) for first, size in zip(firsts, counts, strict=True)]
+
+    def _check_padding(self, name: str, padding: Array, needed: str) -> None:
+        if padding.shape != (1,):
+            raise self.call.error(name, f"shape {list(padding.shape)} is not [1]")
+        if self.sizes.packed or self.table is not None or self.listed:
+            raise self.call.error(name, "given with a packed layout, pages or a list")
+        if present(self.call, needed) is None:
+            raise self.call.error(needed, f"absent beside {name}")
+
+    def _prefix(self) -> dict[str, Array]:
+        """[N2, S, D] of key and value; nothing where there is no prefix."""
+        names = {name: f"{name}_shared_prefix" for name in ("key", "value")}
+        given = {name: present(self.call, full) for name, full in names.items()}
+        found = {name: tensor for name, tensor in given.items() if tensor is not None}
+        if not found:
+            return {}
+        for name, full in names.items():
+            if name not in found:
+                raise self.call.error(full, "is absent, expected with the prefix of the other")
+            tensor = found[name]
+            integers = self.sizes.query_type == np.int8
+            if self.sizes.packed or self.table is not None or self.listed or integers:
+                raise self.call.error(full, "given with a packed layout, pages, a list or an INT8 query")
+            if present(self.call, "kv_padding_size") is not None:
+                raise self.call.error(full, "given beside kv_padding_size")
+            if tensor.dtype != self.tensors["key"][0].dtype:
+                raise self.call.error(full, f"dtype {tensor.dtype} is not that of key")
+            whole = self._split(full, tensor)
+            if whole.shape[0] != 1 or whole.shape[3] != self.widths[name]:
+                raise self.call.error(full, f"shape {list(tensor.shape)} is not one entry as {name}")
+            found[name] = whole[0]
+        if found["key"].shape[1] != found["value"].shape[1]:
+            raise self.call.error("value_shared_prefix", "key_shared_prefix and value_shared_prefix differ in length")
+        return found
+
+    def _shared(self) -> int:
+        if not self.prefix:
+            return 0
+        whole = self.prefix["key"].shape[1]
+        given = present(self.call, "actual_shared_prefix_len")
+        if given is None:
+            return whole
+        size = int(given.reshape(-1)[0])
+        if given.shape != (1,) or not 0 <= size <= whole:
+            raise self.call.error("actual_shared_prefix_len", f"{given.tolist()} is no length from 0 to {whole}")
+        return size
+
+    def _antiquant(self) -> dict[str, tuple[Floats, Floats]]:
+        """Scale and offset of INT8 keys and values beside a query of floats: [B,S] by token, else for [N2,1,D]."""
+        call = self.call
+        scales = ("antiquant_scale", "key_antiquant_scale", "value_antiquant_scale")
+        offsets = ("antiquant_offset", "key_antiquant_offset", "value_antiquant_offset")
+        quantised = self.sizes.query_type != np.int8 and self.tensors["key"][0].dtype == np.int8
+        given = {name: tensor for name in (*scales, *offsets) if (tensor := present(call, name)) is not None}
+        if not quantised:
+            for name in given:
+                raise call.error(name, "given, expected none: keys are not INT8 beside a query of floats")
+            return {}
+        apart = ("key_antiquant_scale" in given, "value_antiquant_scale" in given)
+        if apart[0] != apart[1]:
+            raise call.error(scales[1 + apart[0]], "is absent, expected with the scale of the other")
+        if ("key_antiquant_offset" in given) != ("value_antiquant_offset" in given):
+            raise call.error("value_antiquant_offset", "key and value need offsets both, or none")
+        found = {}
+        modes = [int(call.attrs[f"{name}_antiquant_mode"]) for name in ("key", "value")]
+        if apart[0] and modes[0] != modes[1] and modes != [0, 1]:
+            raise call.error("value_antiquant_mode", f"is {modes[1]} beside a key_antiquant_mode of {modes[0]}")
+        for index, name in enumerate(("key", "value")):
+            if apart[0]:
+                mode = {3: index}.get(modes[index], modes[index])  # 3: key by channel, value by token
+                own = f"{name}_antiquant_scale", f"{name}_antiquant_offset"
+                scale, offset = given[own[0]], given.get(own[1])
+            else:
+                mode, own = int(call.attrs["antiquant_mode"]), ("antiquant_scale", "antiquant_offset")
+                both = given.get(own[0])
+                if both is None or both.shape[0] != 2:
+                    raise call.error(own[0], "two scales, of keys and values, are needed for INT8 keys")
+                scale, pair = both[index], given.get(own[1])
+                if pair is not None and pair.shape != both.shape:
+                    raise call.error(own[1], f"shape {list(pair.shape)} is not {list(both.shape)} as the scale")
+                offset = None if pair is None else pair[index]
+            found[name] = self._scale(own, mode, name, np.asarray(scale), offset)
+        return found
+
+    def _scale(
+        self, names: tuple[str, str], mode: int, name: str, scale: Array, offset: Array | None
+    ) -> tuple[Floats, Floats]:
+        call, heads, width = self.call, self.sizes.key_heads, self.widths[name]
+        if mode not in (0, 1, 2):
+            raise call.error(names[0], f"the antiquantisation of mode {mode} is not computed")
+        if offset is not None and np.shape(offset) != scale.shape:
+            raise call.error(names[1], f"shape {list(np.shape(offset))} is not {list(scale.shape)} as the scale")
+        by_channel = ((heads, 1, width), (heads, width), (heads * width,))
+        form: tuple[int, ...]
+        if mode == 1:
+            form = (self.sizes.batch, scale.shape[-1] if scale.ndim else 0)
+            fits = scale.shape in (form, (1, *form)) and form[1] >= max(self.room, default=0)
+            if self.prefix or self.sizes.packed:
+                raise call.error(names[0], "by token with a prefix or a packed layout is not computed")
+        elif mode == 2:
+            form, fits = (heads, 1, 1), scale.shape == (heads,)
+        else:
+            form = (1, 1, 1) if scale.size == 1 else (heads, 1, width)
+            fits = scale.shape in ((), (1,)) or scale.shape in (*by_channel, *((1, *shape) for shape in by_channel))
+        if not fits:
+            raise call.error(names[0], f"shape {list(scale.shape)} does not fit mode {mode}")
+        shift = np.zeros(form) if offset is None else np.asarray(offset, np.float64).reshape(form)
+        return scale.astype(np.float64).reshape(form), shift

@@ -1,0 +1,415 @@
+// Where keys and values lie: tensors, lists of them, pages, a prefix before them, and int8 numbers with their scales.
+#include <algorithm>
+#include <cstring>
+
+#include "../reference.hpp"
+#include "call.hpp"
+
+namespace fa::prompt {
+namespace {
+
+constexpr int64_t kTokensInTask = 64;  // that one task gathers
+
+int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
+
+// `count` numbers of one head and token.
+void copy_numbers(const char* from, E from_type, char* to, E to_type, int64_t count) {
+  if (from_type == to_type) {
+    std::memcpy(to, from, static_cast<size_t>(count * bytes_of(to_type)));
+    return;
+  }
+  auto* out = reinterpret_cast<float*>(to);
+  if (from_type == E::int8) {
+    for (int64_t d = 0; d < count; ++d) out[d] = reinterpret_cast<const int8_t*>(from)[d];
+  } else {
+    for (int64_t d = 0; d < count; ++d) out[d] = reference::read(from, d, type_of(from_type));
+  }
+}
+
+}  // namespace
+
+void Call::read_pools() {
+  const E query = in_[input_query].type;
+  for (int64_t n = 0; n < a_.keys; ++n) {
+    for (const Tensor* tensor : {&in_.key(n), &in_.value(n)}) {
+      if (tensor->type == in_.key(0).type && (tensor->type == query || tensor->type == E::int8)) continue;
+      refuse(Rule::types, "key and value are of other types than query's or int8, or differ; 4-bit keys are not computed");
+    }
+  }
+  const bool paged = in_.has(input_block_table);
+  if (listed() && (a_.packed() || paged || a_.keys != batch())) {
+    refuse(paged ? Rule::pages : Rule::lists,
+           "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
+               (a_.packed() || paged ? " with a packed layout or pages" : " or " + std::to_string(batch())));
+  }
+  key_ = read_pool(input_key, input_key_shared_prefix, a_.key_heads);
+  value_ = read_pool(input_value, input_value_shared_prefix, a_.key_heads);
+  if (key_.size != query_.size) {
+    wrong_shape(Rule::sizes, input_key, "the head size " + std::to_string(query_.size) + " of query");
+  }
+  if (value_.size > 768) wrong_shape(Rule::sizes, input_value, "a head size of at most 768");
+  std::vector<int64_t> room;
+  read_room(key_, room_);
+  read_room(value_, room);
+  if (room != room_) wrong_shape(Rule::sizes, input_value, "the lengths of key");
+  if ((key_.prefix == nullptr) != (value_.prefix == nullptr)) {
+    refuse(Rule::prefix, "key_shared_prefix and value_shared_prefix are not both given, expected both or none");
+  }
+  if (key_.prefix != nullptr) {
+    prefix_ = key_.prefix_form.length;
+    if (value_.prefix_form.length != prefix_) {
+      wrong_shape(Rule::prefix, input_value_shared_prefix, "the length of key_shared_prefix");
+    }
+    if (in_.has(input_actual_shared_prefix_len)) {
+      want_type(Rule::prefix, input_actual_shared_prefix_len, {E::int64});
+      const Tensor& given = in_[input_actual_shared_prefix_len];
+      if (given.rank() != 1 || given.count() != 1) wrong_shape(Rule::prefix, input_actual_shared_prefix_len, "[1]");
+      const int64_t length = *static_cast<const int64_t*>(given.data);
+      if (length < 0 || length > prefix_) {
+        refuse(Rule::prefix, text(input_actual_shared_prefix_len) + " is " + std::to_string(length) +
+                                 ", expected 0 to " + std::to_string(prefix_));
+      }
+      prefix_ = length;
+    }
+  }
+  read_key_lengths();
+  read_antiquant();
+}
+
+// The tensors of an input, and their strides.
+Pool Call::read_pool(size_t input, size_t prefix, int64_t heads) {
+  Pool pool;
+  const int64_t count = input == input_key_rope ? 1 : a_.keys;
+  for (int64_t n = 0; n < count; ++n) {
+    pool.tensors.push_back(input == input_key ? &in_.key(n) : input == input_value ? &in_.value(n) : &in_[input]);
+  }
+  if (in_.has(input_block_table)) {
+    read_pages(input, pool);
+    return pool;
+  }
+  for (const Tensor* tensor : pool.tensors) {
+    const Dims& dims = tensor->dims;
+    bool fits = dims.size() == rank_of(a_.layout) && (a_.layout != Layout::BSH || dims[2] % heads == 0);
+    Operand form;
+    if (fits) {
+      form = operand_of(a_.layout, dims, heads);
+      fits = form.heads == heads && (a_.packed() || form.batch == (listed() ? 1 : batch())) &&
+             (pool.plain.empty() || form.size == pool.plain[0].size);
+    }
+    if (!fits) {
+      refuse(listed() ? Rule::lists : Rule::sizes,
+             text(input) + " has the shape " + text_of(dims) + ", expected " + fa::text_of(a_.layout) + " of " +
+                 std::to_string(heads) + " heads with batch " + std::to_string(listed() ? 1 : batch()));
+    }
+    pool.plain.push_back(form);
+  }
+  pool.size = pool.unit = pool.plain[0].size;
+  if (prefix < kInputCount && in_.has(prefix)) read_prefix(prefix, pool);
+  return pool;
+}
+
+void Call::read_prefix(size_t input, Pool& pool) const {
+  if (a_.packed() || listed() || integers() || in_.has(input_kv_padding_size)) {
+    refuse(Rule::prefix,
+           text(input) + " is given, expected none with a packed layout, a list, an int8 query or kv_padding_size");
+  }
+  want_type(Rule::prefix, input, {in_[input_key].type});
+  const Dims& dims = in_[input].dims;
+  const int64_t heads = a_.key_heads;
+  bool fits = dims.size() == rank_of(a_.layout) && (a_.layout != Layout::BSH || dims[2] % heads == 0);
+  if (fits) {
+    pool.prefix_form = operand_of(a_.layout, dims, heads);
+    fits = pool.prefix_form.batch == 1 && pool.prefix_form.heads == heads && pool.prefix_form.size == pool.size;
+  }
+  if (!fits) wrong_shape(Rule::prefix, input, "one batch entry of " + std::string(fa::text_of(a_.layout)) + " as key");
+  pool.prefix = &in_[input];
+}
+
+void Call::read_pages(size_t input, Pool& pool) const {
+  const Tensor& cache = *pool.tensors[0];
+  const Dims& d = cache.dims;
+  const int64_t heads = a_.key_heads;
+  const int64_t size = a_.block_size;
+  const int64_t unit = cache.type == E::int8 ? 32 : 16;
+  want_none(Rule::pages, {input_key_shared_prefix, input_value_shared_prefix}, "beside a block_table");
+  if (size <= 0) refuse(Rule::pages, "block_size is " + std::to_string(size) + " beside a block_table, expected more");
+  if (d.size() == 3 && d[1] == size && d[2] % heads == 0) {
+    pool.size = pool.unit = d[2] / heads;
+    pool.head_stride = pool.size;
+    pool.row_stride = d[2];
+  } else if (d.size() == 4 && d[1] == heads && d[2] == size) {
+    pool.size = pool.unit = d[3];
+    pool.head_stride = size * d[3];
+    pool.row_stride = d[3];
+  } else if (d.size() == 5 && d[1] == heads && d[3] == size && d[4] == unit) {
+    pool.size = d[2] * unit;
+    pool.unit = unit;
+    pool.unit_stride = size * unit;
+    pool.head_stride = size * pool.size;
+    pool.row_stride = unit;
+  } else {
+    const std::string n = std::to_string(heads), s = std::to_string(size), u = std::to_string(unit);
+    wrong_shape(Rule::pages, input, "[blocks," + s + "," + n + "*D], [blocks," + n + "," + s + ",D] or [blocks," + n +
+                                        ",D/" + u + "," + s + "," + u + "]");
+  }
+  pool.block_stride = std::max<int64_t>(1, heads * size * pool.size);
+}
+
+// Tokens that each batch entry has room for; of packed tensors all.
+void Call::read_room(const Pool& pool, std::vector<int64_t>& room) const {
+  room.assign(static_cast<size_t>(batch()), 0);
+  for (int64_t i = 0; i < batch(); ++i) {
+    if (pool.block_stride == 0) {
+      room[i] = pool.plain[listed() ? i : 0].length;
+      continue;
+    }
+    const Tensor& table = in_[input_block_table];
+    if (table.rank() != 2 || table.dims[0] != batch()) {
+      wrong_shape(Rule::pages, input_block_table, "[" + std::to_string(batch()) + ",blocks of an entry]");
+    }
+    room[i] = table.dims[1] * a_.block_size;
+  }
+}
+
+void Call::read_key_lengths() {
+  const size_t input = input_actual_seq_lengths_kv;
+  const bool paged = key_.block_stride != 0;
+  const int64_t behind = read_padding(input_kv_padding_size, input);
+  if (paged && !in_.has(input)) refuse(Rule::pages, text(input) + " is absent beside a block_table");
+  if (a_.packed() && !paged) {
+    const std::vector<int64_t> ends = read_ends(input, key_.plain[0].length);
+    if (static_cast<int64_t>(ends.size()) != batch()) {
+      wrong_shape(Rule::packed, input, "as many as actual_seq_lengths, " + std::to_string(batch()));
+    }
+    int64_t begin = 0;
+    for (int64_t i = 0; i < batch(); ++i) {
+      entries_[i].key_first = begin;
+      entries_[i].keys = ends[i] - begin;
+      columns_ = std::max(columns_, entries_[i].keys);
+      begin = ends[i];
+    }
+    return;
+  }
+  if (a_.packed() && !in_.has(input)) refuse(Rule::packed, text(input) + " is absent, expected for a packed layout");
+  const std::vector<int64_t> lengths = read_lengths(input, room_);
+  for (int64_t i = 0; i < batch(); ++i) {
+    Entry& entry = entries_[i];
+    entry.keys = lengths[i];
+    columns_ = std::max(columns_, prefix_ + room_[i]);
+    if (behind < 0) continue;
+    entry.key_first = room_[i] - std::min(behind, room_[i] + 1) - lengths[i];
+    if (entry.key_first < 0) entry.key_first = entry.keys = 0;
+  }
+  if (paged) read_table();
+}
+
+// The used entries of the table, and no others, must name blocks that are there.
+void Call::read_table() const {
+  want_type(Rule::pages, input_block_table, {E::int32});
+  const Tensor& table = in_[input_block_table];
+  const int64_t blocks = std::min(in_[input_key].dims[0], in_[input_value].dims[0]);
+  for (int64_t i = 0; i < batch(); ++i) {
+    const auto* row = static_cast<const int32_t*>(table.data) + i * table.dims[1];
+    for (int64_t used = 0; used * a_.block_size < entries_[i].keys; ++used) {
+      if (row[used] >= 0 && row[used] < blocks) continue;
+      refuse(Rule::pages, text(input_block_table) + " names block " + std::to_string(row[used]) + " for batch entry " +
+                              std::to_string(i) + ", expected 0 to " + std::to_string(blocks - 1));
+    }
+  }
+}
+
+std::vector<float> Call::floats(const Tensor& tensor) const {
+  std::vector<float> out(static_cast<size_t>(tensor.count()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = reference::read(tensor.data, static_cast<int64_t>(i), type_of(tensor.type));
+  }
+  return out;
+}
+
+void Call::read_antiquant() {
+  constexpr size_t kAll[] = {input_antiquant_scale,     input_antiquant_offset,     input_key_antiquant_scale,
+                             input_key_antiquant_offset, input_value_antiquant_scale, input_value_antiquant_offset};
+  for (size_t input : kAll) {
+    if (!in_.has(input)) continue;
+    if (!antiquantised()) {
+      refuse(Rule::antiquant, text(input) + " is given, expected none: keys are not int8 beside a query of floats");
+    }
+    want_type(Rule::antiquant, input, {E::float32, E::float16, E::bfloat16});
+  }
+  if (!antiquantised()) return;
+  const bool apart = in_.has(input_key_antiquant_scale);
+  if (apart != in_.has(input_value_antiquant_scale) ||
+      in_.has(input_key_antiquant_offset) != in_.has(input_value_antiquant_offset)) {
+    refuse(Rule::antiquant, "scales or offsets of key and value are not both given, expected both or none");
+  }
+  if (!apart) {
+    if (!in_.has(input_antiquant_scale)) refuse(Rule::antiquant, "input antiquant_scale is absent beside int8 keys");
+    key_.scales = read_scales(input_antiquant_scale, input_antiquant_offset, 0, a_.antiquant_mode, key_.size);
+    value_.scales = read_scales(input_antiquant_scale, input_antiquant_offset, 1, a_.antiquant_mode, value_.size);
+    return;
+  }
+  const int64_t modes[] = {a_.key_antiquant_mode, a_.value_antiquant_mode};
+  if (modes[0] != modes[1] && !(modes[0] == 0 && modes[1] == 1)) {
+    refuse(Rule::antiquant, "value_antiquant_mode is " + std::to_string(modes[1]) + " beside a key_antiquant_mode of " +
+                                std::to_string(modes[0]) + ", expected the same, or 0 and 1");
+  }
+  // 3: key by channel, value by token
+  key_.scales = read_scales(input_key_antiquant_scale, input_key_antiquant_offset, -1, modes[0] == 3 ? 0 : modes[0],
+                            key_.size);
+  value_.scales = read_scales(input_value_antiquant_scale, input_value_antiquant_offset, -1,
+                              modes[1] == 3 ? 1 : modes[1], value_.size);
+}
+
+// `part` 0 or 1 is that half of a tensor for both key and value, -1 the whole tensor.
+Scales Call::read_scales(size_t scale, size_t offset, int64_t part, int64_t mode, int64_t size) const {
+  if (mode < 0 || mode > 2) {
+    refuse(Rule::antiquant, "the antiquantisation of mode " + std::to_string(mode) + " is not computed");
+  }
+  const int64_t n = a_.key_heads;
+  const int64_t room = room_.empty() ? 0 : *std::ranges::max_element(room_);
+  Scales scales;
+  if (mode == 1 && (key_.prefix != nullptr || a_.packed())) {
+    refuse(Rule::antiquant, text(scale) + " by token with a prefix or a packed layout is not computed");
+  }
+  const auto takes = [&](const Dims& dims) {
+    if (mode == 1) {
+      if (dims.size() != 2 || dims[0] != batch() || dims[1] < room) return false;
+      scales.token = 1;
+      scales.batch = dims[1];
+      return true;
+    }
+    if (mode == 2) {
+      scales.head = 1;
+      return dims == Dims{n};
+    }
+    if (dims.size() == 0 || dims == Dims{1}) return true;
+    scales.head = size;
+    scales.channel = 1;
+    return dims == Dims{n, 1, size} || dims == Dims{n, size} || dims == Dims{n * size};
+  };
+  const auto behind_first = [](const Dims& dims) { return Dims(std::span(dims.data() + 1, dims.size() - 1)); };
+  const Dims& whole = in_[scale].dims;
+  const bool halves = part < 0 || (whole.size() > 0 && whole[0] == 2);
+  const Dims dims = part < 0 || !halves ? whole : behind_first(whole);
+  const bool leading = mode != 2 && dims.size() > 1 && dims[0] == 1;
+  const bool fits = halves && (takes(dims) || (leading && takes(behind_first(dims))));
+  if (!fits) wrong_shape(Rule::antiquant, scale, "that of mode " + std::to_string(mode));
+  const auto own = [&](size_t input) {
+    std::vector<float> all = floats(in_[input]);
+    const auto half = static_cast<std::ptrdiff_t>(all.size() / 2);
+    if (part == 0) all.erase(all.begin() + half, all.end());
+    if (part == 1) all.erase(all.begin(), all.begin() + half);
+    return all;
+  };
+  scales.scale = own(scale);
+  if (!in_.has(offset)) return scales;
+  if (!(in_[offset].dims == in_[scale].dims)) {
+    wrong_shape(Rule::antiquant, offset, text_of(in_[scale].dims) + " as " + op_.names[scale]);
+  }
+  scales.offset = own(offset);
+  return scales;
+}
+
+bool Call::is_gathered(const Pool& pool, E type) const {
+  return pool.block_stride != 0 || pool.prefix != nullptr || pool.tensors[0]->type != type;
+}
+
+// The tensors as they are.
+View Call::view_of(const Pool& pool, Type) const {
+  View view;
+  view.row = pool.plain[0].row_stride;
+  for (size_t n = 0; n < pool.tensors.size(); ++n) {
+    view.data.push_back(pool.tensors[n]->data);
+    view.head.push_back(pool.plain[n].head_stride);
+  }
+  for (int64_t i = 0; i < batch(); ++i) {
+    const Operand& form = pool.plain[listed() ? i : 0];
+    view.offset.push_back((listed() ? 0 : batch_in_tensor(i) * form.batch_stride) +
+                          entries_[i].key_first * form.row_stride);
+  }
+  return view;
+}
+
+// All keys that are used as [tokens][heads][size], entry behind entry, in `memory`.
+View Call::gathered(const Pool& pool, E type, const Runtime& runtime, Scratch& memory) const {
+  const int64_t width = a_.key_heads * pool.size;
+  View view;
+  view.row = width;
+  view.head = {pool.size};
+  struct Task {
+    int64_t entry, begin, end, out;
+  };
+  std::vector<Task> tasks;
+  int64_t total = 0;
+  for (int64_t i = 0; i < batch(); ++i) {
+    view.offset.push_back(total * width);
+    const int64_t keys = entries_[i].rows == 0 ? 0 : keys_of(i);
+    for (int64_t t = 0; t < keys; t += kTokensInTask) tasks.push_back({i, t, std::min(t + kTokensInTask, keys), total + t});
+    total += keys;
+  }
+  memory = Scratch(runtime, static_cast<size_t>(total * width * bytes_of(type)));
+  view.data = {memory.as<void>()};
+  struct Work {
+    const Call& call;
+    const Pool& pool;
+    E type;
+    const std::vector<Task>& tasks;
+    char* out;
+
+    // Head `n` of token `t` of an entry; a prefix has the first tokens.
+    void row(int64_t entry, int64_t t, int64_t n, char* to) const {
+      const int64_t cell = bytes_of(pool.tensors[0]->type);
+      const E stored = pool.tensors[0]->type;
+      const Entry& own = call.entries_[entry];
+      const int64_t place = own.key_first + t - call.prefix_;
+      if (t < call.prefix_) {
+        const Operand& form = pool.prefix_form;
+        copy_numbers(static_cast<const char*>(pool.prefix->data) + (n * form.head_stride + t * form.row_stride) * cell,
+                     stored, to, type, pool.size);
+      } else if (pool.block_stride == 0) {
+        const size_t tensor = call.listed() ? static_cast<size_t>(entry) : 0;
+        const Operand& form = pool.plain[tensor];
+        const int64_t begin = call.listed() ? 0 : call.batch_in_tensor(entry) * form.batch_stride;
+        const int64_t at = begin + n * form.head_stride + place * form.row_stride;
+        copy_numbers(static_cast<const char*>(pool.tensors[tensor]->data) + at * cell, stored, to, type, pool.size);
+      } else {
+        const Tensor& table = call.in_[input_block_table];
+        const int64_t size = call.a_.block_size;
+        const int64_t block = static_cast<const int32_t*>(table.data)[entry * table.dims[1] + place / size];
+        const int64_t at = block * pool.block_stride + n * pool.head_stride + place % size * pool.row_stride;
+        for (int64_t d = 0; d < pool.size; d += pool.unit) {
+          copy_numbers(static_cast<const char*>(pool.tensors[0]->data) + (at + d / pool.unit * pool.unit_stride) * cell,
+                       stored, to + d * bytes_of(type), type, pool.unit);
+        }
+      }
+      if (!pool.scales.scale.empty()) scale(entry, t < call.prefix_ ? t : place, n, reinterpret_cast<float*>(to));
+    }
+
+    void scale(int64_t entry, int64_t t, int64_t n, float* x) const {
+      const Scales& s = pool.scales;
+      const int64_t first = entry * s.batch + t * s.token + n * s.head;
+      for (int64_t d = 0; d < pool.size; ++d) {
+        const int64_t at = first + d * s.channel;
+        x[d] = (x[d] + (s.offset.empty() ? 0.0f : s.offset[at])) * s.scale[at];
+      }
+    }
+
+    void run(const Task& task) const {
+      const int64_t heads = call.a_.key_heads;
+      const int64_t row_bytes = pool.size * bytes_of(type);
+      for (int64_t t = task.begin; t < task.end; ++t) {
+        for (int64_t n = 0; n < heads; ++n) {
+          row(task.entry, t, n, out + ((task.out + t - task.begin) * heads + n) * row_bytes);
+        }
+      }
+    }
+  };
+  Work work{*this, pool, type, tasks, memory.as<char>()};
+  runtime.parallel(runtime.self, [](void* data, size_t i) {
+    const Work& own = *static_cast<const Work*>(data);
+    own.run(own.tasks[i]);
+  }, &work, tasks.size());
+  return view;
+}
+
+}  // namespace fa::prompt

@@ -1,0 +1,307 @@
+// Running a call on the kernels of FlashAttentionScore or, with an int8 query, of IncreFlashAttention.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "../reference.hpp"
+#include "call.hpp"
+
+namespace fa::prompt {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::max();
+
+// Runs body(i) for every i below count on the threads of the call.
+template <class Body>
+void in_parallel(const Runtime& runtime, size_t count, Body body) {
+  runtime.parallel(runtime.self, [](void* data, size_t i) { (*static_cast<Body*>(data))(i); }, &body, count);
+}
+
+int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
+
+Cell cell_of(E type) {
+  return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
+                                                                                                      : Cell::int8;
+}
+
+}  // namespace
+
+Scratch::Scratch(const Runtime& runtime, size_t bytes)
+    : runtime_(&runtime), data_(runtime.allocate(runtime.self, std::max<size_t>(bytes, 1))) {
+  if (data_ == nullptr) throw std::bad_alloc();
+}
+
+Scratch& Scratch::operator=(Scratch&& other) noexcept {
+  std::swap(runtime_, other.runtime_);
+  std::swap(data_, other.data_);
+  return *this;
+}
+
+Scratch::~Scratch() {
+  if (data_ != nullptr) runtime_->release(runtime_->self, data_);
+}
+
+void Call::run(const Variant& variant, CallRuntime& calls, const Tensor& out, float* statistics) {
+  if ((out.type == E::int8) != !quant_scale_.empty()) {
+    refuse(Rule::scales, std::string("attention_out is ") + (out.type == E::int8 ? "" : "not ") + "int8 " +
+                             (out.type == E::int8 ? "without" : "beside") + " the input quant_scale2");
+  }
+  const Runtime runtime = calls.runtime();
+  try {
+    if (integers()) {
+      attend_integers(variant, calls, runtime, out);
+    } else {
+      attend(variant, calls, runtime, out, statistics);
+    }
+  } catch (const std::bad_alloc&) {
+    calls.finish(Outcome::out_of_memory, node_);
+  }
+}
+
+void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out,
+                  float* statistics) {
+  const Tensor& query = in_[input_query];
+  const bool wide = antiquantised() || !quant_scale_.empty();
+  const E type = wide ? E::float32 : query.type;
+  problem_.type = type_of(type);
+  problem_.empty_rows = zero_rows_ || problem_.sink != nullptr ? EmptyRows::zero : EmptyRows::mean;
+  Scratch floats_of_query, key_memory, value_memory, rope_memory, results, max, sum;
+  const void* queries = query.data;
+  if (type != query.type) {
+    floats_of_query = Scratch(runtime, static_cast<size_t>(query.count()) * sizeof(float));
+    auto* converted = floats_of_query.as<float>();
+    for (int64_t i = 0; i < query.count(); ++i) converted[i] = reference::read(query.data, i, type_of(query.type));
+    queries = converted;
+  }
+  problem_.query = query_.strided(const_cast<void*>(queries));
+  const auto read = [&](const Pool& pool, Scratch& memory) {
+    return is_gathered(pool, type) ? gathered(pool, type, runtime, memory) : view_of(pool, problem_.type);
+  };
+  const View key = read(key_, key_memory);
+  const View value = read(value_, value_memory);
+  const View rope = problem_.rope_size == 0 ? View{} : read(key_rope_, rope_memory);
+  const auto strided = [](const View& view, size_t n) {
+    return Strided{const_cast<void*>(view.data[n]), view.head[n], view.row};
+  };
+  problem_.key = strided(key, 0);
+  problem_.value = strided(value, 0);
+  if (problem_.rope_size != 0) {
+    problem_.query_rope = query_rope_.strided(in_[input_query_rope].data);
+    problem_.key_rope = strided(rope, 0);
+  }
+  const size_t numbers = static_cast<size_t>(out.count());
+  if (wide) results = Scratch(runtime, numbers * sizeof(float));
+  problem_.out = out_.strided(wide ? results.as<void>() : out.data);
+  std::vector<Sequence> sequences;
+  std::vector<int64_t> owners;
+  int64_t rows = 0;
+  int64_t written = 0;
+  for (int64_t i = 0; i < batch(); ++i) {
+    if (entries_[i].rows == 0 || keys_of(i) == 0 || query_.size == 0) continue;
+    Sequence s;
+    place(i, s);
+    if (s.query_length == 0) continue;
+    const int64_t row = entries_[i].first + s.query;
+    const int64_t b = batch_in_tensor(i);
+    s.query = b * query_.batch_stride + row * query_.row_stride;
+    s.query_rope = b * query_rope_.batch_stride + row * query_rope_.row_stride;
+    s.out = b * out_.batch_stride + row * out_.row_stride;
+    s.key = key.offset[i];
+    s.value = value.offset[i];
+    if (problem_.rope_size != 0) s.key_rope = rope.offset[i];
+    s.statistics = rows * a_.heads * kStatisticsWidth;
+    s.statistics_head = s.query_length * kStatisticsWidth;
+    s.statistics_row = kStatisticsWidth;
+    rows += s.query_length;
+    written += s.query_length;
+    sequences.push_back(s);
+    owners.push_back(i);
+  }
+  if (written != query_.batch * query_.length || value_.size == 0) {
+    std::memset(out.data, 0, numbers * static_cast<size_t>(bytes_of(out.type)));
+  }
+  if (statistics != nullptr) {
+    std::fill_n(statistics, query_.batch * query_.length * a_.heads, std::numeric_limits<float>::infinity());
+    const size_t count = static_cast<size_t>(rows * a_.heads * kStatisticsWidth);
+    max = Scratch(runtime, count * sizeof(float));
+    sum = Scratch(runtime, count * sizeof(float));
+    problem_.softmax_max = max.as<float>();
+    problem_.softmax_sum = sum.as<float>();
+  }
+  if (sequences.empty()) return;
+  problem_.sequences = sequences.data();
+  problem_.sequence_count = static_cast<int64_t>(sequences.size());
+  if (key.data.size() == 1) {
+    calls.finish(variant.attention(problem_, runtime), node_);
+  } else {
+    problem_.sequence_count = 1;
+    for (size_t n = 0; n < sequences.size(); ++n) {
+      problem_.sequences = &sequences[n];
+      problem_.key = strided(key, static_cast<size_t>(owners[n]));
+      problem_.value = strided(value, static_cast<size_t>(owners[n]));
+      calls.finish(variant.attention(problem_, runtime), node_);
+    }
+  }
+  if (statistics != nullptr) write_statistics(sequences, owners, max.as<float>(), sum.as<float>(), statistics);
+  if (!wide) return;
+  const auto heads = static_cast<size_t>(a_.heads);
+  in_parallel(runtime, sequences.size() * heads, [&](size_t task) {
+    const Sequence& s = sequences[task / heads];
+    const auto head = static_cast<int64_t>(task % heads);
+    for (int64_t i = 0; i < s.query_length; ++i) {
+      const int64_t at = s.out + head * out_.head_stride + i * out_.row_stride;
+      convert_row(results.as<float>() + at, head, static_cast<char*>(out.data) + at * bytes_of(out.type), out.type);
+    }
+  });
+}
+
+// One row of results of a head as the type of attention_out.
+void Call::convert_row(const float* from, int64_t head, void* to, E type) const {
+  const int64_t size = value_.size;
+  if (type != E::int8) {
+    for (int64_t d = 0; d < size; ++d) reference::write(to, d, from[d], type_of(type));
+    return;
+  }
+  const int64_t first = quant_scale_.size() == 1 ? 0 : head * size;
+  const int64_t step = quant_scale_.size() == 1 ? 0 : 1;
+  for (int64_t d = 0; d < size; ++d) {
+    const int64_t at = first + d * step;
+    const float result = from[d] * quant_scale_[at] + (quant_offset_.empty() ? 0.0f : quant_offset_[at]);
+    const float near = std::isnan(result) ? -128.0f : std::fmin(127.0f, std::fmax(-128.0f, std::nearbyint(result)));
+    static_cast<int8_t*>(to)[d] = static_cast<int8_t>(near);
+  }
+}
+
+// m + ln(l) of every row, +inf where no key is attended: [B,N1,S1,1], or [T,N1,1] of packed layouts.
+void Call::write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& owners, const float* max,
+                            const float* sum, float* out) const {
+  for (size_t n = 0; n < sequences.size(); ++n) {
+    const Sequence& s = sequences[n];
+    const int64_t b = batch_in_tensor(owners[n]);
+    const int64_t row = (s.query - b * query_.batch_stride) / query_.row_stride;
+    for (int64_t head = 0; head < a_.heads; ++head) {
+      for (int64_t i = 0; i < s.query_length; ++i) {
+        const int64_t from = s.statistics + head * s.statistics_head + i * s.statistics_row;
+        const int64_t to = a_.packed() ? (row + i) * a_.heads + head
+                                       : (b * a_.heads + head) * query_.length + row + i;
+        const bool alone = problem_.sink == nullptr ? max[from] == kLowest
+                                                    : max[from] == problem_.sink[head] && sum[from] == 1.0f;
+        if (alone && nothing_attended(s, i)) continue;
+        out[to] = max[from] + std::log(sum[from]);
+      }
+    }
+  }
+}
+
+bool Call::nothing_attended(const Sequence& s, int64_t row) const {
+  for (int64_t j = std::max<int64_t>(0, row + s.first); j < s.key_length && j - row <= s.last; ++j) {
+    if (problem_.mask == nullptr || problem_.mask[s.mask + row * problem_.mask_row + j] == 0) return false;
+  }
+  return true;
+}
+
+// Each row of query is a batch entry of the decoding kernel, whose query and results are [entry][head][size].
+void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out) {
+  const int64_t size = query_.size;
+  const int64_t width = a_.heads * size;
+  const int64_t cell = bytes_of(out.type);
+  Scratch key_memory, value_memory, masks;
+  const auto read = [&](const Pool& pool, Scratch& memory) {
+    return is_gathered(pool, E::int8) ? gathered(pool, E::int8, runtime, memory) : view_of(pool, Type::float32);
+  };
+  const View key = read(key_, key_memory);
+  const View value = read(value_, value_memory);
+  struct Source {
+    int64_t batch, row;
+    bool zero;
+  };
+  std::vector<Source> sources;
+  std::vector<DecodeEntry> entries;
+  std::vector<Sequence> sequences(static_cast<size_t>(batch()));
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < batch(); ++i) {
+    if (entries_[i].rows == 0 || keys_of(i) == 0) continue;
+    place(i, sequences[i]);
+    bytes += sequences[i].query_length * sequences[i].key_length;
+  }
+  const bool masked = in_.has(input_atten_mask);
+  if (masked) masks = Scratch(runtime, static_cast<size_t>(bytes));
+  uint8_t* own_mask = masks.as<uint8_t>();
+  for (int64_t i = 0; i < batch(); ++i) {
+    const Sequence& s = sequences[i];
+    for (int64_t r = 0; r < s.query_length; ++r) {
+      const size_t tensor = key.data.size() == 1 ? 0 : static_cast<size_t>(i);
+      DecodeEntry entry;
+      entry.key = static_cast<const int8_t*>(key.data[tensor]) + key.offset[i];
+      entry.value = static_cast<const int8_t*>(value.data[tensor]) + value.offset[i];
+      entry.length = s.key_length;
+      entry.head_stride = key.head[tensor];
+      entry.pse = s.pse + r * s.pse_row;
+      bool zero = false;
+      if (masked) {
+        bool any = false;
+        for (int64_t j = 0; j < s.key_length; ++j) {
+          const bool outside = j - r < s.first || j - r > s.last;
+          own_mask[j] = outside || (problem_.mask != nullptr && problem_.mask[s.mask + r * problem_.mask_row + j] != 0);
+          any = any || own_mask[j] == 0;
+        }
+        entry.mask = own_mask;
+        own_mask += s.key_length;
+        zero = zero_rows_ && !any;
+      }
+      entries.push_back(entry);
+      sources.push_back({i, entries_[i].first + s.query + r, zero});
+    }
+  }
+  std::memset(out.data, 0, static_cast<size_t>(out.count() * cell));
+  if (entries.empty()) return;
+  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width));
+  const Scratch results(runtime, entries.size() * static_cast<size_t>(width * cell));
+  const auto* from = static_cast<const int8_t*>(in_[input_query].data);
+  for (size_t n = 0; n < entries.size(); ++n) {
+    for (int64_t head = 0; head < a_.heads; ++head) {
+      const int64_t at = sources[n].batch * query_.batch_stride + head * query_.head_stride + sources[n].row * query_.row_stride;
+      std::memcpy(queries.as<int8_t>() + static_cast<int64_t>(n) * width + head * size, from + at, static_cast<size_t>(size));
+    }
+  }
+  Decode decode;
+  decode.query_cell = decode.cell = Cell::int8;
+  decode.out_cell = cell_of(out.type);
+  decode.pse_cell = problem_.pse_type == Type::float32   ? Cell::float32
+                    : problem_.pse_type == Type::float16 ? Cell::float16
+                                                         : Cell::bfloat16;
+  decode.heads = a_.heads;
+  decode.key_heads = a_.key_heads;
+  decode.size = size;
+  decode.query = queries.as<void>();
+  decode.out = results.as<void>();
+  decode.row_stride = key.row;
+  decode.entries = entries.data();
+  decode.entry_count = static_cast<int64_t>(entries.size());
+  decode.pse = problem_.pse;
+  decode.pse_head = pse_head_;
+  decode.scale = a_.scale;
+  decode.quant_scale = quant_scale_.empty() ? nullptr : quant_scale_.data();
+  decode.quant_offset = quant_offset_.empty() ? nullptr : quant_offset_.data();
+  decode.quant_per_channel = quant_scale_.size() > 1;
+  decode.dequant_scale1 = dequant_scale1_;
+  decode.quant_scale1 = quant_scale1_;
+  decode.dequant_scale2 = dequant_scale2_;
+  calls.finish(variant.decode(decode, runtime), node_);
+  const std::vector<float> zeros(static_cast<size_t>(size));
+  for (size_t n = 0; n < entries.size(); ++n) {
+    for (int64_t head = 0; head < a_.heads; ++head) {
+      const int64_t at = sources[n].batch * out_.batch_stride + head * out_.head_stride + sources[n].row * out_.row_stride;
+      char* to = static_cast<char*>(out.data) + at * cell;
+      if (sources[n].zero) {
+        convert_row(zeros.data(), head, to, out.type);
+      } else {
+        std::memcpy(to, results.as<char>() + (static_cast<int64_t>(n) * width + head * size) * cell,
+                    static_cast<size_t>(size * cell));
+      }
+    }
+  }
+}
+
+}  // namespace fa::prompt

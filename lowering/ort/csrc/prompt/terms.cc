@@ -1,0 +1,223 @@
+// Masks, biases, the sink and the scales of quantised calls.
+#include <algorithm>
+#include <cstring>
+
+#include "../call/call.hpp"
+#include "call.hpp"
+
+namespace fa::prompt {
+
+// With d = j - i and off = keys - rows of a batch entry, a row attends a key if
+//
+//     mode   without a mask always; with one                  atten_mask
+//     0      mask == 0 and -pre <= d <= next                  of the scores, [S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2]
+//            with padding: mask == 0
+//     1      mask == 0                                        of the scores
+//     2      d <= 0                                           the constant [2048,2048]
+//     3      d <= off                                         the constant
+//     4      -pre <= d - off <= next                          the constant
+//
+// One row of query on the path of decoding takes a mask of keys in every mode: [1|B,keys] with ones between.
+void Call::read_mask() {
+  if (!in_.has(input_atten_mask)) return;
+  if (a_.sparse_mode < 0 || a_.sparse_mode > 4) {
+    refuse(Rule::mask, "sparse_mode is " + std::to_string(a_.sparse_mode) + ", expected 0 to 4");
+  }
+  want_type(Rule::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
+  const Tensor& mask = in_[input_atten_mask];
+  const Dims& d = mask.dims;
+  const bool ranked = d.size() >= 2 && d.size() <= 4;
+  if (one_row_) {
+    bool fits = ranked && (d[0] == 1 || d[0] == batch()) && d.back() >= columns_;
+    for (size_t i = 1; fits && i + 1 < d.size(); ++i) fits = d[i] == 1;
+    if (!fits) {
+      wrong_shape(Rule::mask, input_atten_mask,
+                  "[" + std::to_string(batch()) + ",..,keys from " + std::to_string(columns_) +
+                      " on] with ones between: with one row of query every sparse_mode takes a mask of keys");
+    }
+    problem_.mask = static_cast<const uint8_t*>(mask.data);
+    problem_.mask_column = 1;
+    mask_batch_ = d[0] == 1 ? 0 : d.back();
+    return;
+  }
+  if (a_.sparse_mode >= 2) {
+    Signature signature{op_.list, {}, op_.names, {}, "", true};
+    std::ranges::fill(signature.constraint, op_.constraint[static_cast<size_t>(Rule::mask)]);
+    fa::Attributes mode;
+    mode.sparse_mode = a_.sparse_mode;
+    check_constant_mask(Complaints{node_, signature}, mode, mask, false);
+    return;
+  }
+  int64_t rows = query_.length;
+  if (a_.packed()) {
+    rows = 0;
+    for (const Entry& entry : entries_) rows = std::max(rows, entry.rows);
+  }
+  const int64_t lead = ranked && d.size() > 2 ? d[0] : 1;
+  const bool fits = ranked && (lead == 1 || lead == batch()) && (d.size() < 4 || d[1] == 1) &&
+                    d[d.size() - 2] >= rows && d.back() >= columns_;
+  if (!fits) {
+    wrong_shape(Rule::mask, input_atten_mask,
+                "[S1,S2], [1 or " + std::to_string(batch()) + ",S1,S2] or the same with a 1 before S1, S1 from " +
+                    std::to_string(rows) + " and S2 from " + std::to_string(columns_) + " on");
+  }
+  problem_.mask = static_cast<const uint8_t*>(mask.data);
+  problem_.mask_row = d.back();
+  problem_.mask_column = 1;
+  mask_batch_ = lead == 1 ? 0 : d[d.size() - 2] * d.back();
+}
+
+// pse_shift [1|B,N1,S1,S2], or slopes [N1] or [B,N1] that a bias by distance is made of.
+void Call::read_bias() {
+  const Tensor& pse = in_[input_pse_shift];
+  if (a_.pse_type != 0) {
+    if (!pse.present()) {
+      refuse(Rule::bias, "pse_type is " + std::to_string(a_.pse_type) + " without slopes in pse_shift");
+    }
+    want_type(Rule::bias, input_pse_shift, {E::float32, E::float16, E::bfloat16});
+    if (pse.dims != Dims{a_.heads} && pse.dims != Dims{batch(), a_.heads}) {
+      wrong_shape(Rule::bias, input_pse_shift, "slopes, " + text_of({a_.heads}) + " or " + text_of({batch(), a_.heads}));
+    }
+    slopes_ = floats(pse);
+    slopes_batch_ = pse.rank() == 2 ? a_.heads : 0;
+    problem_.slopes = slopes_.data();
+    problem_.slope_of_root = a_.pse_type == 3;
+    const auto start = [this](size_t input) {
+      if (!in_.has(input)) return int64_t{0};
+      want_type(Rule::bias, input, {E::int64});
+      return *static_cast<const int64_t*>(in_[input].data);
+    };
+    const int64_t key = start(input_kv_start_idx);
+    const int64_t query = start(input_q_start_idx);
+    if (__builtin_sub_overflow(key, query, &slope_start_) || slope_start_ != static_cast<int32_t>(slope_start_)) {
+      refuse(Rule::bias, "kv_start_idx less q_start_idx needs more than 32 bits");
+    }
+    return;
+  }
+  if (!pse.present()) return;
+  if (a_.packed()) want_none(Rule::packed, {input_pse_shift}, "with a packed layout");
+  want_type(Rule::bias, input_pse_shift, {E::float32, E::float16, E::bfloat16});
+  const Dims& d = pse.dims;
+  const bool fits = d.size() == 4 && (d[0] == 1 || d[0] == batch()) && d[1] == a_.heads && d[2] >= query_.length &&
+                    d[3] >= columns_;
+  if (!fits) {
+    wrong_shape(Rule::bias, input_pse_shift,
+                "[" + std::to_string(batch()) + " or 1," + std::to_string(a_.heads) + ",S1 from " +
+                    std::to_string(query_.length) + " on,S2 from " + std::to_string(columns_) + " on]");
+  }
+  problem_.pse = pse.data;
+  problem_.pse_type = type_of(pse.type);
+  problem_.pse_column = 1;
+  pse_row_ = d[3];
+  pse_head_ = d[2] * d[3];
+  pse_batch_ = d[0] == 1 ? 0 : d[1] * d[2] * d[3];
+}
+
+void Call::read_sink() {
+  if (!in_.has(input_learnable_sink)) return;
+  want_type(Rule::types, input_learnable_sink, {E::float32, E::float16, E::bfloat16});
+  const Tensor& sink = in_[input_learnable_sink];
+  if (sink.dims != Dims{a_.heads}) wrong_shape(Rule::heads, input_learnable_sink, text_of({a_.heads}));
+  sink_ = floats(sink);
+  problem_.sink = sink_.data();
+}
+
+// One number; uint64 holds the bits of a float in its lower half.
+float Call::scalar(size_t input) const {
+  want_type(Rule::scales, input, {E::float32, E::uint64});
+  const Tensor& tensor = in_[input];
+  if (tensor.count() != 1) wrong_shape(Rule::scales, input, "[1]");
+  if (tensor.type == E::float32) return *static_cast<const float*>(tensor.data);
+  const auto bits = static_cast<uint32_t>(*static_cast<const uint64_t*>(tensor.data));
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+void Call::read_integers() {
+  if (!integers()) {
+    want_none(Rule::scales, {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}, "beside a query of floats");
+    return;
+  }
+  if (op_.fused && !a_.packed() && query_.length == 1) refuse(Rule::scales, "input query is int8 and has one row");
+  if (a_.packed() || a_.statistics || a_.pse_type != 0 || in_.has(input_learnable_sink)) {
+    refuse(Rule::scales, "input query is int8 with a packed layout, slopes, learnable_sink or softmax_lse, expected none");
+  }
+  if (value_.size != key_.size || value_.size > 512) {
+    wrong_shape(Rule::scales, input_value, "the head size of query, at most 512, beside an int8 query");
+  }
+  for (size_t input : {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}) {
+    if (!in_.has(input)) refuse(Rule::scales, text(input) + " is absent beside an int8 query");
+  }
+  dequant_scale1_ = scalar(input_dequant_scale1);
+  quant_scale1_ = scalar(input_quant_scale1);
+  dequant_scale2_ = scalar(input_dequant_scale2);
+}
+
+void Call::read_scales_of_results() {
+  const Tensor& scale = in_[input_quant_scale2];
+  const Tensor& offset = in_[input_quant_offset2];
+  if (!scale.present()) {
+    if (offset.present()) refuse(Rule::scales, "input quant_scale2 is absent beside quant_offset2");
+    return;
+  }
+  for (size_t input : {input_quant_scale2, input_quant_offset2}) {
+    if (!in_.has(input)) continue;
+    want_type(Rule::scales, input, {E::float32, E::float16, E::bfloat16});
+    const int64_t count = in_[input].count();
+    if ((count != 1 && count != a_.heads * value_.size) || count != scale.count()) {
+      wrong_shape(Rule::scales, input, "[1] or one for each of " + std::to_string(a_.heads) + " heads of " +
+                                           std::to_string(value_.size) + ", the offset as many as the scale");
+    }
+  }
+  if (a_.packed() || listed()) refuse(Rule::scales, "input quant_scale2 is given with a packed layout or a list");
+  if (scale.count() > 1 && (left_padded() || a_.statistics)) {
+    refuse(Rule::rows, "input quant_scale2 is given for channels beside padding or softmax_lse, expected one number");
+  }
+  quant_scale_ = floats(scale);
+  if (offset.present()) quant_offset_ = floats(offset);
+}
+
+// The rows of an entry that the mode leaves keys, with their masks and biases; `query`, `key`, `value`, `out` and the
+// statistics are left to the caller, who adds `sequence.query` rows.
+void Call::place(int64_t index, Sequence& s) const {
+  const Entry& entry = entries_[index];
+  const int64_t rows = entry.rows;
+  const int64_t keys = keys_of(index);
+  const int64_t off = keys - rows;
+  if (in_.has(input_atten_mask) && !one_row_) {
+    if (a_.sparse_mode == 0 && !left_padded()) {
+      s.first = -a_.pre_tokens;
+      s.last = a_.next_tokens;
+    } else if (a_.sparse_mode == 2) {
+      s.last = 0;
+    } else if (a_.sparse_mode == 3) {
+      s.last = off;
+    } else if (a_.sparse_mode == 4) {
+      s.first = off - a_.pre_tokens;
+      s.last = off + a_.next_tokens;
+    }
+  }
+  const int64_t begin = std::clamp<int64_t>(-s.last, 0, rows);
+  const int64_t end = s.first > s.last ? begin : std::clamp<int64_t>(keys - s.first, begin, rows);
+  const bool every = begin == 0 && end == rows;
+  if (!every && !quant_scale_.empty() && (!op_.fused || !quant_offset_.empty())) {
+    refuse(Rule::rows, "sparse_mode " + std::to_string(a_.sparse_mode) + " leaves rows of batch entry " +
+                           std::to_string(index) + " without a key, which int8 results do not allow");
+  }
+  s.query_length = end - begin;
+  s.key_length = keys;
+  s.first += begin;
+  s.last += begin;
+  s.query = begin;
+  const int64_t row = (a_.packed() ? 0 : entry.first) + begin;
+  const int64_t column = a_.packed() ? 0 : entry.key_first;
+  s.mask = index * mask_batch_ + row * problem_.mask_row + column;
+  s.pse = index * pse_batch_ + row * pse_row_ + column;
+  s.pse_head = pse_head_;
+  s.pse_row = pse_row_;
+  s.slopes = index * slopes_batch_;
+  s.start = slope_start_ - begin;
+}
+
+}  // namespace fa::prompt
