@@ -282,7 +282,8 @@ class Problem:
             for index, word in enumerate(("scale", "offset")):
                 pair = [self.antiquant[name][index] for name in ("key", "value")]
                 if f.joined:
-                    self.inputs[f"antiquant_{word}"] = np.stack(pair).reshape(-1) if mode == 0 and pair[0].size == 1 else np.stack(pair)
+                    both = np.stack(pair)
+                    self.inputs[f"antiquant_{word}"] = both.reshape(-1) if f.antiquant == "tensor" else both
                     self.attrs["antiquant_mode"] = mode
                 else:
                     self.inputs |= {f"key_antiquant_{word}": pair[0], f"value_antiquant_{word}": pair[1]}
@@ -316,9 +317,7 @@ class Problem:
             return stored
         scale, offset = (part.astype(np.float64) for part in self.antiquant[name])
         kind = self.form.antiquant
-        if kind == "channel":
-            scale, offset = scale[n], offset[n]
-        elif kind == "head":
+        if kind in ("channel", "head"):
             scale, offset = scale[n], offset[n]
         elif kind == "token":
             first = self.first_key(entry)
@@ -352,9 +351,8 @@ class Problem:
         f, n = self.form, head // (self.form.heads // self.form.key_heads)
         scores = keys @ self.query[entry][head, i].astype(np.float64)
         if f.rope:
-            scores = scores + self.stored["key_rope"][entry][n].astype(np.float64) @ self.query_rope[entry][
-                head, i
-            ].astype(np.float64)
+            own = self.query_rope[entry][head, i].astype(np.float64)
+            scores = scores + self.stored["key_rope"][entry][n].astype(np.float64) @ own
         scores = scores * f.scale * (self.chain[0] if self.chain else 1.0)
         places = np.arange(len(keys))
         if self.bias is not None:
@@ -479,7 +477,9 @@ def _fused(form: Form, rng: np.random.Generator, one_of: Any, chance: Any) -> Fo
         form = replace(form, s2=max(form.keys))
     elif what.startswith("pages"):
         d = 32 if what == "pages5" else form.d
-        form = replace(form, storage=what, lengths=True, block=32, d=d, dv=d if form.dv == form.d else 32 * one_of(1, 2))
+        form = replace(
+            form, storage=what, lengths=True, block=32, d=d, dv=d if form.dv == form.d else 32 * one_of(1, 2)
+        )
     elif what == "prefix" and not form.packed:
         form = replace(form, prefix=int(rng.integers(1, 6)), prefix_room=one_of(0, 7))
     elif what == "padding" and not form.packed:

@@ -329,6 +329,8 @@ class Prompt:
         if given is None or given.shape not in ((self.heads,), (len(self.rows), self.heads)):
             found = "absent" if given is None else f"of the shape {list(given.shape)}"
             raise self.call.error("pse_shift", f"{found}; pse_type {kind} takes slopes [N1] or [B,N1]")
+        if given.dtype.name not in ("float32", "float64"):
+            raise self.call.error("pse_shift", f"dtype {given.dtype} of slopes is not float32")
         return given.astype(np.float64).reshape(-1, self.heads)
 
     def _slope(self, entry: int, head: int) -> float:

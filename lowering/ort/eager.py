@@ -77,6 +77,8 @@ def run(
     placed = [None if value is None else np.asarray(value) for value in place_inputs(spec, inputs)]
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
     attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
+    if "quant_scale2" in inputs and inputs["quant_scale2"] is not None and count_attrs(spec, inputs):
+        raise KernelError(f"{op_type}: quant_scale2 is given beside a list of tensors, expected one tensor of keys")
     try:
         settings = tuple(map(os.environ.get, _KERNEL_SETTINGS))
         session = _session(op_type, cann, tuple(attributes.items()), types, frozenset(wanted), settings)

@@ -68,8 +68,8 @@ def _prompt() -> tuple[Row, ...]:
 def _fused() -> tuple[Row, ...]:
     """FusedInferAttentionScore: as PromptFlashAttention, and softmax_lse in float32.
 
-    Of lists the place of quant_scale2 holds a key, a value or another input. As in `_decode`, the places of atten_mask
-    and pse_shift tell such nodes from those with a quant_scale2; their results have the type of query.
+    Of lists the place of quant_scale2 may hold a key, a value or another input; the places of the lengths, which no key
+    has the type of, and of pse_shift tell such nodes from those with a quant_scale2. Their results have query's type.
     """
     places = 29 + 2 * MOST_LISTED
     rows = [
@@ -77,10 +77,9 @@ def _fused() -> tuple[Row, ...]:
         for query, out in _OF_QUERY.items()
     ]
     for query, out in _OF_QUERY.items():
-        for scale in ("float32", "float16", "bfloat16"):
-            for mask in ("boolean", "int8", "uint8"):
-                before = (query, _ANY, _ANY, out, mask, "int64", "int64", _ANY, "float32", _ANY)
-                rows.append(row_of((*before, scale, scale, *(_ANY,) * 19), places, "int8", "float32"))
+        for bias in dict.fromkeys((out, "float32")):  # slopes are float32
+            before = (query, _ANY, _ANY, bias, _ANY, "int64", "int64")
+            rows.append(row_of((*before, *(_ANY,) * 24), places, "int8", "float32"))
     rows += [Row((query, *(_ANY,) * (places - 1)), (out, "float32")) for query, out in _OF_QUERY.items()]
     return tuple(rows)
 

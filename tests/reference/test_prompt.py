@@ -1,5 +1,5 @@
-"""PromptFlashAttention and FusedInferAttentionScore: equal to FlashAttentionScore where they say the same; lengths, one
-row, statistics, empty rows."""
+"""PromptFlashAttention and FusedInferAttentionScore: equal to FlashAttentionScore where they say the same, and to plain
+NumPy in every form; lengths, one row, statistics, empty rows, refusals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fa_compiler.reference import ReferenceInputError, run
+from tests.prompt_problems import FIA, PFA, Form, Problem, drawn
 
 B, N1, N2, D = 2, 4, 2, 16
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
@@ -173,9 +174,95 @@ def test_sink() -> None:
     np.testing.assert_allclose(lse, statistics, rtol=1e-13)
 
 
+def same(form: Form) -> bool:
+    """Whether the reference gives what the problem expects; False for rows without a key, which INT8 results refuse."""
+    problem = Problem(form)
+    try:
+        found = run(form.op, problem.inputs, problem.attrs, dtype="float64")
+    except ReferenceInputError as error:
+        assert form.quant and "INT8 results do not allow" in str(error)
+        return False
+    np.testing.assert_allclose(found["attention_out"], problem.out, rtol=1e-10, atol=1e-10)
+    if form.lse:
+        np.testing.assert_allclose(found["softmax_lse"], problem.lse, rtol=1e-10, atol=1e-10)
+    return True
+
+
+@pytest.mark.parametrize("op", [PFA, FIA])
+def test_every_form_is_what_plain_numpy_gives(op: str) -> None:
+    """300 forms of layouts, masks, lengths, padding, pages, prefixes, rope parts and scales, all at random."""
+    assert sum(same(drawn(seed, op, most=8)) for seed in range(300)) > 270
+
+
+FORMS = {
+    "one row hears no mode": Form(rows=(1, 1), s1=1, mask="row", mask_rank=2, mode=3, pre=-5, next=-5),
+    "one row and a narrower value": Form(rows=(1, 1), s1=1, dv=8, mask="full", mode=1),
+    "one packed row": Form(layout="TND", rows=(1, 1), mask="constant", mode=3),
+    "pages in units": Form(storage="pages5", d=32, dv=64, keys=(7, 40), lengths=True),
+    "pages of a packed query": Form(layout="TND", storage="pages4", keys=(7, 40), rows=(5, 2), mask="constant", mode=3),
+    "a prefix moves the band": Form(prefix=3, prefix_room=5, mask="constant", mode=3, keys=(2, 1), s2=2, lengths=True),
+    "padding on the left": Form(
+        s1=9, s2=12, query_behind=2, key_behind=1, lengths=True, mask="full", pre=0, next=0, bias="full"
+    ),
+    "a latent cache": Form(
+        layout="TND_NTD", heads=8, key_heads=1, d=32, dv=32, rope=16, storage="pages3", keys=(20, 40), rows=(1, 3)
+    ),
+    "scales by token": Form(antiquant="token", joined=True, key_behind=2, s2=12, lengths=True),
+    "keys by channel, INT8 results": Form(antiquant="channel", quant="channel", offset=True),
+    "INT8 throughout": Form(op=PFA, integers=True, quant="tensor", offset=True, mask="full", mode=1, bias="full"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_form(form: Form) -> None:
+    assert same(form)
+
+
+def test_key_and_value_may_be_scaled_by_channel_and_by_token() -> None:
+    """Modes 0 and 1, which the operator also calls 3 and 3."""
+    problem = Problem(Form(antiquant="token"))
+    by_channel = np.full((2, 16), 0.02, np.float32)
+    inputs = {**problem.inputs, "key_antiquant_scale": by_channel}
+    inputs["key_antiquant_offset"] = np.zeros_like(by_channel)
+    results = [
+        run(FIA, inputs, {**problem.attrs, "key_antiquant_mode": key, "value_antiquant_mode": value})["attention_out"]
+        for key, value in ((0, 1), (3, 3))
+    ]
+    np.testing.assert_array_equal(*results)
+    alone = {name: array for name, array in inputs.items() if "antiquant" not in name}
+    alone["key"] = (inputs["key"] * 0.02).astype(np.float32)
+    shift, scale = (inputs[f"value_antiquant_{word}"][:, None, :, None] for word in ("offset", "scale"))
+    alone["value"] = (inputs["value"] + shift) * scale
+    np.testing.assert_allclose(results[0], run(FIA, alone, problem.attrs)["attention_out"], atol=1e-5)
+
+
+def test_rows_without_keys_beside_a_sink_are_zero() -> None:
+    form = Form(mask="full", mode=1, empty=True, sink=True, lse=True, zero_rows=False)
+    problem = Problem(form)
+    found = run(FIA, problem.inputs, problem.attrs)
+    assert np.isposinf(found["softmax_lse"][:, :, 2]).all()
+    assert not found["attention_out"][:, :, 2].any()
+
+
+def test_one_row_without_keys() -> None:
+    """Bit 1 of inner_precise is heard for a few head sizes only."""
+    for size, zero in ((16, False), (64, True)):
+        problem = Problem(Form(rows=(1, 1), s1=1, d=size, dv=size))
+        masked = {**problem.inputs, "atten_mask": np.ones((2, 7), np.bool_)}
+        assert run(FIA, masked, problem.attrs)["attention_out"].any() != zero
+
+
 REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
-    ("quant_scale2", {"quant_scale2": np.ones(1, np.float32)}, {}, "computes no call with it"),
-    ("input_layout", {}, {"input_layout": "TND"}, "this reference knows"),
+    ("quant_scale2", {"quant_offset2": np.ones(1, np.float32)}, {}, "absent"),
+    ("quant_scale2", {"quant_scale2": np.ones(3, np.float32)}, {}, "expected 1 or 64"),
+    (
+        "sparse_mode",
+        {"quant_scale2": np.ones(1, np.float32), "atten_mask": np.zeros((5, 7), np.bool_)},
+        {"pre_tokens": 9, "next_tokens": -1},
+        "rows without a key",
+    ),
+    ("deq_scale1", {"deq_scale1": np.ones(1, np.float32)}, {}, "beside a query of floats"),
+    ("input_layout", {}, {"input_layout": "TND"}, "must be one of BSH, BSND, BNSD, BNSD_BSND"),
     ("num_key_value_heads", {}, {"num_key_value_heads": 3}, "does not divide"),
     ("key", {"key": np.ones((B, 3, 7, D))}, {}, "has 3 heads"),
     ("atten_mask", {"atten_mask": np.ones((5, 7), np.float16)}, {}, "dtype"),
@@ -185,7 +272,8 @@ REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
     ("pse_shift", {"pse_shift": np.ones((1, 1, 5, 7))}, {}, "is not"),
     ("pse_shift", {"pse_shift": np.ones((1, N1, 5, 6))}, {}, "does not cover"),
     ("actual_seq_lengths", {"actual_seq_lengths": np.array([6, 1])}, {}, "lengths from 0 to 5"),
-    ("query", {"query": np.ones((B, N1, 5, D), np.int8)}, {}, "computes floats"),
+    ("key", {"query": np.ones((B, N1, 5, D), np.int8)}, {}, "beside a query of int8"),
+    ("query", {"query": np.ones((B, N1, 5, D), np.int32)}, {}, "dtype int32"),
 ]
 
 
@@ -196,11 +284,69 @@ def test_what_is_not_computed(name: str, inputs: Arrays, attrs: dict[str, Any], 
     assert error.value.name == name
 
 
-def test_what_the_fused_operator_does_not_compute() -> None:
-    for name in ("block_table", "query_rope", "key_shared_prefix"):
-        with pytest.raises(ReferenceInputError, match=name):
-            infer({**problem(), name: np.ones((1, 1), np.int32)})
-    with pytest.raises(ReferenceInputError, match="slopes"):
-        infer(problem(), pse_type=2)
-    with pytest.raises(ReferenceInputError, match="lists"):
-        infer({**problem(), "key": [np.ones((1, N2, 7, D))] * 2})
+KV = {"actual_seq_lengths_kv": np.array([7, 7])}
+INT8_KEYS = {name: np.ones((B, N2, 7, D), np.int8) for name in ("key", "value")}
+SCALES = {f"{name}_antiquant_scale": np.ones(1, np.float32) for name in ("key", "value")}
+PREFIX = {f"{name}_shared_prefix": np.ones((1, N2, 3, D)) for name in ("key", "value")}
+ROPE = {"query_rope": np.ones((B, N1, 5, 8)), "key_rope": np.ones((B, N2, 7, 8))}
+TABLE = {"block_table": np.zeros((B, 1), np.int32)}
+LISTS = {name: [np.ones((1, N2, 7, D))] * B for name in ("key", "value")}
+PACKED = {"query": np.ones((5, N1, D)), "key": np.ones((7, N2, D)), "value": np.ones((7, N2, D))}
+ENDS = {"actual_seq_lengths": np.array([2, 5]), "actual_seq_lengths_kv": np.array([3, 7])}
+TND = {"input_layout": "TND"}
+FUSED_REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
+    ("dequant_scale_query", {"dequant_scale_query": np.ones(1, np.float32)}, {}, "not computed"),
+    ("key_rope_antiquant_scale", {"key_rope_antiquant_scale": np.ones(1, np.float32)}, {}, "not computed"),
+    ("pse_type", {}, {"pse_type": 1}, "0, 2, 3"),
+    ("pse_shift", {}, {"pse_type": 2}, "slopes"),
+    ("key", {"key": np.ones((B, N2, 7, 2), np.int32), "value": np.ones((B, N2, 7, 2), np.int32)}, {}, "4-bit"),
+    ("value", {"key": LISTS["key"]}, {}, "expected 2 as key"),
+    ("key", {name: [*each, each[0]] for name, each in LISTS.items()}, {}, "list of 3 tensors for a batch of 2"),
+    ("quant_scale2", {**LISTS, "quant_scale2": np.ones(1, np.float32)}, {}, "list"),
+    ("actual_seq_lengths_kv", TABLE, {"block_size": 7}, "expected|absent|is not"),
+    ("key", {**TABLE, **KV}, {"block_size": 0}, "is not"),
+    (
+        "block_table",
+        {"block_table": np.ones((B, 1), np.int32), **KV, **{n: np.ones((1, N2, 7, D)) for n in ("key", "value")}},
+        {"block_size": 7},
+        "not there",
+    ),
+    ("kv_padding_size", {**PACKED, **ENDS, "kv_padding_size": np.array([1])}, TND, "packed layout"),
+    ("query_padding_size", {**PACKED, **ENDS, "query_padding_size": np.array([1])}, TND, "packed layout"),
+    ("actual_seq_lengths_kv", {"kv_padding_size": np.array([1])}, {}, "absent beside"),
+    ("query_padding_size", {"query_padding_size": np.array([3]), "actual_seq_lengths": np.array([3])}, {}, "more than"),
+    ("actual_seq_lengths", PACKED, TND, "needed and absent"),
+    ("actual_seq_lengths", {**PACKED, **ENDS, "actual_seq_lengths": np.array([5, 2])}, TND, "cumulative"),
+    ("actual_seq_lengths_kv", {**PACKED, **ENDS, "actual_seq_lengths_kv": np.array([7])}, TND, "expected 2"),
+    ("pse_shift", {**PACKED, **ENDS, "pse_shift": np.ones((1, N1, 5, 7))}, TND, "packed layout"),
+    ("value_shared_prefix", {"key_shared_prefix": PREFIX["key_shared_prefix"]}, {}, "absent"),
+    ("actual_shared_prefix_len", {**PREFIX, "actual_shared_prefix_len": np.array([4])}, {}, "from 0 to 3"),
+    ("key_rope", {"query_rope": ROPE["query_rope"]}, {}, "both or none"),
+    ("pse_shift", {**ROPE, "pse_shift": np.ones((1, N1, 5, 7))}, {}, "beside query_rope"),
+    ("key_rope", {**ROPE, **INT8_KEYS, **SCALES}, {}, "INT8 keys"),
+    ("antiquant_scale", INT8_KEYS, {}, "two scales"),
+    ("key_antiquant_scale", SCALES, {}, "not INT8"),
+    ("value_antiquant_scale", {**INT8_KEYS, "key_antiquant_scale": np.ones(1)}, {}, "absent"),
+    ("key_antiquant_scale", {**INT8_KEYS, **SCALES}, {"key_antiquant_mode": 4, "value_antiquant_mode": 4}, "mode 4"),
+    ("value_antiquant_mode", {**INT8_KEYS, **SCALES}, {"key_antiquant_mode": 1}, "beside a key_antiquant_mode of 1"),
+    ("key_antiquant_scale", {**INT8_KEYS, **SCALES}, {"key_antiquant_mode": 2, "value_antiquant_mode": 2}, "not fit"),
+    ("learnable_sink", {"learnable_sink": np.ones(3)}, {}, "shape"),
+    (
+        "atten_mask",
+        {"query": np.ones((B, N1, 1, D)), "atten_mask": TRIANGLE},
+        {"sparse_mode": 3},
+        "every sparse_mode takes a mask of keys",
+    ),
+    ("query", {"query": np.ones((B, N1, 1, D), np.int8), **INT8_KEYS}, {}, "more than one row"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attrs", "phrase"), FUSED_REFUSED, ids=[f"{row[0]} {row[3]}" for row in FUSED_REFUSED]
+)
+def test_what_the_fused_operator_does_not_compute(
+    name: str, inputs: Arrays, attrs: dict[str, Any], phrase: str
+) -> None:
+    with pytest.raises(ReferenceInputError, match=phrase) as error:
+        infer({**problem(), **inputs}, **attrs)
+    assert error.value.name == name

@@ -158,7 +158,7 @@ class Call {
   int64_t pse_row_ = 0;
   int64_t slopes_batch_ = 0;
   int64_t slope_start_ = 0;
-  std::vector<float> slopes_, sink_, quant_scale_, quant_offset_;
+  std::vector<float> sink_, quant_scale_, quant_offset_;
   float dequant_scale1_ = 0, quant_scale1_ = 0, dequant_scale2_ = 0;
 };
 

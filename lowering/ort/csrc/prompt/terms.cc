@@ -74,13 +74,12 @@ void Call::read_bias() {
     if (!pse.present()) {
       refuse(Rule::bias, "pse_type is " + std::to_string(a_.pse_type) + " without slopes in pse_shift");
     }
-    want_type(Rule::bias, input_pse_shift, {E::float32, E::float16, E::bfloat16});
+    want_type(Rule::bias, input_pse_shift, {E::float32});
     if (pse.dims != Dims{a_.heads} && pse.dims != Dims{batch(), a_.heads}) {
       wrong_shape(Rule::bias, input_pse_shift, "slopes, " + text_of({a_.heads}) + " or " + text_of({batch(), a_.heads}));
     }
-    slopes_ = floats(pse);
     slopes_batch_ = pse.rank() == 2 ? a_.heads : 0;
-    problem_.slopes = slopes_.data();
+    problem_.slopes = static_cast<const float*>(pse.data);
     problem_.slope_of_root = a_.pse_type == 3;
     const auto start = [this](size_t input) {
       if (!in_.has(input)) return int64_t{0};
