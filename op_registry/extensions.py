@@ -40,6 +40,8 @@ class Extension:
 _FORWARD = ("FlashAttentionScore",)
 _BACKWARD = ("FlashAttentionScoreGrad",)
 _DECODE = ("IncreFlashAttention",)
+_PROMPT = ("PromptFlashAttention", "FusedInferAttentionScore")
+_FUSED = ("FusedInferAttentionScore",)
 _SELECTED = ("SparseFlashAttention", "SparseFlashAttentionGrad")
 _INDEXERS = ("LightningIndexer", "LightningIndexerGrad", "SparseLightningIndexerGradKLLoss")
 
@@ -167,6 +169,34 @@ EXTENSIONS = (
         "has it; the operator itself does not take it yet",
     ),
     Extension(
+        "EXT-PROMPT-FLOAT",
+        _PROMPT,
+        "the tensors that are float16 or bfloat16 on Ascend may all be float32",
+    ),
+    Extension(
+        "EXT-PROMPT-SIZES",
+        _PROMPT,
+        "head sizes may be any up to 768, that of value another than key's, that of a rope part any; head count, "
+        "groups, batch, sequence length and the size of pages may exceed their ranges",
+    ),
+    Extension(
+        "EXT-PROMPT-MODES",
+        _PROMPT,
+        "without a mask sparse_mode may be 1 to 4, and means nothing; a band may lie to one side of the diagonal "
+        "beside quantised results, if each row has a key",
+    ),
+    Extension(
+        "EXT-PROMPT-PACKED",
+        _FUSED,
+        "packed layouts may have any types, head counts, modes and results, slopes, int8 keys that are not scaled by "
+        "token, and pages or rope parts or neither",
+    ),
+    Extension(
+        "EXT-PROMPT-STATISTICS",
+        _FUSED,
+        "softmax_lse may be asked for in every layout",
+    ),
+    Extension(
         "EXT-SPARSE-FLOAT",
         _SELECTED + _INDEXERS,
         "the tensors of the sparse family that are float16 or bfloat16 on Ascend may all be float32",
@@ -209,4 +239,5 @@ def attributes(op_type: str) -> dict[str, Extension]:
 
 def takes_float(op_type: str) -> bool:
     """Whether the operator's float16 and bfloat16 tensors may be float32 by an extension."""
-    return any(entry.id in ("EXT-SPARSE-FLOAT", "EXT-DECODE-FLOAT") and op_type in entry.ops for entry in EXTENSIONS)
+    ids = ("EXT-SPARSE-FLOAT", "EXT-DECODE-FLOAT", "EXT-PROMPT-FLOAT")
+    return any(entry.id in ids and op_type in entry.ops for entry in EXTENSIONS)

@@ -119,7 +119,8 @@ def _prompt_sizes(
     """Query's sizes by letter, and Dv as D; None where the ranks do not fit the layout."""
     if query is None or value is None or not len(query) == len(value) == len(layout):
         return None
-    sizes: dict[str, Dim] = {"B": None, "T": None, "S": None, **dict(zip(layout, query, strict=True))}
+    batch = 1 if layout == "NSD" else None
+    sizes: dict[str, Dim] = {"B": batch, "T": None, "S": None, **dict(zip(layout, query, strict=True))}
     last = value[-1]
     if layout == "BSH":
         sizes["N"] = heads

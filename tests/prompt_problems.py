@@ -12,6 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from fa_compiler.op_registry import NodeView, TensorInfo, dtypes
+
 PFA, FIA = "PromptFlashAttention", "FusedInferAttentionScore"
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
@@ -406,6 +408,21 @@ class Problem:
             begin += count
         statistics = lse[0].T[..., None] if f.packed else lse[..., None]
         return laid_out(out, f.wanted), statistics
+
+    def node(self) -> NodeView:
+        """The call as the registry checks it, contents of integers included."""
+
+        def info(array: np.ndarray) -> TensorInfo:
+            dtype = "DT_FLOAT" if array.dtype == np.float64 else dtypes.from_numpy(array.dtype) or ""
+            return TensorInfo(dtype, array.shape, array if array.dtype.kind in "iub" else None)
+
+        tensors: dict[str, Any] = {
+            name: [info(each) for each in value] if isinstance(value, list) else info(value)
+            for name, value in self.inputs.items()
+        }
+        if self.form.op == FIA:
+            tensors |= {name: [tensors[name]] for name in ("key", "value") if not isinstance(tensors[name], list)}
+        return NodeView(self.form.op, "prompt", tensors, {}, self.attrs)
 
 
 def laid_out(array: np.ndarray, layout: str) -> np.ndarray:

@@ -10,12 +10,17 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, size_text, text
+from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.constraints.prefill import HALFS, RANKS
 from fa_compiler.op_registry.geometry import differ
+from fa_compiler.op_registry.node import TensorInfo
 
 rules = Rules("FIA")
 
-OWN_TYPES = ("query", "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv")
+OWN_TYPES = (
+    *("query", "key", "value", "query_rope", "key_rope"),
+    *("pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv"),
+)
 
 LAYOUTS = (
     *("BSH", "BSND", "BNSD", "TND", "NTD", "NSD"),
@@ -43,12 +48,17 @@ def types(call: Call) -> Iterator[Fault]:
     if query is None:
         return
     eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.product is not None and call.product.name == "950" else ()
-    if query not in (*HALFS, "DT_INT8", *eight):
+    if query not in (*HALFS, "DT_INT8", "DT_FLOAT", *eight):
         yield Fault("query", f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8", "aclnn")
         return
+    if query == "DT_FLOAT":
+        message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
+        yield Fault("query", message, "aclnn", extension="EXT-PROMPT-FLOAT")
     for name in ("key", "value"):
         for info in call.lists.get(name, ()):
-            wrong = info.dtype in HALFS and query in HALFS and info.dtype != query
+            if query == "DT_FLOAT" == info.dtype:
+                continue
+            wrong = info.dtype in HALFS and query in (*HALFS, "DT_FLOAT") and info.dtype != query
             if info.dtype and (wrong or (info.dtype not in _KEY_TYPES and not eight)):
                 yield Fault(name, f"{name} is {info.dtype}, expected {query} as query, or a quantised type", "aclnn")
                 break
@@ -76,17 +86,65 @@ def sizes(call: Call) -> Iterator[Fault]:
 @rules(5)
 def mask(call: Call) -> Iterator[Fault]:
     """sparse_mode is 0 to 4, with the mask it wants."""
-    if not prefill.paged(call):
+    if one_row(call):
+        yield from _row_mask(call)
+    elif not prefill.paged(call):
         yield from prefill.mask(call)
     elif call.attr("sparse_mode") not in range(5):
         yield Fault("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0 to 4")
 
 
+def one_row(call: Call) -> bool:
+    """Is this the path of decoding? It has one row, value as wide as key, and no rope part."""
+    sizes = prefill.sizes_of(call)
+    same = isinstance(sizes.d, int) and sizes.d == sizes.dv
+    return sizes.layout in ("BSH", "BSND", "BNSD") and sizes.s1 == 1 and same and call["query_rope"] is None
+
+
+def _row_mask(call: Call) -> Iterator[Fault]:
+    """Whatever the mode, the mask of one row is [1|B,..,S2] with ones between, S2 possibly padded."""
+    mode, given, sizes = call.attr("sparse_mode"), call["atten_mask"], prefill.sizes_of(call)
+    if given is None:
+        return
+    if mode not in range(5):
+        yield Fault("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
+    yield from prefill.mask_type(given)
+    if given.shape is None:
+        return
+    ranked = 2 <= len(given.shape) <= 4
+    fits = ranked and (given.shape[0] == 1 or not differ(given.shape[0], sizes.b))
+    ones = fits and not any(differ(size, 1) for size in given.shape[1:-1])
+    if not ones or (not prefill.paged(call) and shorter(given.shape[-1], sizes.s2)):
+        message = (
+            f"atten_mask has the shape {text(given.shape)}, expected {text((sizes.b, sizes.s2))} with ones between"
+        )
+        yield Fault("atten_mask", f"{message}: with one row of query every sparse_mode takes a mask of keys")
+
+
 @rules(6)
 def bias(call: Call) -> Iterator[Fault]:
-    """pse_shift has query's type, and covers the scores."""
-    if not prefill.paged(call):
+    """pse_shift has query's type, and covers the scores; or it holds slopes, by pse_type."""
+    kind, given = call.attr("pse_type"), call["pse_shift"]
+    if kind not in (0, 2, 3):
+        yield Fault("pse_type", f"pse_type is {kind}, expected 0, 2 or 3")
+    elif kind:
+        yield from _slopes(call, kind, given)
+    elif not prefill.paged(call):
         yield from prefill.bias(call)
+
+
+def _slopes(call: Call, kind: int, given: TensorInfo | None) -> Iterator[Fault]:
+    sizes = prefill.sizes_of(call)
+    if given is None:
+        yield Fault("pse_shift", f"pse_shift is absent, expected slopes with a pse_type of {kind}")
+        return
+    if given.dtype not in ("", "DT_FLOAT"):
+        yield Fault("pse_shift", f"pse_shift is {given.dtype}, expected DT_FLOAT with a pse_type of {kind}")
+    wanted = (sizes.b, sizes.n1)
+    if given.shape is not None and (
+        len(given.shape) not in (1, 2) or any(map(differ, given.shape, wanted[-len(given.shape) :]))
+    ):
+        yield Fault("pse_shift", f"pse_shift has the shape {text(given.shape)}, expected {text(wanted)} or without B")
 
 
 @rules(7)
@@ -120,8 +178,9 @@ def rows_without_keys(call: Call) -> Iterator[Fault]:
     before, after = call.attr("pre_tokens"), call.attr("next_tokens")
     if call["atten_mask"] is not None and call.attr("sparse_mode") == 4 and min(before, after) < 0:
         message = f"sparse_mode is 4 with pre_tokens {before} and next_tokens {after}"
-        yield Fault("sparse_mode", f"{message}, expected neither below 0 with quantised results")
-    elif call["quant_offset2"] is not None:
+        message = f"{message}, expected neither below 0 with quantised results"
+        yield Fault("sparse_mode", message, extension="EXT-PROMPT-MODES")
+    if call["quant_offset2"] is not None and not one_row(call):
         yield from prefill.empty_rows(call)
     if scale.shape is None or all(size == 1 or not isinstance(size, int) for size in scale.shape):
         return
@@ -132,7 +191,8 @@ def rows_without_keys(call: Call) -> Iterator[Fault]:
         yield Fault("softmax_lse_flag", "softmax_lse_flag is set, expected it unset with a quant_scale2 for channels")
     d = prefill.sizes_of(call).d
     if isinstance(d, int) and d % 32:
-        yield Fault("query", f"query has the head size {d}, expected a multiple of 32 with a quant_scale2 for channels")
+        message = f"query has the head size {d}, expected a multiple of 32 with a quant_scale2 for channels"
+        yield Fault("query", message, extension="EXT-PROMPT-SIZES")
 
 
 @rules(9)
@@ -145,7 +205,8 @@ def pages(call: Call) -> Iterator[Fault]:
     unit = 32 if any(info.dtype == "DT_INT8" for info in keys) else 16
     most = 1024 if call.attr("input_layout") in _PACKED or call["query_rope"] is not None else 512
     if size <= 0 or size > most or size % unit:
-        yield Fault("block_size", f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}")
+        message = f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}"
+        yield Fault("block_size", message, extension="EXT-PROMPT-SIZES" if size > 0 else None)
     if call["actual_seq_lengths_kv"] is None:
         yield Fault("actual_seq_lengths_kv", "actual_seq_lengths_kv is absent, expected with pages")
     b = prefill.sizes_of(call).b
@@ -221,34 +282,48 @@ def packed(call: Call) -> Iterator[Fault]:
 def _packed_latent(call: Call) -> Iterator[Fault]:
     """Of head size 512: one key head in pages, up to 128 query heads (a power of two), no softmax_lse."""
     layout, sizes = call.attr("input_layout"), prefill.sizes_of(call)
+
+    def fault(name: str, message: str) -> Fault:
+        return Fault(name, message, extension="EXT-PROMPT-PACKED")
+
     if layout not in ("TND", "TND_NTD"):
-        yield Fault("input_layout", f"input_layout is {layout}, expected TND or TND_NTD with a head size of {LATENT}")
+        yield fault("input_layout", f"input_layout is {layout}, expected TND or TND_NTD with a head size of {LATENT}")
     if isinstance(sizes.n1, int) and (sizes.n1 > 128 or sizes.n1 & (sizes.n1 - 1)):
-        yield Fault("query", f"query has {sizes.n1} heads, expected a power of two up to 128")
+        yield fault("query", f"query has {sizes.n1} heads, expected a power of two up to 128")
     if differ(sizes.n2, 1):
-        yield Fault("num_key_value_heads", f"num_key_value_heads is {sizes.n2}, expected 1 with {layout} of {LATENT}")
+        yield fault("num_key_value_heads", f"num_key_value_heads is {sizes.n2}, expected 1 with {layout} of {LATENT}")
     if call.attr("sparse_mode") not in (0, 3, 4):
-        yield Fault("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0, 3 or 4 with {layout}")
+        yield fault("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0, 3 or 4 with {layout}")
     if not prefill.paged(call):
-        yield Fault("block_table", f"block_table is absent, expected with {layout} and a head size of {LATENT}")
+        yield fault("block_table", f"block_table is absent, expected with {layout} and a head size of {LATENT}")
     if call["query_rope"] is None:
-        yield Fault("query_rope", f"query_rope is absent, expected with {layout} and a head size of {LATENT}")
+        yield fault("query_rope", f"query_rope is absent, expected with {layout} and a head size of {LATENT}")
     if call.attr("softmax_lse_flag") and layout != "TND_NTD":  # which has it in no case: rule 14
-        yield Fault("softmax_lse_flag", f"softmax_lse_flag is set, expected it unset with a head size of {LATENT}")
+        yield fault("softmax_lse_flag", f"softmax_lse_flag is set, expected it unset with a head size of {LATENT}")
 
 
 def _packed_plain(call: Call, d: int) -> Iterator[Fault]:
     """Of another head size: bfloat16 and 128, or 192 with values of 128 or 192; no bias, prefix or quantisation."""
-    layout = call.attr("input_layout")
+    layout, extension = call.attr("input_layout"), "EXT-PROMPT-PACKED"
     if layout == "TND_NTD":
-        yield Fault("input_layout", f"input_layout is {layout}, expected TND, NTD or NTD_TND with a head size of {d}")
+        message = f"input_layout is {layout}, expected TND, NTD or NTD_TND with a head size of {d}"
+        yield Fault("input_layout", message, extension=extension)
     if d not in (128, 192):
-        yield Fault("query", f"query has the head size {d}, expected 128, 192 or {LATENT} with {layout}")
+        message = f"query has the head size {d}, expected 128, 192 or {LATENT} with {layout}"
+        yield Fault("query", message, extension=extension)
     if call.dtype("query") not in (None, "DT_BF16"):
-        yield Fault("query", f"query is {call.dtype('query')}, expected DT_BF16 with {layout} and a head size of {d}")
+        integers = call.dtype("query") == "DT_INT8"
+        message = f"query is {call.dtype('query')}, expected DT_BF16 with {layout} and a head size of {d}"
+        yield Fault("query", message, extension=None if integers else extension)
+    computed = {
+        "pse_shift": call.attr("pse_type") in (2, 3),
+        "antiquant_scale": call.attr("antiquant_mode") != 1,
+        "key_antiquant_scale": not {1, 3} & {call.attr("key_antiquant_mode"), call.attr("value_antiquant_mode")},
+    }
     for name in ("pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale", "quant_scale2"):
         if call[name] is not None:
-            yield Fault(name, f"{name} is given, expected none with {layout} and a head size of {d}")
+            message = f"{name} is given, expected none with {layout} and a head size of {d}"
+            yield Fault(name, message, extension=extension if computed.get(name) else None)
 
 
 @rules(13)
@@ -260,11 +335,13 @@ def rope(call: Call) -> Iterator[Fault]:
         return
     for name, info in (("query_rope", query), ("key_rope", key)):
         if info.dtype and info.dtype not in HALFS:
-            yield Fault(name, f"{name} is {info.dtype}, expected {' or '.join(HALFS)}")
+            extension = "EXT-PROMPT-FLOAT" if info.dtype == "DT_FLOAT" else None
+            yield Fault(name, f"{name} is {info.dtype}, expected {' or '.join(HALFS)}", extension=extension)
         paged_key = name == "key_rope" and prefill.paged(call)
         folded = prefill.query_layout(call) == "BSH"
         if info.shape and not paged_key and not folded and differ(info.shape[-1], ROPE):
-            yield Fault(name, f"{name} has the head size {info.shape[-1]}, expected {ROPE}")
+            message = f"{name} has the head size {info.shape[-1]}, expected {ROPE}"
+            yield Fault(name, message, extension="EXT-PROMPT-SIZES")
     for name in (*_PADDINGS, "pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale"):
         # Beside a query of 8 bits a scale of the keys belongs to the full quantisation, which has rope.
         full = name == "key_antiquant_scale" and call["dequant_scale_query"] is not None
@@ -281,7 +358,8 @@ def statistics(call: Call) -> Iterator[Fault]:
     """softmax_lse is there in most layouts."""
     given = call.attr("input_layout")
     if call.attr("softmax_lse_flag") and (given.endswith("_NBSD") or given == "TND_NTD"):
-        yield Fault("softmax_lse_flag", f"softmax_lse_flag is set, expected not with {given}")
+        message = f"softmax_lse_flag is set, expected not with {given}"
+        yield Fault("softmax_lse_flag", message, extension="EXT-PROMPT-STATISTICS")
 
 
 @rules(15)

@@ -5,6 +5,7 @@
 | BSH | B,S1,N1*D | B,S2,N2*D | B,S1,N1*Dv |
 | BSND | B,S1,N1,D | B,S2,N2,D | B,S1,N1,Dv |
 | BNSD | B,N1,S1,D | B,N2,S2,D | B,N1,S1,Dv |
+| NSD (of one batch entry) | N1,S1,D | N2,S2,D | N1,S1,Dv |
 | TND, NTD | T1,N1,D; N1,T1,D | T2,N2,D; N2,T2,D | as query |
 
 `IN_OUT` is query's layout as the first of these words, attention_out's as the second; NBSD is N1,B,S1,Dv.
@@ -26,6 +27,7 @@ HALFS = ("DT_FLOAT16", "DT_BF16")
 TRIANGLE = 2048
 MAX_D, MAX_N, MAX_GROUP, MAX_B, MAX_S = 512, 256, 64, 65536, 20971520
 MAX_B_UNALIGNED = 128
+MAX_D_CPU = 768
 MAX_B_310P, MAX_S_310P = 128, 65535
 
 
@@ -61,7 +63,9 @@ def sizes_of(call: Call) -> Geometry:
         return Geometry(layout, q[0], q[1], n2, q[2], k[2], q[3], v[3])
     if layout == "TND":
         return Geometry(layout, None, q[1], n2, None, None, q[2], v[2])
-    if layout in ("NTD", "NSD"):
+    if layout == "NSD":
+        return Geometry(layout, 1, q[0], n2, q[1], k[1], q[2], v[2])
+    if layout == "NTD":
         return Geometry(layout, None, q[0], n2, None, None, q[2], v[2])
     return Geometry("")
 
@@ -102,7 +106,7 @@ def heads(call: Call) -> Iterator[Fault]:
         return
     if stated and given // stated > MAX_GROUP:
         message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {given} heads"
-        yield Fault("num_key_value_heads", message)
+        yield Fault("num_key_value_heads", message, extension="EXT-PROMPT-SIZES")
     if not paged(call):
         yield from _key_heads(call, sizes, stated or given)
 
@@ -134,8 +138,11 @@ def same_sizes(call: Call, narrower: bool = False) -> Iterator[Fault]:
     q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
     if sizes.layout in ("BSND", "BNSD", "TND", "NTD") and differ(q[-1], k[-1]):
         yield Fault("key", f"key has the head size {k[-1]}, expected {q[-1]} as query")
-    elif any(map(differ, k[:-1], v[:-1])) or (differ(k[-1], v[-1]) and not (narrower and _narrower(sizes))):
+    elif any(map(differ, k[:-1], v[:-1])):
         yield Fault("value", f"value has the shape {text(v)}, expected {text(k)} as key")
+    elif differ(k[-1], v[-1]) and not (narrower and _narrower(sizes)):
+        message = f"value has the shape {text(v)}, expected {text(k)} as key"
+        yield Fault("value", message, extension="EXT-PROMPT-SIZES")
     elif sizes.layout.startswith("B") and differ(q[0], k[0]):
         yield Fault("key", f"key has the batch size {k[0]}, expected {q[0]} as query")
 
@@ -159,11 +166,15 @@ def ranges(call: Call) -> Iterator[Fault]:
         ("sequence length", sizes.s1, limit_s),
     ):
         if isinstance(size, int) and size > limit:
-            yield Fault("query", f"query has the {what} {number(size)}, expected at most {number(limit)}")
+            extension = None if what == "head size" and size > MAX_D_CPU else "EXT-PROMPT-SIZES"
+            message = f"query has the {what} {number(size)}, expected at most {number(limit)}"
+            yield Fault("query", message, extension=extension)
     if isinstance(sizes.s2, int) and sizes.s2 > limit_s:
-        yield Fault("key", f"key has the sequence length {number(sizes.s2)}, expected at most {number(limit_s)}")
+        message = f"key has the sequence length {number(sizes.s2)}, expected at most {number(limit_s)}"
+        yield Fault("key", message, extension="EXT-PROMPT-SIZES")
     if not aligned:
-        yield Fault("query", f"query has the head size {sizes.d}, expected a multiple of {step}", "document")
+        message = f"query has the head size {sizes.d}, expected a multiple of {step}"
+        yield Fault("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
 
 
 def mask(call: Call) -> Iterator[Fault]:
@@ -174,10 +185,10 @@ def mask(call: Call) -> Iterator[Fault]:
         return
     if given is None:
         if mode:
-            yield Fault("atten_mask", f"atten_mask is absent in sparse_mode {mode}, which is made by it")
+            message = f"atten_mask is absent in sparse_mode {mode}, which is made by it"
+            yield Fault("atten_mask", message, extension="EXT-PROMPT-MODES")
         return
-    if given.dtype and given.dtype not in MASK_TYPES:
-        yield Fault("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
+    yield from mask_type(given)
     if given.shape is None:
         return
     if mode in (2, 3, 4):
@@ -187,6 +198,12 @@ def mask(call: Call) -> Iterator[Fault]:
             yield Fault("atten_mask", f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}")
         return
     yield from _full_mask(call, given.shape)
+
+
+def mask_type(given: TensorInfo) -> Iterator[Fault]:
+    """atten_mask is boolean or of 8 bits."""
+    if given.dtype and given.dtype not in MASK_TYPES:
+        yield Fault("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
 
 
 def _full_mask(call: Call, shape: Shape) -> Iterator[Fault]:
@@ -227,7 +244,11 @@ def empty_rows(call: Call) -> Iterator[Fault]:
     if call["atten_mask"] is None:
         return
     mode, pre, following = call.attr("sparse_mode"), call.attr("pre_tokens"), call.attr("next_tokens")
+    if mode == 0 and (call["query_padding_size"] or call["kv_padding_size"]):  # the mask alone counts
+        return
     for queries, keys in _lengths_of_all(call):
+        if not queries or not keys:  # nothing is computed there: the rows are 0
+            continue
         extra = queries - keys
         empty = {
             0: extra - pre > 0 or following < 0,

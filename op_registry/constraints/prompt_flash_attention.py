@@ -29,7 +29,9 @@ def types(call: Call) -> Iterator[Fault]:
     if query is None:
         return
     if query not in (*HALFS, "DT_INT8"):
-        yield Fault("query", f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8", "aclnn")
+        extension = "EXT-PROMPT-FLOAT" if query == "DT_FLOAT" else None
+        message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
+        yield Fault("query", message, "aclnn", extension=extension)
     elif is_310p(call) and query != "DT_FLOAT16":
         yield Fault("query", f"query is {query}, expected DT_FLOAT16 on 310P", "aclnn")
     for name in ("key", "value"):
