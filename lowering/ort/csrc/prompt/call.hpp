@@ -3,7 +3,8 @@
 //
 // Both are the attention of FlashAttentionScore with other words, so they run on its kernels. What those kernels do not
 // read is brought into a form that they do: pages, prefixes and int8 keys are gathered into memory of the call. Beside
-// int8 keys or results everything is float32 there, and the results are converted at the end.
+// int8 keys or results everything is float32 there, and the results are converted at the end. One row of query on pages
+// or int8 keys is what IncreFlashAttention's kernel reads as it is.
 //
 //     Call call(node, op, attributes, inputs);
 //     ... allocate outputs of call.out_dims() and call.statistics_dims() ...
@@ -115,7 +116,7 @@ class Call {
   void read_table() const;
   void read_antiquant();
   Scales read_scales(size_t scale, size_t offset, int64_t part, int64_t mode, int64_t size) const;
-  View view_of(const Pool& pool, Type type) const;
+  View view_of(const Pool& pool) const;
   View gathered(const Pool& pool, E type, const Runtime& runtime, Scratch& memory) const;
   bool is_gathered(const Pool& pool, E type) const;
 
@@ -130,7 +131,10 @@ class Call {
 
   // run.cc
   void attend(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out, float* statistics);
-  void attend_integers(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out);
+  void attend_by_rows(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out);
+  bool decodes() const;
+  bool pages_lie_alike() const;
+  std::vector<float> by_channel(const Scales& scales, const std::vector<float>& numbers, int64_t size) const;
   void write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& owners, const float* max,
                         const float* sum, float* out) const;
   bool nothing_attended(const Sequence& sequence, int64_t row) const;

@@ -315,7 +315,7 @@ bool Call::is_gathered(const Pool& pool, E type) const {
 }
 
 // The tensors as they are.
-View Call::view_of(const Pool& pool, Type) const {
+View Call::view_of(const Pool& pool) const {
   View view;
   view.row = pool.plain[0].row_stride;
   for (size_t n = 0; n < pool.tensors.size(); ++n) {

@@ -1,4 +1,5 @@
-// Running a call on the kernels of FlashAttentionScore or, with an int8 query, of IncreFlashAttention.
+// Running a call on the kernel of FlashAttentionScore or, with an int8 query and for one row of query beside pages or int8
+// keys, on that of IncreFlashAttention, which reads both where they lie.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +11,7 @@
 namespace fa::prompt {
 namespace {
 
+constexpr int64_t kMostDecoded = 512;  // the head size that the decoding kernel takes
 constexpr float kLowest = -std::numeric_limits<float>::max();
 
 // Runs body(i) for every i below count on the threads of the call.
@@ -49,8 +51,8 @@ void Call::run(const Variant& variant, CallRuntime& calls, const Tensor& out, fl
   }
   const Runtime runtime = calls.runtime();
   try {
-    if (integers()) {
-      attend_integers(variant, calls, runtime, out);
+    if (decodes()) {
+      attend_by_rows(variant, calls, runtime, out);
     } else {
       attend(variant, calls, runtime, out, statistics);
     }
@@ -76,7 +78,7 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
   }
   problem_.query = query_.strided(const_cast<void*>(queries));
   const auto read = [&](const Pool& pool, Scratch& memory) {
-    return is_gathered(pool, type) ? gathered(pool, type, runtime, memory) : view_of(pool, problem_.type);
+    return is_gathered(pool, type) ? gathered(pool, type, runtime, memory) : view_of(pool);
   };
   const View key = read(key_, key_memory);
   const View value = read(value_, value_memory);
@@ -201,14 +203,46 @@ bool Call::nothing_attended(const Sequence& s, int64_t row) const {
   return true;
 }
 
+// Whether the decoding kernel reads the keys where they lie, and has all that the call asks for.
+bool Call::decodes() const {
+  if (integers()) return true;
+  if (!one_row_ || a_.statistics || problem_.sink != nullptr || problem_.slopes != nullptr) return false;
+  if (key_.prefix != nullptr || key_.scales.token != 0 || value_.scales.token != 0) return false;
+  if (query_.size > kMostDecoded) return false;
+  return key_.block_stride == 0 ? antiquantised() : pages_lie_alike();
+}
+
+bool Call::pages_lie_alike() const {
+  return key_.unit == key_.size && value_.unit == value_.size && key_.head_stride == value_.head_stride &&
+         key_.row_stride == value_.row_stride;
+}
+
+// The scales or offsets of every channel of every head, as the decoding kernel takes them.
+std::vector<float> Call::by_channel(const Scales& scales, const std::vector<float>& numbers, int64_t size) const {
+  std::vector<float> out;
+  for (int64_t n = 0; n < a_.key_heads && !numbers.empty(); ++n) {
+    for (int64_t d = 0; d < size; ++d) out.push_back(numbers[n * scales.head + d * scales.channel]);
+  }
+  return out;
+}
+
 // Each row of query is a batch entry of the decoding kernel, whose query and results are [entry][head][size].
-void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out) {
+void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runtime& runtime, const Tensor& out) {
   const int64_t size = query_.size;
   const int64_t width = a_.heads * size;
   const int64_t cell = bytes_of(out.type);
+  const E query_type = in_[input_query].type;
+  const E key_type = in_[input_key].type;
+  const int64_t query_cell = bytes_of(query_type);
+  const int64_t key_cell = bytes_of(key_type);
+  const bool in_pages = key_.block_stride != 0 && pages_lie_alike();
   Scratch key_memory, value_memory, masks;
   const auto read = [&](const Pool& pool, Scratch& memory) {
-    return is_gathered(pool, E::int8) ? gathered(pool, E::int8, runtime, memory) : view_of(pool, Type::float32);
+    if (in_pages) {
+      const std::vector<int64_t> begins(entries_.size());
+      return View{{pool.tensors[0]->data}, {pool.head_stride}, pool.row_stride, begins};
+    }
+    return is_gathered(pool, key_type) ? gathered(pool, key_type, runtime, memory) : view_of(pool);
   };
   const View key = read(key_, key_memory);
   const View value = read(value_, value_memory);
@@ -218,7 +252,7 @@ void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Run
   };
   std::vector<Source> sources;
   std::vector<DecodeEntry> entries;
-  std::vector<Sequence> sequences(static_cast<size_t>(batch()));
+  std::vector<Sequence> sequences(entries_.size());
   int64_t bytes = 0;
   for (int64_t i = 0; i < batch(); ++i) {
     if (entries_[i].rows == 0 || keys_of(i) == 0) continue;
@@ -233,8 +267,12 @@ void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Run
     for (int64_t r = 0; r < s.query_length; ++r) {
       const size_t tensor = key.data.size() == 1 ? 0 : static_cast<size_t>(i);
       DecodeEntry entry;
-      entry.key = static_cast<const int8_t*>(key.data[tensor]) + key.offset[i];
-      entry.value = static_cast<const int8_t*>(value.data[tensor]) + value.offset[i];
+      entry.key = static_cast<const char*>(key.data[tensor]) + key.offset[i] * key_cell;
+      entry.value = static_cast<const char*>(value.data[tensor]) + value.offset[i] * key_cell;
+      if (in_pages) {
+        const Tensor& table = in_[input_block_table];
+        entry.blocks = static_cast<const int32_t*>(table.data) + i * table.dims[1];
+      }
       entry.length = s.key_length;
       entry.head_stride = key.head[tensor];
       entry.pse = s.pse + r * s.pse_row;
@@ -256,17 +294,21 @@ void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Run
   }
   std::memset(out.data, 0, static_cast<size_t>(out.count() * cell));
   if (entries.empty()) return;
-  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width));
+  const Scratch queries(runtime, entries.size() * static_cast<size_t>(width * query_cell));
   const Scratch results(runtime, entries.size() * static_cast<size_t>(width * cell));
-  const auto* from = static_cast<const int8_t*>(in_[input_query].data);
+  const auto* from = static_cast<const char*>(in_[input_query].data);
   for (size_t n = 0; n < entries.size(); ++n) {
+    const Source& source = sources[n];
     for (int64_t head = 0; head < a_.heads; ++head) {
-      const int64_t at = sources[n].batch * query_.batch_stride + head * query_.head_stride + sources[n].row * query_.row_stride;
-      std::memcpy(queries.as<int8_t>() + static_cast<int64_t>(n) * width + head * size, from + at, static_cast<size_t>(size));
+      const int64_t at =
+          source.batch * query_.batch_stride + head * query_.head_stride + source.row * query_.row_stride;
+      std::memcpy(queries.as<char>() + (static_cast<int64_t>(n) * width + head * size) * query_cell,
+                  from + at * query_cell, static_cast<size_t>(size * query_cell));
     }
   }
   Decode decode;
-  decode.query_cell = decode.cell = Cell::int8;
+  decode.query_cell = cell_of(query_type);
+  decode.cell = cell_of(key_type);
   decode.out_cell = cell_of(out.type);
   decode.pse_cell = problem_.pse_type == Type::float32   ? Cell::float32
                     : problem_.pse_type == Type::float16 ? Cell::float16
@@ -277,11 +319,27 @@ void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Run
   decode.query = queries.as<void>();
   decode.out = results.as<void>();
   decode.row_stride = key.row;
+  if (in_pages) {
+    decode.block_size = a_.block_size;
+    decode.block_stride = key_.block_stride;
+  }
   decode.entries = entries.data();
   decode.entry_count = static_cast<int64_t>(entries.size());
   decode.pse = problem_.pse;
   decode.pse_head = pse_head_;
   decode.scale = a_.scale;
+  const bool channels = key_.scales.head + key_.scales.channel + value_.scales.head + value_.scales.channel != 0;
+  std::vector<float> expanded[4];
+  const auto scales = [&](const Scales& own, const std::vector<float>& numbers, std::vector<float>& store) {
+    if (channels) store = by_channel(own, numbers, size);
+    const std::vector<float>& found = channels ? store : numbers;
+    return found.empty() ? nullptr : found.data();
+  };
+  decode.key_scale = scales(key_.scales, key_.scales.scale, expanded[0]);
+  decode.key_offset = scales(key_.scales, key_.scales.offset, expanded[1]);
+  decode.value_scale = scales(value_.scales, value_.scales.scale, expanded[2]);
+  decode.value_offset = scales(value_.scales, value_.scales.offset, expanded[3]);
+  decode.antiquant_per_channel = channels;
   decode.quant_scale = quant_scale_.empty() ? nullptr : quant_scale_.data();
   decode.quant_offset = quant_offset_.empty() ? nullptr : quant_offset_.data();
   decode.quant_per_channel = quant_scale_.size() > 1;
@@ -291,10 +349,11 @@ void Call::attend_integers(const Variant& variant, CallRuntime& calls, const Run
   calls.finish(variant.decode(decode, runtime), node_);
   const std::vector<float> zeros(static_cast<size_t>(size));
   for (size_t n = 0; n < entries.size(); ++n) {
+    const Source& source = sources[n];
     for (int64_t head = 0; head < a_.heads; ++head) {
-      const int64_t at = sources[n].batch * out_.batch_stride + head * out_.head_stride + sources[n].row * out_.row_stride;
+      const int64_t at = source.batch * out_.batch_stride + head * out_.head_stride + source.row * out_.row_stride;
       char* to = static_cast<char*>(out.data) + at * cell;
-      if (sources[n].zero) {
+      if (source.zero) {
         convert_row(zeros.data(), head, to, out.type);
       } else {
         std::memcpy(to, results.as<char>() + (static_cast<int64_t>(n) * width + head * size) * cell,
