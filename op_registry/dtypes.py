@@ -59,6 +59,7 @@ SPELLINGS = {
     "DT_FP32": "DT_FLOAT",
     "DT_FP16": "DT_FLOAT16",
     "DT_BFLOAT16": "DT_BF16",
+    "DT_Int32": "DT_INT32",
 }
 """Other spellings met in prototype text, and the name the registry uses."""
 

@@ -16,6 +16,7 @@ from fa_compiler.op_registry.spec import OpSpec
 _INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
 _FLOATS = ("DT_FLOAT16", "DT_BF16", "DT_FLOAT", "DT_DOUBLE")
 _COMPLEX = ("DT_COMPLEX32", "DT_COMPLEX64", "DT_COMPLEX128")
+_MUL = (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_BOOL", *_COMPLEX[1:])
 _QUANTIZED = ("DT_QINT8", "DT_QINT16", "DT_QINT32", "DT_QUINT8", "DT_QUINT16")
 
 SETS = {
@@ -37,8 +38,8 @@ BOUND = {
     "GeluV2.x": ("DT_FLOAT16", "DT_BF16", "DT_FLOAT"),
     "GeluGradV2.dy": ("DT_FLOAT16", "DT_BF16", "DT_FLOAT"),
     "GeluGradV2.x": ("DT_FLOAT16", "DT_BF16", "DT_FLOAT"),
-    "Mul.x1": (*_FLOATS, *_INTEGERS, "DT_BOOL"),
-    "Mul.x2": (*_FLOATS, *_INTEGERS, "DT_BOOL"),
+    "Mul.x1": _MUL,
+    "Mul.x2": _MUL,
     "Pow.x1": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
     "Pow.x2": (*_FLOATS, "DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8"),
 }

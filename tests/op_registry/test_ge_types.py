@@ -49,3 +49,19 @@ def test_few_inputs_of_all_operators_are_left_without_types() -> None:
         if input_types(spec, entry.name) is None and "ALL" not in entry.written
     ]
     assert len(unknown) < 120, unknown
+
+
+def test_mul_takes_what_its_clauses_name() -> None:
+    spec = ge_prototype("Mul")
+    assert spec is not None
+    for name in ("x1", "x2"):
+        types = set(input_types(spec, name) or ())
+        assert {"DT_COMPLEX64", "DT_COMPLEX128", "DT_UINT16", "DT_BOOL"} <= types
+        assert not {"DT_UINT32", "DT_UINT64"} & types
+
+
+def test_another_spelling_of_a_type_is_that_type() -> None:
+    """One header writes DT_Int32."""
+    spec = ge_prototype("GroupedDynamicMxQuant")
+    assert spec is not None
+    assert input_types(spec, "group_index") == ("DT_INT32",)

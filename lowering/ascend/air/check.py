@@ -1,7 +1,7 @@
 """The checker of `.air` files: every rule of the loader, of the prototypes and of inference, in one list.
 
-Rules are grouped by file: edges, names, tensors, ends (Data, NetOutput, subgraphs), prototypes, shapes. A group is only
-asked what makes sense after those before it: what does not link has no shapes.
+Rules are grouped by file: edges, names, tensors, ends (Data, NetOutput, subgraphs), the prototypes a file declares,
+prototypes, shapes. A group is only asked what makes sense after those before it: what does not link has no shapes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fa_compiler.lowering.ascend.air import (
+    check_declared,
     check_edges,
     check_ends,
     check_names,
@@ -46,6 +47,7 @@ def check_message(proto: Proto, folder: Path | None = None) -> list[Finding]:
     for graph in proto.graph:
         found += check_edges.later(graph)
         found += check_names.check(graph)
+        found += check_declared.check(graph)
         found += check_tensors.check(graph, folder)
     found += check_ends.check(proto)
     try:
@@ -62,6 +64,7 @@ def rejections(proto: Proto) -> Iterator[Finding]:
     """What makes the loader reject a ModelDef."""
     yield from check_edges.rejections(proto)
     yield from check_ends.rejections(proto)
+    yield from check_names.rejections(proto)
 
 
 def verdict(findings: list[Finding]) -> str:

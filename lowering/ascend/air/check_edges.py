@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
 from fa_compiler.lowering.ascend.air.decode import has_index, layout_of, split_edge, type_name
@@ -15,13 +15,15 @@ NO_GRAPH = Rule("no-graph", Severity.REJECTED, "write the root graph as ModelDef
 SOURCE = Rule("edge-source", Severity.REJECTED, "name an operator of the same graph")
 OUTPUT = Rule("edge-output", Severity.REJECTED, "give the source a descriptor for every output that is read")
 ANCHOR = Rule("edge-anchor", Severity.REJECTED, "give the operator a descriptor for every input")
-INDEX = Rule("edge-index", Severity.REJECTED, 'write "name:index"')
+INDEX = Rule("edge-index", Severity.WRONG, 'write "name:index" with a number from 0 on, or -1 for a control edge')
 GRAPH_INPUT = Rule("graph-input", Severity.REJECTED, "list operators of the graph, or leave the list empty")
 GRAPH_OUTPUT = Rule("graph-output", Severity.REJECTED, "list operators of the graph, or use NetOutput")
 GRAPH_OUTPUT_INDEX = Rule("graph-output-index", Severity.LATER, "list outputs that the operators have")
 DUPLICATE = Rule("duplicate-name", Severity.WRONG, "give each operator of a graph its own name")
 UNLINKED = Rule("unlinked-input", Severity.LATER, 'connect it, or declare it absent (type undefined, layout "")')
 CYCLE = Rule("cycle", Severity.LATER, "break the loop")
+NO_OPERATORS = Rule("no-operators", Severity.LATER, "leave the graph out, or write its operators")
+NO_TYPE = Rule("connected-without-type", Severity.WRONG, "declare the type and layout of what is connected")
 NAME = Rule("empty-name", Severity.NOTE, "give it a name")
 
 SOURCES = ("Data", "RefData", "AippData", "AnnData", "Const", "Constant", "Variable", "FileConstant")
@@ -49,9 +51,7 @@ def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
         edge = split_edge(text)
         if edge is not None:
             name, index = edge
-            if not has_index(text):
-                yield INDEX(op.name, f"input {text!r} has an index that is no number")
-            elif name not in ops:
+            if name not in ops:
                 yield SOURCE(op.name, f"input {text!r} comes from an operator that does not exist")
             elif index >= len(ops[name].output_desc):
                 yield OUTPUT(op.name, f"{name} has {len(ops[name].output_desc)} outputs, {text!r} reads another")
@@ -64,18 +64,30 @@ def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
 def later(graph: Proto) -> Iterator[Finding]:
     """What GE finds in a loaded graph, or does not notice, of one graph whose edges link."""
     ops = {op.name: op for op in graph.op}
+    if not graph.op:
+        yield NO_OPERATORS(graph.name, "the graph has no operators")
     for name, count in Counter(op.name for op in graph.op).items():
         if count > 1:
             yield DUPLICATE(name, f"{count} operators have this name; every edge goes to the last one")
         if not name:
             yield NAME(graph.name, "an operator has an empty name")
     for op in graph.op:
+        yield from _misread(op.name, op.input)
         yield from _unlinked(op)
+    yield from _misread(graph.name, (*graph.input, *graph.output))
     for text in graph.output:
         name, index = split_edge(text) or ("", -1)
         if not 0 <= index < len(ops[name].output_desc):
             yield GRAPH_OUTPUT_INDEX(graph.name, f"the output {text!r} does not exist")
     yield from _cycle(graph)
+
+
+def _misread(node: str, entries: Iterable[str]) -> Iterator[Finding]:
+    for text in entries:
+        edge = split_edge(text)
+        if edge is not None and not has_index(text):
+            read = "a control edge" if edge[1] < 0 else f"output {edge[1]}"
+            yield INDEX(node, f"the entry {text!r} does not end in an index; GE reads it as {read} of {edge[0]!r}")
 
 
 def _unlinked(op: Proto) -> Iterator[Finding]:
@@ -85,6 +97,9 @@ def _unlinked(op: Proto) -> Iterator[Finding]:
     for anchor, desc in enumerate(op.input_desc):
         linked = anchor < len(edges) and edges[anchor] is not None
         dtype, layout = type_name(desc.dtype), layout_of(desc)
+        if linked and dtype == UNDEFINED and layout in ("", "FORMAT_RESERVED"):
+            name = desc.name or f"number {anchor}"
+            yield NO_TYPE(op.name, f"input {name} is connected, but declared without type and layout: GE takes it for absent")
         if not linked and (dtype != UNDEFINED or layout not in ("", "FORMAT_RESERVED")):
             name = desc.name or f"number {anchor}"
             yield UNLINKED(op.name, f"input {name} is not connected, but declared as {dtype} {layout}".rstrip())

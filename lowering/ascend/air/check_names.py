@@ -15,6 +15,8 @@ TWICE = Rule("name-map-twice", Severity.WRONG, "give each name its own position"
 UNNAMED = Rule("name-map-incomplete", Severity.WRONG, "name every descriptor")
 LOST = Rule("lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute")
 MIXED = Rule("list-kind", Severity.WRONG, "fill the field that val_type names, and no other")
+EXPRESSION = Rule("expression-attr", Severity.REJECTED, "write the attribute as a value of another kind")
+UNKNOWN_KIND = Rule("list-kind-unknown", Severity.REJECTED, "set val_type to one of GE's kinds of list")
 GRAPH_NAME = Rule("empty-graph-name", Severity.NOTE, "give it a name")
 
 _FIELDS = {
@@ -29,6 +31,43 @@ _FIELDS = {
     ListValue.VT_LIST_NAMED_ATTRS: "na",
     ListValue.VT_LIST_DATA_TYPE: "dt",
 }
+
+
+def rejections(model: Proto) -> Iterator[Finding]:
+    """Attributes that make the loader give up, wherever they stand."""
+    yield from _unreadable("", model.attr)
+    for graph in model.graph:
+        yield from _graph_rejections(graph)
+
+
+def _graph_rejections(graph: Proto) -> Iterator[Finding]:
+    yield from _unreadable(graph.name, graph.attr)
+    for op in graph.op:
+        yield from _unreadable(op.name, op.attr)
+        for desc in (*op.input_desc, *op.output_desc):
+            yield from _unreadable(op.name, desc.attr)
+
+
+def _unreadable(node: str, attrs: Proto) -> Iterator[Finding]:
+    for name, attr in attrs.items():
+        field = attr.WhichOneof("value")
+        if field == "expression":
+            yield EXPRESSION(node, f"the loader does not read the expression in attribute {name}")
+        elif field == "list":
+            if attr.list.val_type not in (ListValue.VT_LIST_NONE, *_FIELDS):
+                yield UNKNOWN_KIND(node, f"the list {name} is of kind {attr.list.val_type}, which GE does not have")
+            for inner in attr.list.na:
+                yield from _unreadable(node, inner.attr)
+            for graph in attr.list.g:
+                yield from _graph_rejections(graph)
+        elif field == "func":
+            yield from _unreadable(node, attr.func.attr)
+        elif field == "td":
+            yield from _unreadable(node, attr.td.attr)
+        elif field == "t":
+            yield from _unreadable(node, attr.t.desc.attr)
+        elif field == "g":
+            yield from _graph_rejections(attr.g)
 
 
 def check(graph: Proto) -> Iterator[Finding]:

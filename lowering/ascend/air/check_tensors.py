@@ -22,8 +22,9 @@ CONST_FORM = Rule(
 )
 CONST_SIZE = Rule("const-size", Severity.LATER, "store exactly the elements of the shape")
 CONSTANT_SIZE = Rule("constant-size", Severity.WRONG, "store exactly the elements of the shape")
-WEIGHT_FILE = Rule("weight-file", Severity.LATER, "put the file where the .air says, relative to its folder")
-WEIGHT_PLACE = Rule("weight-place", Severity.WRONG, "use a relative path without '..'")
+WEIGHT_FILE = Rule("weight-file", Severity.REJECTED, "put the file where the .air says, relative to its folder")
+WEIGHT_LENGTH = Rule("weight-length", Severity.LATER, "restore the file, or write its length into the .air")
+WEIGHT_PLACE = Rule("weight-place", Severity.REJECTED, "use a relative path without '..'")
 
 _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
 _LAYOUTS = frozenset(("", "RESERVED", "FORMAT_RESERVED", "NC1HWC0_C04", "FRACTAL_Z_3D", "NDC1HWC0", *FORMATS.values()))
@@ -101,7 +102,7 @@ def _file(node: str, location: str, length: int, folder: Path | None) -> Iterato
     elif is_missing(path):
         yield WEIGHT_FILE(node, f"the file of its data, {location}, is missing")
     elif path.stat().st_size != length:
-        yield WEIGHT_FILE(node, f"{location} has {path.stat().st_size} bytes, the .air says {length}")
+        yield WEIGHT_LENGTH(node, f"{location} has {path.stat().st_size} bytes, the .air says {length}")
 
 
 def is_missing(path: Path) -> bool:

@@ -58,16 +58,28 @@ def decode(proto: Proto, folder: Path | None = None) -> Model:
 
 
 def split_edge(text: str) -> tuple[str, int] | None:
-    """The two parts of an entry of `input`, or None where nothing is connected. The index is what stands behind the
-    last colon; -1 stands for a control edge, and for what `has_index` says is no index."""
-    name, colon, _ = text.rpartition(":")
+    """The two parts of an entry of `input`, or None where nothing is connected.
+
+    The index is what GE reads behind the last colon, -1 for every control edge. GE reads with strtol into 32 bits: text
+    that is no number counts as 0, what follows a number is passed over, and a large number wraps.
+    """
+    name, colon, index = text.rpartition(":")
     if not colon:
         return None
-    return name, max(int(text.rpartition(":")[2]), -1) if has_index(text) else -1
+    found = re.match(r"[ \t-\r]*([+-]?)([0-9]*)", index)
+    assert found is not None
+    digits = found[2].lstrip("0")
+    magnitude = _LONG if len(digits) > len(str(_LONG)) else min(int(digits or "0"), _LONG)
+    wrapped = (magnitude if found[1] != "-" else -magnitude) & 0xFFFFFFFF
+    return name, -1 if wrapped >> 31 else wrapped
+
+
+_LONG = (1 << 63) - 1
+"""The largest number that strtol returns, for whatever is larger."""
 
 
 def has_index(text: str) -> bool:
-    """Does an entry of `input` end in a number?"""
+    """Does an entry of `input` end in a number that GE reads as that number?"""
     return re.fullmatch(r"-?[0-9]{1,9}", text.rpartition(":")[2]) is not None
 
 

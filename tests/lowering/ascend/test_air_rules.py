@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fa_compiler.lowering.ascend.air import (
+    check_declared,
     check_edges,
     check_ends,
     check_names,
@@ -17,10 +18,13 @@ from fa_compiler.lowering.ascend.air import (
     check_tensors,
 )
 from fa_compiler.lowering.ascend.air.check import NOT_AIR, check, check_message
+from fa_compiler.lowering.ascend.air.decode import split_edge
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.air.files import write
 from fa_compiler.lowering.ascend.air.finding import Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import ModelDef
+from fa_compiler.op_registry.ge_prototypes import ge_prototype
+from fa_compiler.op_registry.spec import Kind
 from tests.lowering.ascend.graphs import attention, branches
 
 Change = Callable[[Any], object]
@@ -39,6 +43,32 @@ def swap(entry: Any, side: str, first: str, second: str) -> None:
     rename(entry, side, first, "swapping")
     rename(entry, side, second, first)
     rename(entry, side, "swapping", second)
+
+
+def absent(desc: Any) -> None:
+    desc.ClearField("dtype")
+    desc.ClearField("layout")
+
+
+def declare(
+    proto: Any, names: Sequence[str] = (), kinds: Sequence[int] = (), more: tuple[str, int] | None = None
+) -> None:
+    """Write `_ir_inputs_*` on the attention: these names and kinds, or the prototype's and one more."""
+    if more is not None:
+        spec = ge_prototype("FlashAttentionScore")
+        assert spec is not None
+        numbers = {Kind.REQUIRED: 0, Kind.OPTIONAL: 1, Kind.DYNAMIC: 2}
+        names = [*(entry.name for entry in spec.inputs), more[0]]
+        kinds = [*(numbers[entry.kind] for entry in spec.inputs), more[1]]
+    op(proto, "attn").attr["_ir_inputs_key"].list.s.extend(name.encode() for name in names)
+    op(proto, "attn").attr["_ir_inputs_value"].list.i.extend(kinds)
+
+
+def newer_attr(proto: Any) -> None:
+    spec = ge_prototype("FlashAttentionScore")
+    assert spec is not None
+    op(proto, "attn").attr["newer"].i = 1
+    op(proto, "attn").attr["_ir_attr_names"].list.s.extend(name.encode() for name in (*spec.attr_names, "newer"))
 
 
 def listed(proto: Any, *ends: str) -> None:
@@ -70,6 +100,14 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_edges.OUTPUT, lambda p: op(p, "attn").input.__setitem__(0, "q:1")),
     (check_edges.ANCHOR, lambda p: op(p, "attn").input.append("q:0")),
     (check_edges.INDEX, lambda p: op(p, "attn").input.__setitem__(0, "q:x")),
+    (check_edges.INDEX, lambda p: op(p, "attn").input.__setitem__(0, "q:")),
+    (check_edges.INDEX, lambda p: op(p, "attn").input.__setitem__(0, "q:0abc")),
+    (check_edges.INDEX, lambda p: op(p, "attn").input.__setitem__(0, "q:4294967296")),
+    (check_edges.INDEX, lambda p: p.graph[0].input.append("q:x")),
+    (check_edges.OUTPUT, lambda p: op(p, "attn").input.__setitem__(0, "q:4294967297")),
+    (check_edges.NO_OPERATORS, lambda p: p.graph[0].ClearField("op")),
+    (check_edges.NO_TYPE, lambda p: absent(op(p, "attn").input_desc[0])),
+    (check_edges.NO_TYPE, lambda p: absent(op(p, "NetOutput").input_desc[0])),
     (check_edges.GRAPH_INPUT, lambda p: p.graph[0].input.append("nobody:0")),
     (check_edges.GRAPH_OUTPUT, lambda p: listed(p, "nobody:0")),
     (check_edges.GRAPH_OUTPUT_INDEX, lambda p: listed(p, "attn:9")),
@@ -87,6 +125,17 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_names.LOST, lambda p: op(p, "attn").attr["odd"].SetInParent()),
     (check_names.LOST, lambda p: op(p, "attn").input_desc[0].attr["odd"].list.i.append(1)),
     (check_names.MIXED, lambda p: set_list(op(p, "attn").attr["odd"], "i", 1)),
+    (check_names.EXPRESSION, lambda p: setattr(op(p, "attn").attr["odd"], "expression", b"s0 + 1")),
+    (check_names.EXPRESSION, lambda p: setattr(op(p, "attn").attr["odd"].func.attr["in"], "expression", b"s0")),
+    (check_names.EXPRESSION, lambda p: setattr(op(p, "q").output_desc[0].attr["odd"], "expression", b"s0")),
+    (check_names.EXPRESSION, lambda p: setattr(p.attr["odd"], "expression", b"s0")),
+    (check_names.UNKNOWN_KIND, lambda p: set_list(op(p, "attn").attr["odd"], "i", 99)),
+    (check_declared.INPUTS, lambda p: declare(p, ["query", "value"], [0, 0])),
+    (check_declared.INPUTS, lambda p: declare(p, ["query", "key"], [0, 1])),
+    (check_declared.INPUTS, lambda p: declare(p, ["query", "key"], [0])),
+    (check_declared.INPUTS, lambda p: declare(p, more=("newer", 0))),
+    (check_declared.ATTRS, lambda p: op(p, "attn").attr["_ir_attr_names"].list.s.extend([b"keep_prob", b"scale_value"])),
+    (check_declared.ATTRS, lambda p: newer_attr(p)),
     (check_names.GRAPH_NAME, lambda p: p.graph[0].ClearField("name")),
     (check_tensors.DIMS, lambda p: op(p, "q").output_desc[0].shape.dim.__setitem__(0, -3)),
     (check_tensors.TYPE, lambda p: setattr(op(p, "q").output_desc[0], "dtype", 77)),
@@ -168,13 +217,51 @@ def test_files_of_weights(tmp_path: Path) -> None:
     place = tmp_path / "m.air"
     write(attention(), place, inline_limit=0)
     proto = ModelDef.FromString(place.read_bytes())
-    for location, rule in (("/etc/passwd", check_tensors.WEIGHT_PLACE), ("../x", check_tensors.WEIGHT_PLACE)):
-        op(proto, "mask").attr["location"].s = location.encode()
+    location = op(proto, "mask").attr["location"].s
+    for elsewhere, rule in (("/etc/passwd", check_tensors.WEIGHT_PLACE), ("../x", check_tensors.WEIGHT_PLACE)):
+        op(proto, "mask").attr["location"].s = elsewhere.encode()
         place.write_bytes(proto.SerializeToString())
         assert [finding.rule for finding in check(place)] == [rule.name]
     op(proto, "mask").attr["location"].s = b"air_weight/elsewhere"
     place.write_bytes(proto.SerializeToString())
-    assert [finding.rule for finding in check(place)] == [check_tensors.WEIGHT_FILE.name]
+    finding = check(place)[0]
+    assert (finding.rule, finding.severity) == (check_tensors.WEIGHT_FILE.name, Severity.REJECTED)
+    op(proto, "mask").attr["location"].s = location
+    op(proto, "mask").attr["length"].i += 1
+    place.write_bytes(proto.SerializeToString())
+    assert [finding.rule for finding in check(place)] == [check_tensors.WEIGHT_LENGTH.name, check_tensors.CONST_SIZE.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "edge"),
+    [
+        ("a:b:1", ("a:b", 1)),
+        ("a:x", ("a", 0)),
+        ("a:", ("a", 0)),
+        ("a:0abc", ("a", 0)),
+        ("a: 2", ("a", 2)),
+        ("a:+2", ("a", 2)),
+        ("a:-7", ("a", -1)),
+        ("a:4294967296", ("a", 0)),
+        ("a:4294967299", ("a", 3)),
+        ("a:2147483648", ("a", -1)),
+        ("a:-4294967295", ("a", 1)),
+        ("a:99999999999999999999", ("a", -1)),
+        ("a:" + "9" * 5000, ("a", -1)),
+        ("a:" + "0" * 5000 + "1", ("a", 1)),
+        ("a", None),
+        ("", None),
+    ],
+)
+def test_an_index_is_read_as_the_loader_reads_it(text: str, edge: tuple[str, int] | None) -> None:
+    """strtol into 32 bits."""
+    assert split_edge(text) == edge
+
+
+def test_a_file_may_declare_the_prototype_it_was_written_with() -> None:
+    proto = encode(attention())
+    declare(proto, more=("newer", 1))
+    assert check_message(proto) == []
 
 
 def test_bytes_that_are_no_model(tmp_path: Path) -> None:
@@ -185,7 +272,7 @@ def test_bytes_that_are_no_model(tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_test() -> None:
-    modules = (check_edges, check_ends, check_names, check_prototypes, check_shapes, check_tensors)
+    modules = (check_declared, check_edges, check_ends, check_names, check_prototypes, check_shapes, check_tensors)
     rules = {value.name for module in modules for value in vars(module).values() if isinstance(value, Rule)}
-    elsewhere = {check_tensors.WEIGHT_FILE.name, check_tensors.WEIGHT_PLACE.name}
+    elsewhere = {rule.name for rule in (check_tensors.WEIGHT_FILE, check_tensors.WEIGHT_PLACE, check_tensors.WEIGHT_LENGTH)}
     assert rules == {rule.name for rule, _ in ATTENTION + BRANCHES} | elsewhere
