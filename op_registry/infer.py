@@ -103,7 +103,7 @@ def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     if "quant_scale2" in inputs:
         dtype = "DT_INT8"
     sizes = _prompt_sizes(given, query.shape, value.shape, attrs["num_heads"], attrs["num_key_value_heads"])
-    if sizes is None or "block_table" in inputs:
+    if sizes is None or {*wanted} - sizes.keys() - {"H"} or "block_table" in inputs:
         out = query.shape if not wanted and sizes is not None else None
         return {"attention_out": TensorInfo(dtype, out), "softmax_lse": TensorInfo("DT_FLOAT")}
     width = sizes["N"] * sizes["D"] if isinstance(sizes["N"], int) and isinstance(sizes["D"], int) else None
@@ -116,8 +116,10 @@ def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
 def _prompt_sizes(
     layout: str, query: Shape | None, value: Shape | None, heads: int, kv_heads: int
 ) -> dict[str, Dim] | None:
-    """Query's sizes by letter, and Dv as D; None where the ranks do not fit the layout."""
+    """Query's sizes by letter, and Dv as D; None for an unknown layout, and where the ranks do not fit it."""
     if query is None or value is None or not len(query) == len(value) == len(layout):
+        return None
+    if layout != "BSH" and not {"N", "D"} <= {*layout} <= {*"BNSDT"}:
         return None
     batch = 1 if layout == "NSD" else None
     sizes: dict[str, Dim] = {"B": batch, "T": None, "S": None, **dict(zip(layout, query, strict=True))}

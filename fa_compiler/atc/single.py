@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,14 +15,14 @@ from fa_compiler.atc.script import script
 from fa_compiler.atc.shapes import parse_sizes
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
-from fa_compiler.lowering.ascend.air.check_prototypes import entry_of
+from fa_compiler.lowering.ascend.air.check_prototypes import DTYPE, check_op, entry_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
 from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
 from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import check_text, to_json
-from fa_compiler.lowering.ascend.single_op.words import TYPES
+from fa_compiler.lowering.ascend.single_op.words import TYPES, type_word
 from fa_compiler.op_registry import NodeView, TensorInfo, get, names, verify
-from fa_compiler.op_registry.dtypes import to_numpy
+from fa_compiler.op_registry.dtypes import canonical, to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
 from fa_compiler.op_registry.node import convert_attr
@@ -118,6 +119,7 @@ def by_hand(
     values = {name: _constant(name, text, given) for name, text in texts.items()}
     described = _once("--output-desc", (_tensor(item, "--output-desc") for item in outputs))
     op.output_descs = _outputs(spec, op, described, values)
+    _legal_types(op)
     if soc is not None and op_type in names():
         _verify(spec, op, values, soc, cann)
     return text_of(op, op_type, values)
@@ -233,10 +235,13 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
     desc = given.get(name)
     if desc is None or desc.shape is None:
         raise InputError(f"--const {name}: give its type and shape with --input {name}=... as well")
+    if -1 in desc.shape:
+        raise InputError(f"--const {name}: give every size of --input {name}=..., for its values are given")
     dtype = np.dtype(to_numpy(desc.dtype))
     try:
         words = text.split(",") if text else []
-        array = np.array([int(word) if dtype.kind in "iub" else float(word) for word in words], dtype)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused when the file is written
+            array = np.array([int(word) if dtype.kind in "iub" else float(word) for word in words], dtype)
         array = array.reshape(desc.shape)
     except (ValueError, OverflowError):
         raise InputError(f"--const {name}={text} does not fit {desc.dtype} {list(desc.shape)}") from None
@@ -247,11 +252,14 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
 def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]) -> list[TensorDesc]:
     """What follows from the inputs, where a rule is known, and what the user says instead or beside."""
     inferred = _inferred(spec, op, values)
-    names_of = [entry.name for entry in spec.outputs if entry.kind is not Kind.DYNAMIC]
+    single = sum(entry.kind is not Kind.DYNAMIC for entry in spec.outputs)
+    names_of: list[str] = []
     for entry in spec.outputs:
         if entry.kind is Kind.DYNAMIC:
-            count = max(len(inferred) - len(names_of), sum(name.startswith(entry.name) for name in given))
+            count = max(len(inferred) - single, sum(_numbered(entry.name, name) for name in given))
             names_of += [f"{entry.name}{number}" for number in range(count)]
+        else:
+            names_of.append(entry.name)
     for name in given:
         if name not in names_of:
             raise InputError(f"{spec.name} has no output {name!r}{suggestion(name, names_of)}")
@@ -267,6 +275,18 @@ def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapp
     return descs
 
 
+def _numbered(group: str, name: str) -> bool:
+    return re.fullmatch(re.escape(group) + r"\d+", name) is not None
+
+
+def _legal_types(op: Op) -> None:
+    """Raise InputError, with the list of types, for a tensor of a type that the prototype does not have."""
+    for finding in check_op(op):
+        if finding.rule == DTYPE.name:
+            message = re.sub(r"\bDT_\w+", lambda found: type_word(canonical(found[0])) or found[0], finding.message)
+            raise InputError(f"{message}; give one of these types")
+
+
 def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fact]:
     rule = RULES.get(spec.name)
     if rule is None:
@@ -276,9 +296,13 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
         if not desc.is_absent:
             facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
     try:
-        return rule(Call(op, facts))
+        found = rule(Call(op, facts))
     except Misfit as misfit:
         raise InputError(f"{spec.name} does not take these inputs: {misfit}") from None
+    largest = max((size for fact in found for size in fact.shape or ()), default=0)
+    if largest >= 1 << 63:
+        raise InputError(f"{spec.name} does not take these inputs: a size of its output is {largest}")
+    return found
 
 
 def _infos(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
 
-INPUTS = Rule("declared-inputs", Severity.LATER, "leave _ir_inputs_key and _ir_inputs_value out: GE knows the prototype")
-ATTRS = Rule("declared-attrs", Severity.LATER, "leave _ir_attr_names out: GE knows the prototype")
+INPUTS = Rule("declared-inputs", Severity.LATER, "leave _ir_inputs_key and _ir_inputs_value out: GE knows them")
+ATTRS = Rule("declared-attrs", Severity.LATER, "leave _ir_attr_names out: GE knows them")
 
 _KINDS = {Kind.REQUIRED: 0, Kind.OPTIONAL: 1, Kind.DYNAMIC: 2}
 

@@ -99,7 +99,8 @@ def _unlinked(op: Proto) -> Iterator[Finding]:
         dtype, layout = type_name(desc.dtype), layout_of(desc)
         if linked and dtype == UNDEFINED and layout in ("", "FORMAT_RESERVED"):
             name = desc.name or f"number {anchor}"
-            yield NO_TYPE(op.name, f"input {name} is connected, but declared without type and layout: GE takes it for absent")
+            said = f"input {name} is connected, but declared without type and layout"
+            yield NO_TYPE(op.name, f"{said}: GE takes it for absent")
         if not linked and (dtype != UNDEFINED or layout not in ("", "FORMAT_RESERVED")):
             name = desc.name or f"number {anchor}"
             yield UNLINKED(op.name, f"input {name} is not connected, but declared as {dtype} {layout}".rstrip())
