@@ -12,7 +12,7 @@ of that version into the one before. An operator is not in the table because it 
 | Split with num_outputs | sizes as input | equal parts, the last one shorter, as that version says |
 | Pad with axes | pads for all axes | only where both are constant and the rank known |
 | AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before, and another count of the last window |
-| Resize | refused with antialias, axes, keep_aspect_ratio_policy or half_pixel_symmetric | new in 18 and 19 |
+| Resize | refused with half_pixel_symmetric | new in 19; `forms` has what came with 18 |
 | GridSample linear, cubic | bilinear, bicubic | the same under older names, for images of 4 dimensions |
 | ScatterElements, ScatterND with max or min | refused | new in 18 |
 | IsInf of float16 | of its float32 | infinite stays infinite, nothing else becomes it |
@@ -212,7 +212,7 @@ CHANGES: Mapping[str, Mapping[int, Rule | None]] = {
     "IsNaN": {20: None},
     "LpPool": {18: refuse(ceil_mode=0, dilations=None), 22: None},
     "Pad": {**_ANY, 18: pads_of_all_axes, 19: no_wrap},
-    "Resize": {18: refuse(antialias=0, axes=None, keep_aspect_ratio_policy="stretch"), 19: not_symmetric},
+    "Resize": {18: None, 19: not_symmetric},
     "Split": {18: split_sizes},
     "SplitToSequence": {24: None},
     "TopK": {24: None},

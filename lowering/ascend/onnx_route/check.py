@@ -2,10 +2,12 @@
 
     reading     no protobuf, 2 GiB or more (E13005); no inputs or outputs (E16001)
     pre-check   names twice (E13009); operators nobody registered (E13010); domains that are not imported (E19999)
-    nodes       the traps of the parser's own attention plugins; empty output names beside empty inputs; more tensors
-                than the operator has; types (E19999)
-    later       inputs that nothing makes (E11019); required attributes and inputs; operators that plugins build wrongly
-    never       weights that are read from the wrong place
+    nodes       the traps of the parser's own attention plugins; attributes and inputs that the other plugins do not
+                take (`plugin_reads.tsv`); empty output names beside empty inputs; more tensors than the operator has;
+                types (E19999)
+    later       inputs that nothing makes, absent ones in a branch (E11019); required attributes and inputs; operators
+                that plugins build wrongly
+    never       attributes that a plugin does not read; weights that are read from the wrong place
 
 Nodes of a plugin's domain are taken to become the GE operator of their name, with inputs and outputs in its order and
 attributes of its names: what the generated plugin does.
@@ -23,8 +25,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
+from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
+from fa_compiler.passes.nodes import STANDARD
 
 LIMIT = (1 << 31) - 1
 """Bytes the parser can read."""
@@ -42,6 +46,9 @@ PARAMS = Rule("parser-params", _REJECTED, "write the attribute (E11010)")
 TENSORS = Rule("too-many-tensors", _REJECTED, "leave out what the operator does not have (E19999)")
 ELEMENT = Rule("element-type", _REJECTED, "use a type that ATC knows (E19999)")
 BRANCHES = Rule("branches", _REJECTED, "an If has then_branch and else_branch and nothing else (E19999)")
+FORM = Rule("plugin-form", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E11010, E19999)")
+UNREAD = Rule("plugin-misses", Severity.WRONG, "convert the model with `fa-compiler atc --route onnx`")
+GAP = Rule("gap-in-branch", _LATER, "give the input, or use an operator without it (E11019)")
 UNLINKED = Rule("unlinked", _LATER, "correct the name (E11019)")
 BROKEN = Rule("broken-plugin", _LATER, "use the plugin that `fa-compiler atc --route onnx` writes")
 PROTOTYPE = Rule("prototype", _LATER, "write the node as `fa-compiler registry show` has it")
@@ -93,8 +100,10 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
         return found
     found += _empty_outputs(graphs)
     known: set[str] = set()
+    read: set[str] = set()
     for graph in graphs:
         known |= _made(graph)
+        read |= {*(value.name for value in graph.output), *(name for node in graph.node for name in node.input)}
     for graph in graphs:
         for value in (*graph.input, *graph.output):
             if not value.type.HasField("tensor_type"):
@@ -104,6 +113,10 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
                 UNLINKED(_label(node), f"nothing makes its input '{name}'") for name in node.input if name not in known
             ]
             found += _node(node, own)
+            if node.domain in STANDARD and node.op_type != "If":
+                found += _plugin(node, imports["ai.onnx"], read)
+            if graph is not model.graph and "" in node.input:
+                found.append(GAP(_label(node), "it has an absent input and lies in a branch of an If"))
         found += check_weights(graph, folder, is_main=graph is model.graph)
     return sorted(found, key=lambda finding: finding.severity is not Severity.REJECTED)
 
@@ -177,6 +190,18 @@ def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[Finding]:
         yield from _attention(node)
     elif node.op_type == "If" and sorted(attr.name for attr in node.attribute) != ["else_branch", "then_branch"]:
         yield BRANCHES(_label(node), "its attributes are not the two branches")
+
+
+def _plugin(node: onnx.NodeProto, version: int, read: set[str]) -> Iterator[Finding]:
+    """What the operator's plugin refuses, and what it passes over."""
+    try:
+        form = Form.of_proto(node, version, read)
+        found = list(missed(form))
+    except (ValueError, TypeError, AttributeError) as error:
+        yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
+        return
+    for each in found:
+        yield (FORM if each.is_refused else UNREAD)(_label(node), each.sentence)
 
 
 def _attention(node: onnx.NodeProto) -> Iterator[Finding]:

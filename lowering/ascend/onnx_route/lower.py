@@ -2,8 +2,9 @@
 
     functions      inlined, all of them
     opset          a model of 8 to 17 keeps its own; newer ones become 17, or 18 for operators that came with it
-    nodes          by `changes`, the unknown ones by `expansions`; then each must be one the parser takes, one of ours
-                   (domain `ascend`, for the plugin), or one of domain npu
+    nodes          by `changes`, the unknown ones by `expansions`, then by `forms`, which say what the parser's plugins
+                   miss; then each must be one the parser takes and reads, one of ours (domain `ascend`, for the
+                   plugin), or one of domain npu
     If             its condition is made a scalar
     constants      Constant nodes hold a tensor; types the parser knows
     weights        those of subgraphs that lie in files move to the main graph: the parser looks for the file beside the
@@ -21,9 +22,10 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
-from fa_compiler.lowering.ascend.onnx_route import changes, names, parser
+from fa_compiler.lowering.ascend.onnx_route import changes, forms, names, parser
 from fa_compiler.lowering.ascend.onnx_route.errors import UnfitModel, UnfitNode, about
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
@@ -166,9 +168,7 @@ def _came_with_18(node: ir.Node) -> bool:
     if parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET):
         return True
     attributes = {name: attr.value for name, attr in node.attributes.items()}
-    if node.op_type in ("ScatterElements", "ScatterND"):
-        return attributes.get("reduction") in ("max", "min")
-    return node.op_type == "Resize" and bool({"antialias", "axes", "keep_aspect_ratio_policy"} & set(attributes))
+    return node.op_type in ("ScatterElements", "ScatterND") and attributes.get("reduction") in ("max", "min")
 
 
 def _aim(model: ir.Model, target: int) -> None:
@@ -199,6 +199,8 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list
                     _scalar_condition(rewrite)
                 elif source > target:
                     changes.convert(rewrite, target)
+                if node.graph is not None:
+                    forms.write_out(rewrite, graph is not model.graph)
             except UnfitNode as reason:
                 problems.append(about(node, str(reason)))
         if not problems:
@@ -263,6 +265,7 @@ def _unfit(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
         elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
             problems.append(about(node, _unknown(domain, node.op_type)))
         elif not domain:
+            problems += [about(node, finding.sentence) for finding in missed(Form.of_node(node, target))]
             problems += _illegal_types(node, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
     for tensor in tensors:

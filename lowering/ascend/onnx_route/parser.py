@@ -45,9 +45,10 @@ def takes(domain: str, op_type: str, version: int) -> bool:
 def _table() -> Mapping[tuple[str, str], frozenset[int]]:
     text = resources.files(__package__).joinpath("parser_ops.tsv").read_text()
     rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
-    return {(domain, op): _versions(text) for domain, op, text in rows}
+    return {(domain, op): versions_in(text) for domain, op, text in rows}
 
 
-def _versions(text: str) -> frozenset[int]:
+def versions_in(text: str) -> frozenset[int]:
+    """The versions of "8,10-12"."""
     spans = (part.partition("-") for part in text.split(","))
     return frozenset(number for low, _, high in spans for number in range(int(low), int(high or low) + 1))

@@ -77,6 +77,18 @@ class Rewrite:
             self.fail(f"{name} is {axis} for a tensor of rank {rank}")
         return axis % rank
 
+    def is_read(self, index: int) -> bool:
+        """Is the output there, and of use?"""
+        if index >= len(self.node.outputs):
+            return False
+        value = self.node.outputs[index]
+        return bool(value.uses()) or value.is_graph_output()
+
+    def numbers(self, name: str, default: Sequence[int] = ()) -> list[int]:
+        """A list of integers or its default."""
+        attr = self.node.attributes.get(name)
+        return list(default) if attr is None else list(attr.as_ints())
+
     # -- what takes its place -----------------------------------------------------------------
 
     def op(
@@ -93,16 +105,30 @@ class Rewrite:
         """A number as a constant of the type of `like`."""
         return self.builder.constant(np.array(number, dtype=self.dtype(like).numpy()), "number")
 
+    def write(self, **values: Sequence[int]) -> None:
+        """Set attributes that are lists of integers."""
+        for name, numbers in values.items():
+            self.node.attributes[name] = ir.AttrInt64s(name, list(numbers))
+
+    def drop(self, *names: str) -> None:
+        """Leave out attributes."""
+        for name in names:
+            self.node.attributes.pop(name, None)
+
     def replace(self, *values: ir.Value) -> None:
         """Let `values` take the place of the node's outputs, and remove the node."""
         for output, value in zip(self.node.outputs, values, strict=False):
-            is_output = output.is_graph_output()
-            replace_value(output, self.builder.alias(value) if is_output else value, rename=is_output)
+            self.replace_output(output, value)
         unread = [output for output in self.node.outputs[len(values) :] if output.uses() or output.is_graph_output()]
         if unread:
             self.fail(f"its output '{unread[0].name}' has no counterpart")
         assert self.node.graph is not None
         self.node.graph.remove(self.node, safe=True)
+
+    def replace_output(self, output: ir.Value, value: ir.Value) -> None:
+        """Let a value take the place of one output; the node stays."""
+        is_output = output.is_graph_output()
+        replace_value(output, self.builder.alias(value) if is_output else value, rename=is_output)
 
 
 Rule = Callable[[Rewrite], None]

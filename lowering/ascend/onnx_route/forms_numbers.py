@@ -1,0 +1,143 @@
+"""Forms of operators that work element by element, and of products.
+
+| operator | becomes | where |
+| --- | --- | --- |
+| Clip without bounds | Identity | from opset 11 on |
+| Clip with bounds as attributes | the same with both; of other types than float32 Max and Min | before opset 11 |
+| IsInf of one sign | IsInf and a comparison with 0 | always |
+| Selu with alpha, gamma | gamma * Elu | always |
+| Mod with fmod 0 | fmod 1, and the divisor added where the signs differ | the type is known |
+| Dropout | its input, mask of ones | it does not train; before opset 12 without a mask |
+| Gemm with alpha and no third input | Mul behind it | always |
+| Sum, Mean | a chain of Add, then Div | the shapes are not the same: GE gives the first one's |
+| GridSample | its defaults written out | always |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
+from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.passes.nodes import constant, int_attr
+
+BOOL, FLOAT = ir.DataType.BOOL, ir.DataType.FLOAT
+UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64)
+
+
+def clip(rewrite: Rewrite) -> None:
+    """Clip."""
+    data, builder = rewrite.needed(0), rewrite.builder
+    if builder.opset < 11:
+        largest = float(np.finfo(np.float32).max)
+        low, high = rewrite.number("min", -largest), rewrite.number("max", largest)
+        if rewrite.dtype(data) == FLOAT:  # the plugin casts to it
+            for name, number in (("min", low), ("max", high)):
+                rewrite.node.attributes[name] = ir.AttrFloat32(name, number)
+            return
+        result = data
+        for op_type, name, number in (("Max", "min", low), ("Min", "max", high)):
+            if name in rewrite.node.attributes:
+                result = rewrite.op(op_type, [result, rewrite.scalar(number, data)], data)
+        rewrite.replace(result if result is not data else rewrite.op("Identity", [data], data))
+    elif rewrite.given(1) is None and rewrite.given(2) is None:
+        rewrite.replace(rewrite.op("Identity", [data], data))
+
+
+def one_sign(rewrite: Rewrite) -> None:
+    """IsInf."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    signs = [int_attr(node, f"detect_{sign}", 1) for sign in ("negative", "positive")]
+    rewrite.drop("detect_negative", "detect_positive")
+    if all(signs):
+        return None
+    infinite = builder.op("IsInf", [data], BOOL)
+    if any(signs):
+        side = builder.op("Less" if signs[0] else "Greater", [data, rewrite.scalar(0, data)], BOOL)
+        return rewrite.replace(builder.op("And", [infinite, side], BOOL))
+    nothing = builder.op("And", [infinite, builder.op("Not", [infinite], BOOL)], BOOL)
+    return rewrite.replace(nothing)
+
+
+def selu(rewrite: Rewrite) -> None:
+    """Selu with numbers of its own."""
+    if not any(missed(Form.of_node(rewrite.node, rewrite.builder.opset))):
+        return
+    data = rewrite.needed(0)
+    bent = rewrite.op("Elu", [data], data, {"alpha": rewrite.number("alpha", 1.6732632)})
+    rewrite.replace(rewrite.op("Mul", [bent, rewrite.scalar(rewrite.number("gamma", 1.050701), data)], data))
+
+
+def floored(rewrite: Rewrite) -> None:
+    """Mod: GE's has the sign of the dividend."""
+    node, builder = rewrite.node, rewrite.builder
+    if int_attr(node, "fmod", 0) == 1:
+        return
+    left, right = rewrite.needed(0), rewrite.needed(1)
+    if rewrite.dtype(left) in UNSIGNED:
+        node.attributes["fmod"] = ir.AttrInt64("fmod", 1)
+        return
+    rest = rewrite.op("Mod", [left, right], left, {"fmod": 1})
+    zero = rewrite.scalar(0, left)
+    signs = [builder.op("Less", [value, zero], BOOL) for value in (rest, right)]
+    other = builder.op("Xor", signs, BOOL)
+    some = builder.op("Not", [builder.op("Equal", [rest, zero], BOOL)], BOOL)
+    raised = rewrite.op("Add", [rest, right], left)
+    rewrite.replace(rewrite.op("Where", [builder.op("And", [other, some], BOOL), raised, rest], left))
+
+
+def dropout(rewrite: Rewrite) -> None:
+    """Dropout that does not train is its input; one that does is random."""
+    data, builder = rewrite.needed(0), rewrite.builder
+    training = rewrite.given(2) if builder.opset >= 12 else None
+    if training is not None:
+        known, ratio = constant(training), rewrite.given(1)
+        drops = 0.5 if ratio is None else constant(ratio)
+        if known is None:
+            rewrite.fail("its training_mode is not constant; export for inference (model.eval())")
+        if known.any() and (drops is None or np.any(drops != 0)):
+            rewrite.fail("it drops values in training, which ATC's plugin does not read; export for inference")
+    if rewrite.is_read(1):
+        if builder.opset < 12:
+            rewrite.fail("its mask is read, which ATC's plugin does not make; export with opset 12 or newer")
+        kept = builder.op("Not", [_false_like(rewrite, data)], BOOL)
+        return rewrite.replace(rewrite.op("Identity", [data], data), kept)
+    return rewrite.replace(rewrite.op("Identity", [data], data))
+
+
+def _false_like(rewrite: Rewrite, data: ir.Value) -> ir.Value:
+    builder = rewrite.builder
+    shape = builder.op("Shape", [data], INT64)
+    return builder.op("Expand", [builder.constant(np.array(False), "number"), shape], BOOL)
+
+
+def sums(rewrite: Rewrite) -> None:
+    """Sum and Mean become an operator that takes equal shapes."""
+    values = [rewrite.needed(index) for index in range(len(rewrite.node.inputs))]
+    shapes = [rewrite.builder.info.shape(value) for value in values]
+    if shapes[0] is not None and all(shape == shapes[0] for shape in shapes):
+        return
+    total = values[0]
+    for value in values[1:]:
+        total = rewrite.op("Add", [total, value], values[0])
+    if rewrite.node.op_type == "Mean":
+        total = rewrite.op("Div", [total, rewrite.scalar(len(values), values[0])], values[0])
+    rewrite.replace(total if len(values) > 1 else rewrite.op("Identity", [total], total))
+
+
+def scaled_product(rewrite: Rewrite) -> None:
+    """Gemm without a third input."""
+    alpha = rewrite.number("alpha", 1.0)
+    if rewrite.given(2) is not None or alpha == 1.0:
+        return
+    left, right = rewrite.needed(0), rewrite.needed(1)
+    flips = {name: int_attr(rewrite.node, name, 0) for name in ("transA", "transB")}
+    product = rewrite.op("Gemm", [left, right], left, flips)
+    rewrite.replace(rewrite.op("Mul", [product, rewrite.scalar(alpha, left)], left))
+
+
+def grid_defaults(rewrite: Rewrite) -> None:
+    """GridSample."""
+    for name, default in (("mode", "bilinear"), ("padding_mode", "zeros")):
+        rewrite.node.attributes.setdefault(name, ir.AttrString(name, default))

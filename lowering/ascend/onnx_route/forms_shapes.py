@@ -1,0 +1,144 @@
+"""Forms of operators that move elements, reduce them or tell of shapes.
+
+| operator | becomes | where |
+| --- | --- | --- |
+| Shape with start, end | Shape and Slice | always |
+| Transpose without perm | the same with perm | the rank is known |
+| ArgMax, ArgMin of the last index | of the reversed axis, counted from its end | always |
+| ArgMin | and a Cast to int64: GE gives int32 | always |
+| GatherND with batch_dims | indices with those of the batch before them | the rank of the indices is known |
+| LogSoftmax, Hardmax before opset 13 | along the last axis of Flatten, and Reshape | always |
+| Reduce* before opset 13 | the axes written out | the plugin wants them, and the rank is known |
+| EyeLike | Equal of two Ranges; a constant before opset 11 | the rank, or the size, is known |
+| ConstantOfShape | its value as bytes | always |
+| DepthToSpace of blocks of 1 | Identity | always |
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.passes.nodes import int_attr
+
+BOOL = ir.DataType.BOOL
+END = (1 << 63) - 1
+"""Beyond every axis: ONNX's own way to say "to the end"."""
+
+
+def shape_bounds(rewrite: Rewrite) -> None:
+    """Shape of opset 15: the bounds clamp as those of Slice do."""
+    start, end = int_attr(rewrite.node, "start", 0), int_attr(rewrite.node, "end", END)
+    rewrite.drop("start", "end")
+    if (start, end) != (0, END):
+        whole = rewrite.builder.op("Shape", [rewrite.needed(0)], INT64)
+        bounds = [rewrite.builder.ints([number]) for number in (start, end, 0)]
+        rewrite.replace(rewrite.builder.op("Slice", [whole, *bounds], INT64))
+
+
+def transpose_perm(rewrite: Rewrite) -> None:
+    """Without perm the axes are reversed."""
+    if "perm" in rewrite.node.attributes:
+        return
+    rank = len(rewrite.shape(rewrite.needed(0)))
+    if rank:
+        rewrite.write(perm=range(rank)[::-1])
+    else:
+        rewrite.replace(rewrite.op("Identity", [rewrite.needed(0)], rewrite.needed(0)))
+
+
+def last_index(rewrite: Rewrite) -> None:
+    """ArgMax and ArgMin."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    wants_last = int_attr(node, "select_last_index", 0)
+    rewrite.drop("select_last_index")
+    if not wants_last and node.op_type == "ArgMax":
+        return
+    axis, keep = int_attr(node, "axis", 0), int_attr(node, "keepdims", 1)
+    if wants_last:
+        bounds = [builder.ints([number]) for number in (-1, -END - 1, axis, -1)]
+        data = rewrite.op("Slice", [data, *bounds], data)
+    found = builder.op(node.op_type, [data], INT64, {"axis": axis, "keepdims": keep})
+    if node.op_type == "ArgMin":
+        found = builder.op("Cast", [found], INT64, {"to": int(INT64)})
+    if wants_last:
+        every = builder.op("Shape", [rewrite.needed(0)], INT64)
+        last = builder.op("Gather", [every, builder.constant(np.array(axis, np.int64), "axis")], INT64, {"axis": 0})
+        last = builder.op("Sub", [last, builder.constant(np.array(1, np.int64), "number")], INT64)
+        found = builder.op("Sub", [last, found], INT64)
+    rewrite.replace(found)
+
+
+def batch_indices(rewrite: Rewrite) -> None:
+    """GatherND of opset 12: each index gets those of its batch before it."""
+    node, builder = rewrite.node, rewrite.builder
+    batch = int_attr(node, "batch_dims", 0)
+    rewrite.drop("batch_dims")
+    if not batch:
+        return
+    indices = rewrite.needed(1)
+    rank = len(rewrite.shape(indices))
+    every = builder.op("Shape", [indices], INT64)
+    bounds = [builder.ints([number]) for number in (0, rank - 1, 0)]
+    target = builder.op("Concat", [builder.op("Slice", [every, *bounds], INT64), builder.ints([1])], INT64, {"axis": 0})
+    parts = []
+    for axis in range(batch):
+        places = builder.range(builder.dimension(indices, axis))
+        column = builder.op("Reshape", [places, builder.ints([-1, *[1] * (rank - 1 - axis)])], INT64)
+        parts.append(builder.op("Expand", [column, target], INT64))
+    joined = builder.op("Concat", [*parts, indices], INT64, {"axis": -1})
+    rewrite.replace(rewrite.op("GatherND", [rewrite.needed(0), joined], rewrite.needed(0)))
+
+
+def eye(rewrite: Rewrite) -> None:
+    """EyeLike of opset 9."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    attr, offset = node.attributes.get("dtype"), int_attr(node, "k", 0)
+    dtype = rewrite.dtype(data) if attr is None else ir.DataType(attr.as_int())
+    sizes = [size.const for size in rewrite.shape(data)]
+    if builder.opset >= 11:
+        rows, columns = (builder.range(builder.dimension(data, axis)) for axis in (0, 1))
+        shifted = builder.op("Add", [rows, builder.ints([offset])], INT64)
+        equal = builder.op("Equal", [builder.units("Unsqueeze", shifted, [1]), columns], BOOL)
+        return rewrite.replace(builder.op("Cast", [equal], dtype, {"to": int(dtype)}))
+    if None in sizes or math.prod(size or 0 for size in sizes) > 1 << 20:
+        rewrite.fail("EyeLike of an open or large size; export with opset 11 or newer")
+    ones = np.eye(*[size or 0 for size in sizes], k=offset).astype(dtype.numpy())
+    return rewrite.replace(builder.alias(builder.constant(ones, "eye")))
+
+
+def fill_bytes(rewrite: Rewrite) -> None:
+    """The plugin of ConstantOfShape reads a typed value of four types only, and bytes of every type."""
+    attr = rewrite.node.attributes.get("value")
+    if attr is not None:
+        rewrite.node.attributes["value"] = ir.AttrTensor("value", ir.tensor(attr.as_tensor().numpy().copy()))
+
+
+def block_of_one(rewrite: Rewrite) -> None:
+    """DepthToSpace."""
+    if int_attr(rewrite.node, "blocksize", 0) == 1:
+        rewrite.replace(rewrite.op("Identity", [rewrite.needed(0)], rewrite.needed(0)))
+
+
+def all_axes(rewrite: Rewrite) -> None:
+    """Reductions without axes."""
+    if "axes" not in rewrite.node.attributes and rewrite.builder.opset < 13:
+        rewrite.write(axes=range(len(rewrite.shape(rewrite.needed(0)))))
+
+
+def one_axis(rewrite: Rewrite) -> None:
+    """LogSoftmax and Hardmax before opset 13 run over all axes from theirs on."""
+    node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
+    if builder.opset >= 13:
+        return
+    rank = len(rewrite.shape(data))
+    axis = int_attr(node, "axis", 1)
+    if axis in (-1, rank - 1):
+        node.attributes["axis"] = ir.AttrInt64("axis", axis)
+        return
+    flat = rewrite.op("Flatten", [data], data, {"axis": axis % max(rank, 1)})
+    result = rewrite.op(node.op_type, [flat], data, {"axis": -1 if builder.opset >= 11 else 1})
+    rewrite.replace(rewrite.op("Reshape", [result, builder.op("Shape", [data], INT64)], data))

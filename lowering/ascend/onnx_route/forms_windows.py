@@ -1,0 +1,122 @@
+"""Forms of convolutions and pools.
+
+| operator | becomes | where |
+| --- | --- | --- |
+| Conv, ConvTranspose without kernel_shape | the same with that of the weight | its size is known |
+| pools and convolutions with auto_pad | pads | the plugin lacks that auto_pad, and the sizes are known |
+| ConvTranspose with output_shape | pads | the sizes are known |
+| MaxPool with dilations | a volume of depth 1 | of rank 3 and 4 |
+| MaxPool with Indices that nothing reads | the same without; storage_order says nothing then | always |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fa_compiler.lowering.ascend.onnx_route.reads import LARGE_STRIDE, LARGE_WINDOW
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
+from fa_compiler.passes.nodes import int_attr
+from fa_compiler.passes.values.symbolic import Dim
+
+
+def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
+    """The pads that auto_pad SAME_UPPER or SAME_LOWER stands for."""
+    sizes = rewrite.shape(rewrite.needed(0))[2:]
+    lower = rewrite.text("auto_pad", "") == "SAME_LOWER"
+    before, after = [], []
+    for size, window, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        reach = (window - 1) * dilation + 1
+        if size.const is None and stride > 1:
+            rewrite.fail("its auto_pad depends on sizes that are open; fix the sizes, or export with explicit pads")
+        length = size.const or 1
+        total = max((-(-length // stride) - 1) * stride + reach - length, 0)
+        before.append((total + lower) // 2)
+        after.append(total - before[-1])
+    return [*before, *after]
+
+
+def _weight_kernel(rewrite: Rewrite) -> list[int] | None:
+    sizes = [size.const for size in rewrite.shape(rewrite.needed(1))[2:]]
+    return None if None in sizes else [size for size in sizes if size is not None]
+
+
+def window(rewrite: Rewrite) -> None:
+    """Conv and the pools."""
+    node = rewrite.node
+    if node.op_type == "Conv" and "kernel_shape" not in node.attributes and (known := _weight_kernel(rewrite)):
+        rewrite.write(kernel_shape=known)
+    kernel, auto = rewrite.numbers("kernel_shape"), rewrite.text("auto_pad", "NOTSET")
+    strides, dilations = rewrite.numbers("strides", [1] * len(kernel)), rewrite.numbers("dilations", [1] * len(kernel))
+    if node.op_type == "MaxPool" and not rewrite.is_read(1):
+        rewrite.drop("storage_order")
+        node.resize_outputs(1)
+    if node.op_type == "MaxPool" and len(kernel) < 3 and any(step != 1 for step in dilations):
+        return _as_volume(rewrite, kernel, strides, dilations)
+    if not auto.startswith("SAME") or not kernel:
+        return None
+    volume = len(kernel) == 3
+    if node.op_type == "Conv":
+        is_open = None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
+        unread = volume or not is_open  # the operator works the pads out, where they cannot be written
+    else:
+        large = not volume and (math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE)
+        unread = auto == "SAME_LOWER" or large or (volume and node.op_type != "MaxPool")
+    if unread:
+        rewrite.write(pads=_same_pads(rewrite, kernel, strides, dilations))
+        rewrite.drop("auto_pad", "ceil_mode")
+    return None
+
+
+def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> None:
+    """A MaxPool with dilations, which the plugin reads of volumes only."""
+    data, builder = rewrite.needed(0), rewrite.builder
+    if rewrite.is_read(1):
+        return  # for which there is no form
+    count = 3 - len(kernel)
+    ones, axes = [1] * count, list(range(2, 2 + count))
+    attrs: dict[str, Sequence[int] | int] = {"kernel_shape": [*ones, *kernel], "strides": [*ones, *strides]}
+    attrs |= {"dilations": [*ones, *dilations], "ceil_mode": int_attr(rewrite.node, "ceil_mode", 0)}
+    pads = rewrite.numbers("pads", [0] * 2 * len(kernel))
+    if rewrite.text("auto_pad", "NOTSET").startswith("SAME"):
+        rewrite.fail("auto_pad beside dilations; export with explicit pads")
+    half, none = len(pads) // 2, [0] * count
+    attrs["pads"] = [*none, *pads[:half], *none, *pads[half:]]
+    pooled = rewrite.op("MaxPool", [builder.units("Unsqueeze", data, axes)], data, attrs)
+    rewrite.replace(builder.units("Squeeze", pooled, axes))
+
+
+def transposed_window(rewrite: Rewrite) -> None:
+    """ConvTranspose."""
+    node = rewrite.node
+    kernel = rewrite.numbers("kernel_shape") or _weight_kernel(rewrite)
+    if kernel is None:
+        rewrite.fail("its kernel_shape is not written, and the size of its weight is not known; write kernel_shape")
+    rewrite.write(kernel_shape=kernel)
+    ones, auto = [1] * len(kernel), rewrite.text("auto_pad", "NOTSET")
+    strides, dilations = rewrite.numbers("strides", ones), rewrite.numbers("dilations", ones)
+    more = rewrite.numbers("output_padding", [0] * len(kernel))
+    wanted = rewrite.numbers("output_shape")[-len(kernel) :]
+    if not wanted and not auto.startswith("SAME"):
+        return
+    before, after = [], []
+    sizes = rewrite.shape(rewrite.needed(0))[2:]
+    for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        # The whole result, without pads, is as long as `size * stride` and this much more.
+        excess = Dim((kernel[axis] - 1) * dilations[axis] + 1 + more[axis] - stride)
+        total = (excess if not wanted else size * stride + excess - wanted[axis]).const
+        if total is None:
+            rewrite.fail("its pads depend on sizes that are open; fix the sizes, or export with explicit pads")
+        if total < 0:  # longer than what the window reaches: zeros behind it
+            more[axis] -= total
+            total = 0
+            if more[axis] >= max(stride, dilations[axis]):
+                rewrite.fail(f"its output is {more[axis]} longer than what its window reaches; export with pads")
+        upper = auto == "SAME_UPPER"
+        before.append(total // 2 if upper else total - total // 2)
+        after.append(total - before[-1])
+    rewrite.write(pads=[*before, *after])
+    rewrite.drop("auto_pad", "output_shape")
+    node.attributes.pop("output_padding", None)
+    if any(more):
+        rewrite.write(output_padding=more)
