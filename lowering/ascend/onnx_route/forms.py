@@ -53,14 +53,15 @@ def without_gaps(rewrite: Rewrite) -> None:
     if node.op_type == "Slice" and rewrite.given(3) is None and len(node.inputs) == 5:
         starts = rewrite.shape(rewrite.needed(1))[0].const
         if starts is not None:
-            return node.replace_input_with(3, builder.ints(range(starts)))
+            node.replace_input_with(3, builder.ints(range(starts)))
+            return None
     if node.op_type == "Resize":
         for index in (1, 2):
             if rewrite.given(index) is None:
                 node.replace_input_with(index, builder.constant(np.zeros(0, np.float32), "none"))
         return None
     places = ", ".join(str(index) for index, value in enumerate(node.inputs) if value is None)
-    return rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
+    rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
 
 
 FORMS: Mapping[str, Rule] = {

@@ -27,7 +27,7 @@ def batch_first(rewrite: Rewrite) -> None:
     rewrite.drop("layout")
     if not layout:
         return
-    inputs = list(node.inputs)
+    data, inputs = rewrite.needed(0), list(node.inputs)
     for index in (0, 5, 6):
         value = rewrite.given(index)
         if value is not None:
@@ -42,10 +42,10 @@ def batch_first(rewrite: Rewrite) -> None:
     results = []
     for index, old in enumerate(node.outputs):
         moved.outputs[index].name = builder.names.new(f"{moved.name}_output")
-        moved.outputs[index].dtype = rewrite.dtype(rewrite.needed(0))
+        moved.outputs[index].dtype = rewrite.dtype(data)
         perm = (2, 0, 1, 3) if index == 0 else (1, 0, 2)
         unread = not rewrite.is_read(index)
-        results.append(old if unread else rewrite.op("Transpose", [moved.outputs[index]], inputs[1], {"perm": perm}))
+        results.append(old if unread else rewrite.op("Transpose", [moved.outputs[index]], data, {"perm": perm}))
     assert node.graph is not None
     node.graph.insert_before(node, moved)
     _replace_read(rewrite, results)

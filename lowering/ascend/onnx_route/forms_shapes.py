@@ -16,8 +16,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx_ir as ir
 
@@ -98,15 +96,15 @@ def eye(rewrite: Rewrite) -> None:
     node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
     attr, offset = node.attributes.get("dtype"), int_attr(node, "k", 0)
     dtype = rewrite.dtype(data) if attr is None else ir.DataType(attr.as_int())
-    sizes = [size.const for size in rewrite.shape(data)]
+    rows_known, columns_known = (size.const for size in rewrite.shape(data))
     if builder.opset >= 11:
         rows, columns = (builder.range(builder.dimension(data, axis)) for axis in (0, 1))
         shifted = builder.op("Add", [rows, builder.ints([offset])], INT64)
         equal = builder.op("Equal", [builder.units("Unsqueeze", shifted, [1]), columns], BOOL)
         return rewrite.replace(builder.op("Cast", [equal], dtype, {"to": int(dtype)}))
-    if None in sizes or math.prod(size or 0 for size in sizes) > 1 << 20:
+    if rows_known is None or columns_known is None or rows_known * columns_known > 1 << 20:
         rewrite.fail("EyeLike of an open or large size; export with opset 11 or newer")
-    ones = np.eye(*[size or 0 for size in sizes], k=offset).astype(dtype.numpy())
+    ones = np.eye(rows_known, columns_known, offset).astype(dtype.numpy())
     return rewrite.replace(builder.alias(builder.constant(ones, "eye")))
 
 

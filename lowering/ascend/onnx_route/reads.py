@@ -272,7 +272,7 @@ def _resize(form: Form) -> Iterator[Missed]:
     if mode == "nearest" and (coordinates, rounding) not in RIGHT_PIXELS | TIES:
         said = f"coordinates {coordinates} with nearest_mode {rounding}"
         yield Missed(f"ATC's plugin does not read nearest_mode: it does not compute {said}", False)
-    unread = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
+    unread: dict[str, int | float | str | None] = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
     unread |= {"cubic_coeff_a": -0.75, "exclude_outside": 0} if mode == "cubic" else {}
     unread |= {"extrapolation_value": 0.0} if coordinates == "tf_crop_and_resize" else {}
     for name, default in unread.items():
