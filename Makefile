@@ -7,6 +7,7 @@
 #   make sanitize the kernel tests on a library built with address and undefined-behaviour sanitizers (slow)
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
+#   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
 #   make clean    remove what the above made
 #
@@ -18,10 +19,11 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BENCH := all
+FUZZ := all --seconds 600
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize neon lint bench compat clean
+.PHONY: demo test sanitize neon lint bench fuzz compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -48,6 +50,9 @@ neon: $(VENV)/.tools
 
 bench: $(VENV)/.package
 	$(BIN)/python -m bench $(BENCH)
+
+fuzz: $(VENV)/.test
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 lint: $(VENV)/.test .links
 	$(BIN)/ruff check .

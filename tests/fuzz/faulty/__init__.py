@@ -1,0 +1,1 @@
+"""Kinds for the tests of the engine."""

@@ -1,0 +1,50 @@
+"""The search for faults: the engine, and a few cases of each kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.__main__ import main
+from tests.fuzz.kind import GROUPS, chosen, load, names
+from tests.fuzz.worker import checked
+
+FAULTY = "tests.fuzz.faulty.ends"
+
+
+@pytest.mark.parametrize("name", names())
+def test_cases_of_each_kind(name: str) -> None:
+    kind = load(name)
+    outcomes = [checked(kind, seed) for seed in range(6)]
+    assert all(outcome.word for outcome in outcomes)
+    assert checked(kind, 3) == outcomes[3]
+
+
+def test_words_for_kinds() -> None:
+    assert chosen(["all"]) == names()
+    assert set(chosen([*GROUPS])) == set(names())
+    with pytest.raises(ValueError, match="unknown kind 'grafs'"):
+        chosen(["grafs"])
+
+
+def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A crash, a hang and an exception are findings; the worker is replaced and the next run goes on."""
+    arguments = [FAULTY, "--cases", "30", "--workers", "1", "--seed", "2", "--state", str(tmp_path), "--reduce"]
+    assert main(arguments) == 1
+    told = capsys.readouterr()
+    assert f"{FAULTY}:{2 << 32 | 8} two cases of one fault" in told.err
+    assert "5 of 4 kinds" in told.out
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "findings" / FAULTY).glob("*.json")]
+    found = {each["title"]: [seed & 0xFFFFFFFF for seed in each["seeds"]] for each in kept}
+    crash, hang = (next(title for title in found if word in title) for word in ("SIGABRT in check", "hang in check"))
+    expected = {crash: [3], hang: [5], "ZeroDivisionError in check (ends.py)": [7], "two cases of one fault": [8, 9]}
+    assert found == expected
+    (reduced,) = (each for each in kept if "reduced" in each)
+    assert reduced["reduced"] == "smaller"
+    assert [path.read_bytes() for path in (tmp_path / "findings" / FAULTY).glob("*.reduced.bin")] == [b"d"]
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 30
+    assert main([*arguments[:2], "4", *arguments[3:]]) == 0
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 34
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["words"]["fused"] == 29
