@@ -179,7 +179,9 @@ class Engine:
         """`cases` is how many of each kind are done at most in this run."""
         self.kinds, self.state, self.seconds, self.count = list(kinds), state, seconds, workers
         self.cases = cases
-        self.limits = {name: load(name).limit_s for name in kinds}
+        loaded = {name: load(name) for name in kinds}
+        self.limits = {name: kind.limit_s for name, kind in loaded.items()}
+        self.innocent = {name: kind.innocent for name, kind in loaded.items()}
         self.totals = {name: Total() for name in kinds}
         self.given = {name: state.progress(name).done for name in kinds}
         """The number of the first case that no worker has."""
@@ -308,10 +310,15 @@ class Engine:
             code = -worker.process.returncode
             ended = f"killed by {signal.Signals(code).name}" if code > 0 else f"exit code {-code}"
             words = worker.last_words()
-            place = re.search(r'File ".*?([^/"]+)", line \d+ in (\w+)', words)
+            # The innermost frame of ours; faulthandler begins with it.
+            frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
+            place = next((frame for frame in frames if "site-packages" not in frame[0]), None)
             where = f" in {place[2]} ({place[1]})" if place else ""
-            title = f"hang{where}" if how == "hang" else f"the process was {ended}{where}"
-            self._note(worker, "hang" if how == "hang" else "crash", Finding(title, words, suffix=".txt"))
+            finding = Finding(
+                f"hang{where}" if how == "hang" else f"the process was {ended}{where}", words, suffix=".txt"
+            )
+            innocent = place is not None and place[2] in self.innocent[worker.kind]
+            self._note(worker, "hang" if how == "hang" else "crash", None if innocent else finding)
             self._over(worker)
 
     # -- telling ------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ class Kind(ABC):
 
     limit_s = 20.0
     """A case that takes longer hangs, which is a finding."""
+    innocent: tuple[str, ...] = ()
+    """Functions of the kind in which a process may end or hang: what others are to blame for is no finding."""
 
     @abstractmethod
     def check(self, seed: int) -> Outcome:

@@ -1,17 +1,20 @@
-"""Attention in odd spellings and near misses of it."""
+"""Attention in odd spellings and near misses, from the grammar of tests/fuzz/grammar.py."""
 
 from __future__ import annotations
 
+from tests.fuzz.feeds import feeds
+from tests.fuzz.grammar import compose
 from tests.fuzz.kind import Kind, Outcome
-from tests.fuzz.oracle import Feed, Judge
-from tests.passes.builder import build
-from tests.passes.strategies import even
+from tests.fuzz.oracle import Judge
 
 
 class Compose(Kind):
-    """Random spellings."""
+    """One attention of the grammar, fed in several ways."""
+
+    innocent = ("run_original",)
 
     def check(self, seed: int) -> Outcome:
-        case = build(even(seed))
-        feeds = [Feed("plain", case.feeds(each)) for each in (seed, seed + 1)]
-        return Judge(case.model, feeds, again=seed % 16 == 0, note=repr(case.spelling)).outcome()
+        case = compose(seed)
+        note = f"{' '.join(case.words)} {' '.join(case.assume)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
+        judge = Judge(case.model, lambda: feeds(case, seed), case.assume, again=seed % 32 == 0, note=note)
+        return judge.outcome()

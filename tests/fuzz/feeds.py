@@ -1,0 +1,183 @@
+"""What users can feed: plain numbers, and everything that is not plain.
+
+An input's role says what its numbers mean:
+
+    value    query, key, value: normal numbers                  bias     normal numbers, added to scores
+    fmask    a float mask: 0 and the number of the mask         scale01  floats that are 0 or 1
+    bool     true where a key is kept                           int01    1 where a key is kept, else 0
+    labels   which packed sequence a token is of                index    indices below the size of a dimension
+    sink     one more score of a row                            window   a small whole number
+    lengths  how many keys count, of each batch entry
+
+A style changes what a run is fed. A user's word (--assume) leaves out what breaks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.graph import Case, Input
+from tests.fuzz.oracle import LARGEST, Array, Feed
+
+MASKS = ("bool", "int01", "scale01", "fmask")
+STYLES = (
+    "ones", "zeros", "rows", "twos", "negative", "packed", "mixed", "many", "large", "huge", "near", "nan keys",
+    "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "sizes", "one batch",
+    "none", "low bias",
+)  # fmt: skip
+NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
+TAME = ("plain", "ones", "sizes", "one batch")
+"""Styles that break nobody's word: scores stay small, masks hold what they are for."""
+Rng = np.random.Generator
+
+
+def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
+    """Plain ones first, then others in a random choice of styles."""
+    rng = np.random.default_rng(seed)
+    styles = [style for style in STYLES if not case.assume or style in TAME]
+    named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]
+    if "zeros" not in named and not case.assume and any(each.role in MASKS for each in case.inputs):
+        named.append("zeros")
+    return [feed(case, str(style), rng) for style in named]
+
+
+def feed(case: Case, style: str, rng: Rng) -> Feed:
+    """Inputs of one style."""
+    sizes, lenient = dict(case.sizes), False
+    if style == "sizes" and case.open:
+        for letter in sorted(case.open):
+            if rng.random() < 0.6:
+                sizes[letter] = int(rng.choice([0, 1, 2, 3, 5, 7]))
+    elif style == "one batch" and "B" in case.open:
+        sizes["B"] = 1
+    arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
+    spoiled = _spoil(case, arrays, style, rng)
+    if style == "near":  # equal keys: masks decide, and nothing else
+        for each in case.inputs:
+            if each.role == "value" and each.name != "v":
+                arrays[each.name] = np.ones_like(arrays[each.name])
+    return Feed(style, arrays, lenient, spoiled)
+
+
+def _shape(given: Input, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(each if isinstance(each, int) else sizes[each] for each in given.dims)
+
+
+def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rng) -> Array:
+    dtype = np.dtype(given.dtype)
+    with np.errstate(all="ignore"):
+        match given.role:
+            case "value":
+                made: Any = rng.standard_normal(shape) * _size(given, style, rng)
+            case "bias":
+                made = rng.standard_normal(shape) * (1e4 if style == "low bias" else 1.0)
+                made = made - (2e4 if style == "low bias" else 0.0)
+                if style == "many" and dtype == np.float32:
+                    made = rng.choice(NUMBERS, shape)
+            case "sink":
+                made = rng.standard_normal(shape) * (50.0 if style in ("large", "huge") else 1.0)
+            case "labels":
+                made = _labels(case, shape, style, rng)
+            case "window":
+                made = rng.integers(0, 4, shape)
+            case "index":
+                made = rng.integers(0, max(1, int(given.number)), shape)
+            case "lengths":
+                made = rng.integers(1, int(given.number) + 1, shape)
+            case _:
+                made = _mask(case, given, shape, style, rng)
+        return np.asarray(made).astype(dtype)
+
+
+def _size(given: Input, style: str, rng: Rng) -> float:
+    """Of the numbers in query, key and value; the product of two numbers does not overflow."""
+    if style == "large":
+        return 6.0
+    if style != "huge":
+        return 1.0
+    if given.dtype == "float16":
+        return float(rng.choice([4.0, 12.0]))
+    if given.name == "v":
+        return float(rng.choice([1.0, 1e3, 1e30, 5e37]))
+    return float(10.0 ** rng.uniform(1.0, 15.0))
+
+
+def _labels(case: Case, shape: tuple[int, ...], style: str, rng: Rng) -> Array:
+    if style in ("twos", "ones"):
+        return np.full(shape, 2 if style == "twos" else 1)
+    steps = rng.random(shape) < 0.4
+    runs: Array = np.cumsum(steps, axis=-1)
+    if style in ("mixed", "many") and "unbroken-sequences" not in case.assume:
+        return rng.integers(-1, 3, shape)
+    return runs
+
+
+def _keep(shape: tuple[int, ...], style: str, rng: Rng, assume: Sequence[str]) -> Array:
+    """Which keys are kept: true and false, the last axis are the keys."""
+    if style == "ones":
+        return np.ones(shape, np.bool_)
+    if style == "zeros":
+        return np.zeros(shape, np.bool_)
+    keep = rng.random(shape) < rng.choice([0.3, 0.6, 0.9])
+    if style == "rows" and shape:
+        keep &= rng.random((*shape[:-1], 1)) < 0.5
+    if "no-empty-rows" in assume and shape:
+        keep[..., :1] = True
+        if shape[-1] == 1:
+            keep[...] = True
+    return keep
+
+
+def _mask(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rng) -> Array:
+    keep = _keep(shape, style, rng, case.assume)
+    if given.role == "bool":
+        return keep
+    if given.role == "fmask":
+        number = given.number
+        if style == "many" and not case.assume:
+            return rng.choice(NUMBERS, shape)
+        if style == "mixed" and not case.assume:
+            return np.where(keep, rng.standard_normal(shape), number)
+        return np.where(keep, 0.0, number)
+    whole = keep.astype(np.int64)
+    if style == "twos":
+        return np.full(shape, 2) if rng.random() < 0.5 else whole * 2
+    if style == "negative":
+        return -whole if rng.random() < 0.5 else np.full(shape, -1)
+    if style in ("packed", "mixed"):
+        return np.cumsum(rng.random(shape) < 0.5, axis=-1) if shape else np.array(2)
+    if style == "many":
+        return (
+            rng.choice([0, 1, 2, -1, 3, 5], shape) if given.role == "int01" else rng.choice([0, 1, 0.5, 2, -1], shape)
+        )
+    return whole
+
+
+def _spoil(case: Case, arrays: dict[str, Array], style: str, rng: Rng) -> tuple[str, ...]:
+    """Put NaN or an infinity into one key or value, or into float masks; returns the names of the inputs."""
+    kind, _, where = style.partition(" ")
+    if kind not in ("nan", "infinite") or where not in ("keys", "values", "bias"):
+        return ()
+    spoiled: list[str] = []
+    number = np.nan if kind == "nan" else rng.choice([np.inf, -np.inf])
+    wanted = {"keys": ("k",), "values": ("v",)}.get(where)
+    for each in case.inputs:
+        array = arrays[each.name]
+        if array.dtype.kind != "f" or not array.size:
+            continue
+        if wanted is not None and each.name in wanted:
+            # The whole of one token, or one number of it.
+            axis = [index for index, dim in enumerate(each.dims) if dim in ("T", "S")]
+            place: list[Any] = [slice(None) if rng.random() < 0.5 else int(rng.integers(size)) for size in array.shape]
+            if axis:
+                place[axis[0]] = int(rng.integers(array.shape[axis[0]]))
+            array[tuple(place)] = number
+            spoiled.append(each.name)
+        elif wanted is None and each.role in ("bias", "fmask"):
+            array[rng.random(array.shape) < 0.2] = number
+            if number != -np.inf:
+                spoiled.append(each.name)
+    return tuple(spoiled)

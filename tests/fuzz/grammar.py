@@ -1,0 +1,469 @@
+"""A grammar of attention in plain operators: odd spellings, and near misses of them.
+
+    attention := output(values(guard(softmax(sink(terms(scale(product(query, key))))))))
+    terms     := 0 to 3 of: an addend, a selection, a blend s * b + f * (1 - b), a factor, a floor, a number
+
+It knows nothing of what the matcher accepts: every choice is independent of the others where the result is a model.
+What is drawn is fused or declined; only a run tells whether that was right.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tests.fuzz.graph import Case, Graph, Size
+from tests.fuzz.oracle import LARGEST
+
+INF = math.inf
+FILLS = (-INF, -INF, -LARGEST, -LARGEST, -LARGEST, -1e9, -1e9, -1e4, -1e4, -65504.0, -1e30, -LARGEST / 2, -32752.0)
+FILLS += (-100.0, -1e3, -1e5, -30.0)
+ODD = (0.0, 1.0, 1e4, 1e9, INF, math.nan, -1.0)
+DIMS: Sequence[tuple[Size, ...]] = (
+    ("B", 1, 1, "T"), ("B", 1, 1, "T"), ("B", 1, "S", "T"), ("B", "N", "S", "T"), (1, 1, "S", "T"), ("S", "T"), ("T",),
+    (1, "N", "S", "T"), ("B", 1, "S", 1), (1, 1, 1, "T"), (1, "N", 1, 1), ("S", 1), ("B", 1, 1, 1), (),
+)  # fmt: skip
+ASSUMED = ("no-empty-rows", "masks-dominate", "bounded-scores", "unbroken-sequences")
+
+
+def compose(seed: int) -> Case:
+    """The attention of a seed."""
+    return _Composer(random.Random(seed)).case()
+
+
+def drawn_sizes(rng: random.Random) -> dict[str, int]:
+    """Small sizes; all equal at times, so that no size tells one axis from another."""
+    if rng.random() < 0.15:
+        size = rng.choice([2, 3, 4])
+        return dict.fromkeys("BNKSTDE", size)
+    heads = rng.choice([1, 2, 2, 4])
+    sizes = {"B": rng.choice([1, 2, 2, 3]), "N": heads, "K": heads, "S": rng.choice([1, 2, 3, 4, 5])}
+    sizes["T"] = sizes["S"] if rng.random() < 0.6 else rng.choice([1, 2, 4, 6])
+    sizes["D"] = rng.choice([1, 2, 4, 8])
+    sizes["E"] = sizes["D"] if rng.random() < 0.8 else rng.choice([1, 3, 4])
+    if rng.random() < 0.2:
+        sizes["K"] = rng.choice([each for each in (1, 2, 4) if heads % each == 0])
+    return sizes
+
+
+class _Composer:
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        sizes = drawn_sizes(rng)
+        opened = {letter for letter in "BST" if rng.random() < 0.45}
+        if "S" in opened and sizes["S"] == sizes["T"] and rng.random() < 0.4:
+            opened.add("T")
+        self.g = Graph(rng, sizes, frozenset(opened), rng.choice([13, 14, 17, 17, 18, 20, 21]))
+        if {"S", "T"} <= opened and sizes["S"] == sizes["T"] and rng.random() < 0.5:
+            self.g.names["T"] = "S"
+            self.tied = True
+        else:
+            self.tied = False
+        self.dtype = "float16" if rng.random() < 0.3 else "float32"
+        self.score_type = self.dtype
+        self.conditions: list[str] = []
+        """Booleans of the shape of a mask, true where a key is kept: guards reuse them."""
+        self.addends: list[str] = []
+
+    def case(self) -> Case:
+        rng, g = self.rng, self.g
+        query, key, value = self._operands()
+        scores = self._product(query, key)
+        upcast = self.dtype == "float16" and rng.random() < 0.6
+        if upcast and rng.random() < 0.5:
+            scores, self.score_type = g.cast(scores, "float32"), "float32"
+        scores = self._terms(scores)
+        if upcast and self.score_type == "float16":
+            scores, self.score_type = g.cast(scores, "float32"), "float32"
+        outputs: list[tuple[str, str, Sequence[Size | None]]] = []
+        if rng.random() < 0.03:
+            outputs.append((scores, self.score_type, ("B", "N", "S", "T")))
+        result = self._softmax_and_product(scores, value, outputs)
+        dims: tuple[Size, ...] = ("B", "N", "S", "E")
+        if rng.random() < 0.3:
+            result, dims = g.op("Transpose", result, perm=[0, 2, 1, 3]), ("B", "S", "N", "E")
+        outputs.insert(0, (result, self.dtype, tuple(dims)))
+        assume: tuple[str, ...] = ()
+        if rng.random() < 0.12:
+            assume = (rng.choice(ASSUMED),)
+        case = g.case(outputs, assume)
+        if self.tied:  # one symbol, so that every run gives both one size
+            inputs = [
+                replace(each, dims=tuple("S" if dim == "T" else dim for dim in each.dims)) for each in case.inputs
+            ]
+            case.inputs, case.open = inputs, case.open - {"T"}
+        return case
+
+    # -- operands -----------------------------------------------------------------------------------
+
+    def _operands(self) -> tuple[str, str, str]:
+        rng, g, sizes = self.rng, self.g, self.g.sizes
+        made = []
+        for name, dims in (("q", ("B", "N", "S", "D")), ("k", ("B", "K", "T", "D")), ("v", ("B", "K", "T", "E"))):
+            b, n, s, d = dims
+            form = rng.choice(["BNSD", "BNSD", "BSND", "BSH"])
+            if form == "BNSD":
+                value = g.input("value", self.dtype, dims, name=name)
+            elif form == "BSND":
+                value = g.op("Transpose", g.input("value", self.dtype, (b, s, n, d), name=name), perm=[0, 2, 1, 3])
+            else:
+                flat = g.input("value", self.dtype, (b, s, sizes[n] * sizes[d]), name=name)
+                value = g.op("Transpose", g.reshape(flat, (b, s, n, d)), perm=[0, 2, 1, 3])
+            if name != "q" and sizes["K"] != sizes["N"]:
+                value = self._repeated(value, s, d)
+            made.append(value)
+        if rng.random() < 0.06:
+            made[0] = g.op("Add", made[0], g.input("bias", self.dtype, ("N", 1, "D")))
+        return made[0], made[1], made[2]
+
+    def _repeated(self, value: str, tokens: str, depth: str) -> str:
+        rng, g = self.rng, self.g
+        times = g.sizes["N"] // g.sizes["K"]
+        match rng.choice(["expand", "expand", "tile", "concat", "blocks"]):
+            case "expand":
+                axis = rng.choice([2, 2, 2, 1])
+                dims: list[Size] = ["B", "K", tokens, depth]
+                dims.insert(axis, times)
+                wide = g.op("Expand", g.unsqueeze(value, [axis]), g.shape(dims))
+                return g.reshape(wide, ("B", "N", tokens, depth))
+            case "tile":
+                return g.op("Tile", value, g.const([1, times, 1, 1], "int64"))
+            case "concat":
+                return g.op("Concat", *([value] * times), axis=1)
+            case _:
+                order = [head // times for head in range(g.sizes["N"])]
+                if rng.random() < 0.3:
+                    rng.shuffle(order)
+                return g.op("Gather", value, g.const(order, "int64"), axis=1)
+
+    def _product(self, query: str, key: str) -> str:
+        rng, g = self.rng, self.g
+        factor = rng.choice([0.5, 0.35, 1.0, 2.0, 0.125])
+        places = rng.choice([(), ("scores",), ("scores",), ("query",), ("key",), ("query", "key"), ("query", "scores")])
+        if "query" in places:
+            query = self._scaled(query, factor)
+        if "key" in places:
+            key = self._scaled(key, factor)
+        if rng.random() < 0.12:
+            scores = g.op("Einsum", query, key, equation="bnsd,bntd->bnst")
+        elif rng.random() < 0.1 and self.dtype == "float32":
+            scores = g.op("FusedMatMul", query, key, domain="com.microsoft", transB=1, alpha=factor)
+        else:
+            scores = g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2]))
+        return self._scaled(scores, factor) if "scores" in places else scores
+
+    def _scaled(self, value: str, factor: float) -> str:
+        rng, g, dtype = self.rng, self.g, self.dtype
+        match rng.choice(["mul", "mul", "div", "computed", "power", "odd"] if rng.random() < 0.6 else ["mul"]):
+            case "mul":
+                number = g.number(factor, dtype)
+                return g.op("Mul", *((value, number) if rng.random() < 0.7 else (number, value)))
+            case "div":
+                return g.op("Div", value, g.number(1 / factor, dtype))
+            case "computed":
+                root = g.op("Sqrt", g.cast(g.const(g.sizes["D"], "int64"), dtype))
+                return g.op("Div", value, root)
+            case "power":
+                base, power = rng.choice([(4.0, -0.5), (4.0, 0.5), (-8.0, 0.5), (2.0, -1.0), (0.0, -1.0), (-8.0, 2.0)])
+                return g.op("Mul", value, g.op("Pow", g.const(base, dtype), g.const(power, dtype)))
+            case _:
+                return g.op("Mul", value, g.number(rng.choice([0.0, -1.0, 1e-3, 30.0, INF, math.nan]), dtype))
+
+    # -- conditions ---------------------------------------------------------------------------------
+
+    def _condition(self, depth: int = 0) -> str:
+        """A boolean that is true where a key is kept; its shape broadcasts to the scores."""
+        rng, g = self.rng, self.g
+        if depth < 2 and rng.random() < 0.25:
+            first, second = self._condition(depth + 1), self._condition(depth + 1)
+            return g.op(rng.choice(["And", "And", "And", "Or", "Xor"]), first, second)
+        if rng.random() < 0.08:
+            return g.op("Not", self._condition(depth + 1))
+        kinds = ["input", "int", "int", "float", "triangle", "position", "position", "window", "labels", "constant"]
+        match rng.choice(kinds):
+            case "input":
+                return g.input("bool", "bool", rng.choice(DIMS))
+            case "int":
+                dtype = rng.choice(["int64", "int32"])
+                given = self._lifted("int01", dtype)
+                if rng.random() < 0.4:
+                    return g.cast(given, "bool")
+                test, number = rng.choice([("Equal", 1), ("Greater", 0), ("Less", 1), ("GreaterOrEqual", 1)])
+                return g.op(test, given, g.const(number, dtype))
+            case "float":
+                given = g.input("scale01", "float32", rng.choice(DIMS))
+                if rng.random() < 0.5:
+                    return g.cast(given, "bool")
+                return g.op(rng.choice(["Greater", "Equal"]), given, g.const(rng.choice([0.0, 0.5, 1.0]), "float32"))
+            case "triangle":
+                return self._triangle()
+            case "position":
+                rows, keys = self._positions()
+                return g.op(rng.choice(["LessOrEqual", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"]), keys, rows)
+            case "window":
+                rows, keys = self._positions()
+                if rng.random() < 0.7:
+                    width = g.const(rng.choice([0, 1, 2, 3]), "int64")
+                else:
+                    width = g.input("window", "int64", rng.choice([(), (1,)]))
+                near = g.op(rng.choice(["Less", "LessOrEqual"]), g.op("Sub", rows, keys), width)
+                return g.op("And", near, g.op("LessOrEqual", keys, rows)) if rng.random() < 0.7 else near
+            case "labels":
+                return self._labels()
+            case _:
+                shape = [g.size(each) if each not in g.open else 1 for each in rng.choice(DIMS)]
+                return g.const(np.random.default_rng(rng.getrandbits(32)).random(shape) < 0.6)
+
+    def _lifted(self, role: str, dtype: str) -> str:
+        """A mask of rank 2, as models take it, with two axes between; or one of any shape."""
+        rng, g = self.rng, self.g
+        if rng.random() < 0.6:
+            return g.unsqueeze(g.input(role, dtype, ("B", "T")), [1, 2])
+        return g.input(role, dtype, rng.choice(DIMS))
+
+    def _triangle(self) -> str:
+        rng, g = self.rng, self.g
+        if g.open & {"S", "T"} or rng.random() < 0.5:
+            ones = g.op("ConstantOfShape", g.shape(["S", "T"]), value=_tensor(1.0))
+            if g.opset < 14:
+                return g.op("Greater", ones, g.const(0.0, "float32"))
+            offset = rng.choice([None, 0, 1, -1, 2])
+            given = [ones] if offset is None else [ones, g.const(offset, "int64")]
+            upper = int(rng.random() < 0.3)
+            made = g.op("Trilu", *given, upper=upper)
+            return g.op("Not", g.cast(made, "bool")) if upper or rng.random() < 0.1 else g.cast(made, "bool")
+        keep = np.tril(np.ones((g.sizes["S"], g.sizes["T"]), np.bool_), rng.choice([0, 0, 1, -1]))
+        if rng.random() < 0.2:
+            keep[rng.randrange(g.sizes["S"])] = False
+        if rng.random() < 0.2:
+            keep[rng.randrange(g.sizes["S"]), rng.randrange(g.sizes["T"])] ^= True
+        return g.const(keep[None, None] if rng.random() < 0.5 else keep)
+
+    def _positions(self) -> tuple[str, str]:
+        rng, g = self.rng, self.g
+        rows, keys = g.unsqueeze(g.range("S"), [1]), g.unsqueeze(g.range("T"), [0])
+        match rng.choice(["", "", "end", "moved", "clamped"]):
+            case "end":
+                rows = g.op("Add", rows, g.op("Sub", g.measured("T"), g.measured("S")))
+            case "moved":
+                rows = g.op("Add", rows, g.const(rng.choice([1, -1, 2]), "int64"))
+            case "clamped":
+                keys = g.op(rng.choice(["Min", "Max"]), keys, g.const(rng.choice([1, 2]), "int64"))
+        return rows, keys
+
+    def _labels(self) -> str:
+        rng, g = self.rng, self.g
+        one = g.input("labels", "int64", ("B", "T"))
+        if g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"}) and rng.random() < 0.8:
+            other = one
+        else:
+            other = g.input("labels", "int64", ("B", "S"))
+        if rng.random() < 0.3 and other == one:
+            starts = g.cast(g.op("Equal", one, g.const(rng.choice([0, 1]), "int64")), "int64")
+            one = other = g.op("CumSum", starts, g.const(1, "int64"))
+        return g.op("Equal", g.unsqueeze(other, [1, 3]), g.unsqueeze(one, [1, 2]))
+
+    # -- terms --------------------------------------------------------------------------------------
+
+    def _fill(self) -> float:
+        number = self.rng.choice(ODD) if self.rng.random() < 0.08 else self.rng.choice(FILLS)
+        return max(-65504.0, number) if self.score_type == "float16" and math.isfinite(number) else number
+
+    def _terms(self, scores: str) -> str:
+        rng, g = self.rng, self.g
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap"]
+        for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3])):
+            kind = rng.choice(kinds)
+            g.words.append(kind)
+            match kind:
+                case "add":
+                    term = self._addend()
+                    if rng.random() < 0.2:
+                        term = g.op("Add", term, self._addend())
+                    self.addends.append(term)
+                    if rng.random() < 0.12:
+                        scores = g.op("Sub", scores, g.op("Neg", term))
+                    else:
+                        scores = g.op("Add", *((scores, term) if rng.random() < 0.7 else (term, scores)))
+                case "where":
+                    condition, fill = self._condition(), g.number(self._fill(), self.score_type)
+                    self.conditions.append(condition)
+                    if rng.random() < 0.3:
+                        drop = g.op("Not", condition)
+                        scores = g.op("Where", drop, fill, scores)
+                    else:
+                        swapped = rng.random() < 0.08
+                        scores = g.op("Where", condition, *((fill, scores) if swapped else (scores, fill)))
+                case "blend":
+                    scores = self._blend(scores)
+                case "scale":
+                    scores = g.op("Mul", scores, g.number(rng.choice([0.5, 2.0, 3.0, 1.0, -1.0]), self.score_type))
+                case "floor":
+                    low = g.number(rng.choice([-LARGEST, -65504.0, -1e30, -1e4]), self.score_type)
+                    scores = g.op("Max", scores, low)
+                case "shift":
+                    scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, 30.0, 1e4, -1e9]), self.score_type))
+                case _:
+                    number = g.number(rng.choice([5.0, 50.0]), self.score_type)
+                    scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, number)), number)
+        return scores
+
+    def _blend(self, scores: str) -> str:
+        rng, g, dtype = self.rng, self.g, self.score_type
+        boolean = rng.random() < 0.5
+        kept = g.cast(self._condition(), dtype) if boolean else g.input("scale01", dtype, rng.choice(DIMS))
+        gone = g.op("Sub", g.const(1.0, dtype), kept)
+        masked = g.op("Mul", gone, g.number(self._fill(), dtype))
+        if rng.random() < 0.15:
+            return g.op("Sub", g.op("Mul", scores, kept), g.op("Neg", masked))
+        return g.op("Add", g.op("Mul", scores, kept), masked)
+
+    def _addend(self) -> str:
+        """What is added to the scores: a mask as a float, or a bias."""
+        rng, g, dtype = self.rng, self.g, self.score_type
+        kinds = ["where", "where", "difference", "difference", "difference", "fmask", "fmask", "bias", "bias"]
+        kinds += ["times", "alibi", "scatter", "trilu", "constant", "product", "affine"]
+        match rng.choice(kinds):
+            case "where":
+                condition, fill = self._condition(), self._fill()
+                self.conditions.append(condition)
+                zero = g.const(rng.choice([0.0] * 9 + [1.0]), dtype)
+                return g.op("Where", condition, zero, g.number(fill, dtype))
+            case "difference":
+                wide = rng.choice([dtype, "float32"])
+                source = rng.choice(["int64", "int64", "int32", wide])
+                given = self._lifted("scale01" if source == wide else "int01", source)
+                whole = given if source == wide else g.cast(given, wide)
+                gone = g.op("Sub", g.const(1.0, wide), whole)
+                made = g.op("Mul", gone, g.number(self._fill(), wide))
+                return made if wide == dtype else g.cast(made, dtype)
+            case "fmask":
+                fill = self._fill()
+                return g.input("fmask", dtype, rng.choice(DIMS), number=fill)
+            case "bias":
+                return g.input("bias", dtype, rng.choice(DIMS))
+            case "times":
+                return g.op("Mul", g.input("scale01", dtype, rng.choice(DIMS)), g.number(self._fill(), dtype))
+            case "alibi":
+                slopes = g.const((-np.ones(g.sizes["N"]) / 2 ** np.arange(g.sizes["N"])).reshape(-1, 1, 1), dtype)
+                keys = g.cast(g.range("T"), dtype)
+                return g.op("Mul", slopes, keys)
+            case "scatter":
+                zeros = g.op("ConstantOfShape", g.shape(["B", 1, 1, "T"]), value=_tensor(0.0, dtype))
+                index = g.input("index", "int64", ("B", 1, 1, 2), number=min(g.sizes["T"], 2))
+                updates = g.input("bias", dtype, ("B", 1, 1, 2))
+                if rng.random() < 0.5:
+                    updates = g.op("Expand", g.const(self._fill(), dtype), g.shape(["B", 1, 1, 2]))
+                more = {"reduction": "add"} if g.opset >= 16 and rng.random() < 0.5 else {}
+                return g.op("ScatterElements", zeros, index, updates, axis=3, **more)
+            case "trilu":
+                if g.opset < 14:
+                    return g.input("bias", dtype, ("S", "T"))
+                full = g.op("Expand", g.const(self._fill(), dtype), g.shape(["S", "T"]))
+                return g.op("Trilu", full, g.const(rng.choice([1, 1, 0, 2, -1]), "int64"), upper=rng.choice([1, 1, 0]))
+            case "constant":
+                shape = [1 if each in g.open else g.size(each) for each in rng.choice(DIMS)]
+                random_ = np.random.default_rng(rng.getrandbits(32))
+                if rng.random() < 0.5:
+                    return g.const(np.where(random_.random(shape) < 0.6, 0.0, self._fill()), dtype)
+                return g.const(random_.standard_normal(shape), dtype)
+            case "product":
+                if dtype != self.dtype:
+                    return g.input("bias", dtype, ("B", 1, "S", "T"))
+                left = g.input("value", dtype, ("B", "N", "S", 2))
+                return g.op("MatMul", left, g.input("value", dtype, ("B", "N", 2, "T")))
+            case _:
+                number = abs(self._fill())
+                number = number if math.isfinite(number) else 1e9
+                kept = self._lifted("int01", "int64") if rng.random() < 0.5 else self._condition()
+                made = g.op("Mul", g.cast(kept, dtype), g.const(number, dtype))
+                return g.op("Sub", made, g.const(number, dtype))
+
+    # -- behind the scores --------------------------------------------------------------------------
+
+    def _softmax_and_product(
+        self, scores: str, value: str, outputs: list[tuple[str, str, Sequence[Size | None]]]
+    ) -> str:
+        rng, g, dtype = self.rng, self.g, self.score_type
+        form = rng.choice(["op"] * 12 + ["written", "written", "late", "late", "log", "unshifted", "late sink"])
+        sink = rng.choice(["concat", "total"]) if rng.random() < 0.12 else ""
+        g.words.extend([form, sink] if sink else [form])
+        if form.startswith("late"):
+            weights = g.op("Exp", g.op("Sub", scores, self._reduced("ReduceMax", scores)))
+            total = self._reduced("ReduceSum", weights)
+            if "sink" in form:
+                total = g.op("Add", total, g.const(rng.choice([1.0, 0.5]), dtype))
+            if dtype != self.dtype:
+                weights, total = g.cast(weights, self.dtype), g.cast(total, self.dtype)
+            return g.op("Div", g.op("MatMul", weights, value), total)
+        if sink == "concat":
+            one = g.input("sink", dtype, (1, "N", 1, 1))
+            wide = g.op("Expand", one, g.shape(["B", "N", "S", 1]))
+            joined = g.op("Concat", scores, wide, axis=-1)
+            p = g.op("Softmax", joined, axis=-1)
+            p = g.op("Slice", p, g.const([0], "int64"), g.const([-1], "int64"), g.const([-1], "int64"))
+        elif form == "op":
+            p = g.op("Softmax", scores, axis=rng.choice([-1] * 30 + [3] * 8 + [2, -2]))
+        elif form == "log":
+            p = g.op("Exp", g.op("LogSoftmax", scores, axis=-1))
+        else:
+            moved = scores if form == "unshifted" else g.op("Sub", scores, self._reduced("ReduceMax", scores))
+            weights = g.op("Exp", moved)
+            total = self._reduced("ReduceSum", weights)
+            if sink == "total":
+                total = g.op("Add", total, g.const(rng.choice([1.0, 1e-9, 0.5]), dtype))
+            p = g.op("Div", weights, total) if rng.random() < 0.8 else g.op("Mul", weights, g.op("Reciprocal", total))
+        p = self._guarded(p, scores)
+        if dtype != self.dtype:
+            p = g.cast(p, self.dtype)
+        if rng.random() < 0.15:
+            p = g.op("Dropout", p, *([] if rng.random() < 0.5 else [g.const(0.1, "float32")]))
+        if rng.random() < 0.04:
+            outputs.append((p, self.dtype, ("B", "N", "S", "T")))
+        if rng.random() < 0.1:
+            return g.op("Einsum", p, value, equation="bnst,bnte->bnse")
+        return g.op("MatMul", p, value)
+
+    def _reduced(self, op_type: str, value: str) -> str:
+        g = self.g
+        if op_type == "ReduceSum" or g.opset >= 18:
+            return g.op(op_type, value, g.const([-1], "int64"), keepdims=1)
+        return g.op(op_type, value, axes=[-1], keepdims=1)
+
+    def _guarded(self, p: str, scores: str) -> str:
+        rng, g, dtype = self.rng, self.g, self.score_type
+        if rng.random() < 0.7:
+            return p
+        kind = rng.choice(["nan", "nan", "condition", "product", "scores", "bias", "renormalised"])
+        g.words.append(f"{kind} guard")
+        zero = g.const(0.0, dtype)
+        match kind:
+            case "nan":
+                swapped = rng.random() < 0.1
+                return g.op("Where", g.op("IsNaN", p), *((p, zero) if swapped else (zero, p)))
+            case "condition" | "product" | "renormalised":
+                condition = rng.choice(self.conditions) if self.conditions and rng.random() < 0.8 else self._condition()
+                if kind == "condition":
+                    return g.op("Where", condition, p, zero)
+                kept = g.op("Mul", p, g.cast(condition, dtype))
+                if kind == "product":
+                    return kept
+                return g.op("Div", kept, g.op("Add", self._reduced("ReduceSum", kept), g.const(1e-9, dtype)))
+            case "scores":
+                alive = g.op("Not", g.op("Equal", scores, g.const(-INF, dtype)))
+                some = self._reduced("ReduceMax", g.cast(alive, "float32"))
+                return g.op("Where", g.op("Greater", some, g.const(0.0, "float32")), p, zero)
+            case _:
+                bias = rng.choice(self.addends) if self.addends and rng.random() < 0.8 else scores
+                dead = g.op("Equal", self._reduced("ReduceMax", bias), g.const(-INF, dtype))
+                return g.op("Where", dead, zero, p)
+
+
+def _tensor(number: float, dtype: str = "float32") -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array([number], dtype))
