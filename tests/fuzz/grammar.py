@@ -66,6 +66,7 @@ class _Composer:
         else:
             self.tied = False
         self.dtype = "float16" if rng.random() < 0.3 else "float32"
+        self.assume: tuple[str, ...] = (rng.choice(ASSUMED),) if rng.random() < 0.12 else ()
         self.score_type = self.dtype
         self.conditions: list[str] = []
         """Booleans of the shape of a mask, true where a key is kept: guards reuse them."""
@@ -89,10 +90,7 @@ class _Composer:
         if rng.random() < 0.3:
             result, dims = g.op("Transpose", result, perm=[0, 2, 1, 3]), ("B", "S", "N", "E")
         outputs.insert(0, (result, self.dtype, tuple(dims)))
-        assume: tuple[str, ...] = ()
-        if rng.random() < 0.12:
-            assume = (rng.choice(ASSUMED),)
-        case = g.case(outputs, assume)
+        case = g.case(outputs, self.assume)
         if self.tied:  # one symbol, so that every run gives both one size
             inputs = [
                 replace(each, dims=tuple("S" if dim == "T" else dim for dim in each.dims)) for each in case.inputs
@@ -170,10 +168,13 @@ class _Composer:
                 root = g.op("Sqrt", g.cast(g.const(g.sizes["D"], "int64"), dtype))
                 return g.op("Div", value, root)
             case "power":
-                base, power = rng.choice([(4.0, -0.5), (4.0, 0.5), (-8.0, 0.5), (2.0, -1.0), (0.0, -1.0), (-8.0, 2.0)])
+                powers = [(4.0, -0.5), (4.0, 0.5), (2.0, -1.0), (-2.0, 2.0)]
+                undefined = [] if self.assume else [(-8.0, 0.5), (0.0, -1.0)]
+                base, power = rng.choice([*powers, *undefined])
                 return g.op("Mul", value, g.op("Pow", g.const(base, dtype), g.const(power, dtype)))
             case _:
-                return g.op("Mul", value, g.number(rng.choice([0.0, -1.0, 1e-3, 30.0, INF, math.nan]), dtype))
+                odd = [0.0, -1.0, 1e-3, 30.0, INF, math.nan] if not self.assume else [0.0, -1.0, 1e-3]
+                return g.op("Mul", value, g.number(rng.choice(odd), dtype))
 
     # -- conditions ---------------------------------------------------------------------------------
 
@@ -272,7 +273,10 @@ class _Composer:
     # -- terms --------------------------------------------------------------------------------------
 
     def _fill(self) -> float:
-        number = self.rng.choice(ODD) if self.rng.random() < 0.08 else self.rng.choice(FILLS)
+        odd = self.rng.random() < 0.08 and not self.assume
+        number = self.rng.choice(ODD) if odd else self.rng.choice(FILLS)
+        if "masks-dominate" in self.assume:
+            number = min(number, -1e4)
         return max(-65504.0, number) if self.score_type == "float16" and math.isfinite(number) else number
 
     def _terms(self, scores: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.fuzz import kinds
 
 GROUPS = {
-    "graphs": ("compose", "mutate", "symbolic"),
+    "graphs": ("compose", "mutate", "ready_made", "symbolic"),
     "operators": ("calls",),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes"),
 }

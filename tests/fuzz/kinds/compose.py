@@ -17,4 +17,5 @@ class Compose(Kind):
         case = compose(seed)
         note = f"{' '.join(case.words)} {' '.join(case.assume)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
         judge = Judge(case.model, lambda: feeds(case, seed), case.assume, again=seed % 32 == 0, note=note)
+        judge.group = f"{case.inputs[0].dtype}, "
         return judge.outcome()

@@ -1,0 +1,169 @@
+"""Attention operators of other domains, with inputs and attributes drawn: ai.onnx Attention of opset 23 to 25, and
+MultiHeadAttention, Attention and GroupQueryAttention of com.microsoft.
+
+Many of them are no model for ONNX Runtime; these are no cases, and cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.grammar import FILLS, drawn_sizes
+from tests.fuzz.graph import Case, Graph, Size
+from tests.fuzz.oracle import LARGEST
+
+MASKS: tuple[tuple[Size, ...], ...] = (
+    ("S", "T"), ("B", 1, "S", "T"), ("B", 1, 1, "T"), ("B", "N", "S", "T"), (1, 1, "S", "T"), (1, "N", "S", "T"),
+    ("T",), ("N", "S", "T"),
+)  # fmt: skip
+PADDINGS: tuple[tuple[Size, ...], ...] = (("B", "T"), ("B",), ("B", "S", "T"), ("B", 1, "S", "T"), (2, "B"))
+
+
+def operator(seed: int) -> Case:
+    """The operator of a seed, alone in its model, or behind a mask that the model computes."""
+    rng = random.Random(seed)
+    made = rng.choice([_onnx, _onnx, _onnx, _multi_head, _attention, _group_query])
+    return made(rng)
+
+
+def _graph(rng: random.Random, opset: int) -> tuple[Graph, str]:
+    sizes = drawn_sizes(rng)
+    opened = frozenset(letter for letter in "BST" if rng.random() < 0.4)
+    dtype = "float16" if rng.random() < 0.35 else "float32"
+    return Graph(rng, sizes, opened, opset), dtype
+
+
+def _float_mask(g: Graph, dtype: str, dims: tuple[Size, ...]) -> str:
+    """A float mask or a bias: an input, or made of a boolean."""
+    number = g.rng.choice(FILLS)
+    if dtype == "float16":
+        number = max(number, -65504.0) if number != -np.inf else number
+    match g.rng.choice(["fmask", "fmask", "where", "difference", "bias", "sum"]):
+        case "fmask":
+            return g.input("fmask", dtype, dims, number=number)
+        case "where":
+            return g.op("Where", g.input("bool", "bool", dims), g.const(0.0, dtype), g.number(number, dtype))
+        case "difference":
+            kept = g.cast(g.input("int01", "int64", dims), dtype)
+            return g.op("Mul", g.op("Sub", g.const(1.0, dtype), kept), g.const(number, dtype))
+        case "bias":
+            return g.input("bias", dtype, dims)
+        case _:
+            return g.op("Add", g.input("bias", dtype, dims), g.input("fmask", dtype, dims, number=number))
+
+
+def _onnx(rng: random.Random) -> Case:
+    opset = rng.choice([23, 24, 25])
+    g, dtype = _graph(rng, opset)
+    n, k = g.sizes["N"], g.sizes["K"]
+    attributes: dict[str, Any] = {}
+    flat = rng.random() < 0.3
+    if flat:
+        attributes = {"q_num_heads": n, "kv_num_heads": k}
+        q = g.input("value", dtype, ("B", "S", n * g.sizes["D"]), name="q")
+        key = g.input("value", dtype, ("B", "T", k * g.sizes["D"]), name="k")
+        value = g.input("value", dtype, ("B", "T", k * g.sizes["E"]), name="v")
+    else:
+        q = g.input("value", dtype, ("B", "N", "S", "D"), name="q")
+        key = g.input("value", dtype, ("B", "K", "T", "D"), name="k")
+        value = g.input("value", dtype, ("B", "K", "T", "E"), name="v")
+    mask = ""
+    if rng.random() < 0.75:
+        dims = rng.choice(MASKS)
+        mask = g.input("bool", "bool", dims) if rng.random() < 0.35 else _float_mask(g, dtype, dims)
+    inputs = [q, key, value, mask]
+    if opset >= 24 and rng.random() < 0.2:
+        inputs += ["", "", g.input("lengths", "int64", ("B",), number=g.sizes["T"])]
+        g.open -= {"T"}
+    for name, choices in {
+        "is_causal": [1],
+        "scale": [0.5, 1.0, 0.125, -1.0],
+        "softcap": [0.0, 5.0],
+        "softmax_precision": [1, 10],
+    }.items():
+        if rng.random() < 0.3:
+            attributes[name] = rng.choice(choices)
+    if opset >= 25 and rng.random() < 0.3:
+        attributes["left_window_size"] = rng.choice([0, 1, 2])
+        attributes["right_window_size"] = rng.choice([-1, 0, 1])
+    result = g.op("Attention", *inputs, **attributes)
+    g.words.append(f"Attention {opset} {attributes}")
+    dims = ("B", "S", n * g.sizes["E"]) if flat else ("B", "N", "S", "E")
+    return g.case([(result, dtype, dims)])
+
+
+def _multi_head(rng: random.Random) -> Case:
+    g, dtype = _graph(rng, 17)
+    n, d, e = g.sizes["N"], g.sizes["D"], g.sizes["E"]
+    q = g.input("value", dtype, ("B", "S", n * d), name="q")
+    key = g.input("value", dtype, ("B", "T", n * d), name="k")
+    value = g.input("value", dtype, ("B", "T", n * e), name="v")
+    bias = g.input("bias", dtype, (n * d + n * d + n * e,)) if rng.random() < 0.2 else ""
+    padding = g.input("int01", "int32", rng.choice(PADDINGS)) if rng.random() < 0.5 else ""
+    added = _float_mask(g, dtype, rng.choice(MASKS[1:6])) if rng.random() < 0.5 else ""
+    attributes: dict[str, Any] = {"num_heads": n}
+    if rng.random() < 0.3:
+        attributes["unidirectional"] = 1
+    if rng.random() < 0.3:
+        attributes["scale"] = rng.choice([0.5, 1.0, 0.0])
+    if rng.random() < 0.25:
+        attributes["mask_filter_value"] = rng.choice([-1e4, -LARGEST, -1e9, -100.0, float("-inf")])
+    result = g.op("MultiHeadAttention", q, key, value, bias, padding, added, domain="com.microsoft", **attributes)
+    g.words.append(f"MultiHeadAttention {attributes}")
+    return g.case([(result, dtype, ("B", "S", n * e))])
+
+
+def _attention(rng: random.Random) -> Case:
+    g, dtype = _graph(rng, 17)
+    n, d = g.sizes["N"], g.sizes["D"]
+    g.open -= {"T"}
+    g.sizes["T"] = g.sizes["S"]
+    g.open -= {"S"}
+    x = g.input("value", dtype, ("B", "S", n * d), name="q")
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    weights = g.const(numbers.standard_normal((n * d, 3 * n * d)) / np.sqrt(n * d), dtype)
+    bias = g.const(numbers.standard_normal(3 * n * d), dtype)
+    padding = g.input("int01", "int32", rng.choice([("B", "T"), ("B", "S", "T"), ("B", 1, "S", "S")]))
+    added = _float_mask(g, dtype, rng.choice([("B", "N", "S", "T"), (1, "N", "S", "T")])) if rng.random() < 0.4 else ""
+    attributes: dict[str, Any] = {"num_heads": n}
+    if rng.random() < 0.4:
+        attributes["unidirectional"] = 1
+    if rng.random() < 0.25:
+        attributes["mask_filter_value"] = rng.choice([-1e4, -LARGEST, -1e9, -100.0, float("-inf")])
+    given = [x, weights, bias, padding if rng.random() < 0.7 else "", "", added]
+    result = g.op("Attention", *given, domain="com.microsoft", **attributes)
+    g.words.append(f"com.microsoft Attention {attributes}")
+    return g.case([(result, dtype, ("B", "S", n * d))])
+
+
+def _group_query(rng: random.Random) -> Case:
+    g, dtype = _graph(rng, 17)
+    g.sizes["D"] = g.sizes["E"] = 8
+    g.open -= {"S", "T", "B"}
+    g.sizes["T"] = g.sizes["S"]
+    n, k, s = g.sizes["N"], g.sizes["K"], g.sizes["S"]
+    q = g.input("value", dtype, ("B", "S", n * 8), name="q")
+    key = g.input("value", dtype, ("B", "S", k * 8), name="k")
+    value = g.input("value", dtype, ("B", "S", k * 8), name="v")
+    lengths = g.const(np.full(g.sizes["B"], s - 1), "int32")
+    if rng.random() < 0.3:
+        lengths = g.const([max(0, s - 1 - index) for index in range(g.sizes["B"])], "int32")
+    total = g.const(s, "int32")
+    added = _float_mask(g, dtype, rng.choice([("B", 1, "S", "S"), (1, "N", "S", "S")])) if rng.random() < 0.4 else ""
+    sink = g.input("sink", dtype, ("N",)) if rng.random() < 0.2 else ""
+    attributes: dict[str, Any] = {"num_heads": n, "kv_num_heads": k}
+    for name, choices in {
+        "scale": [0.5, 1.0],
+        "softcap": [5.0],
+        "local_window_size": [1, 2],
+        "smooth_softmax": [1],
+    }.items():
+        if rng.random() < 0.15:
+            attributes[name] = rng.choice(choices)
+    inputs = [q, key, value, "", "", lengths, total, "", "", "", added, sink]
+    result = g.op("GroupQueryAttention", *inputs, domain="com.microsoft", outputs=3, **attributes)
+    g.words.append(f"GroupQueryAttention {attributes}")
+    return g.case([(result, dtype, ("B", "S", n * 8))])
