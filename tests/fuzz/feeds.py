@@ -51,13 +51,13 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         for letter in sorted(case.open):
             if rng.random() < 0.6:
                 sizes[letter] = int(rng.choice([0, 1, 2, 3, 5, 7]))
-    elif style == "one batch" and "B" in case.open:
-        sizes["B"] = 1
+    elif style == "one batch":
+        sizes.update(dict.fromkeys([each for each in case.open if each == "B" or "batch" in each], 1))
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
     spoiled = _spoil(case, arrays, style, rng)
     if style == "near":  # equal keys: masks decide, and nothing else
         for each in case.inputs:
-            if each.role == "value" and each.name != "v":
+            if each.role == "value" and each.name != "v" and not case.base:
                 arrays[each.name] = np.ones_like(arrays[each.name])
     return Feed(style, arrays, lenient, spoiled)
 
@@ -68,10 +68,16 @@ def _shape(given: Input, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rng) -> Array:
     dtype = np.dtype(given.dtype)
+    made: Any
+    base = case.base.get(given.name)
+    if base is not None and (given.role in ("fixed", "value") or style == "plain"):
+        with np.errstate(all="ignore"):
+            made = np.resize(base, shape) if base.size else np.zeros(shape)
+            return (made * (_size(given, style, rng) if given.role == "value" else 1)).astype(dtype)
     with np.errstate(all="ignore"):
         match given.role:
             case "value":
-                made: Any = rng.standard_normal(shape) * _size(given, style, rng)
+                made = rng.standard_normal(shape) * _size(given, style, rng)
             case "bias":
                 made = rng.standard_normal(shape) * (1e4 if style == "low bias" else 1.0)
                 made = made - (2e4 if style == "low bias" else 0.0)

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+Array = npt.NDArray[Any]
 
 TYPES = {
     "float32": TensorProto.FLOAT,
@@ -50,6 +53,8 @@ class Case:
     open: frozenset[str]
     words: Sequence[str]
     assume: tuple[str, ...] = ()
+    base: Mapping[str, Array] = field(default_factory=dict)
+    """What inputs hold in a plain run, where that is known."""
 
 
 @dataclass

@@ -18,6 +18,7 @@ in float32, and so do the kernels: there the half of the last bit is float16's, 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,10 +86,8 @@ class Judge:
         start = time.perf_counter()
         try:
             result = fa_compiler.optimize(self.model, assume=self.assume)
-        except InputError as error:
-            return self._refused(error)
         except FaCompilerError as error:
-            return self._found("failed", f"{type(error).__name__}: {_unnumbered(str(error))}", str(error))
+            return self._refused(error)
         seconds = time.perf_counter() - start
         fused = result.model
         assert isinstance(fused, onnx.ModelProto)
@@ -111,14 +110,17 @@ class Judge:
             word = "no run"
         return Outcome(word, finding)
 
-    def _refused(self, error: InputError) -> Outcome:
-        """A refusal is right where ONNX Runtime or the checker refuse the model, too."""
+    def _refused(self, error: FaCompilerError) -> Outcome:
+        """A refusal is right where ONNX Runtime refuses the model, too, or the checker does; an internal error is not,
+        where ONNX Runtime takes the model."""
         try:
-            onnx.checker.check_model(self.model, full_check=True)
+            if isinstance(error, InputError):
+                onnx.checker.check_model(self.model, full_check=True)
             session(self.model, custom=False)
         except Exception:  # they share no class
             return Outcome("refused")
-        return self._found("refused", f"refused: {_unnumbered(str(error))}", str(error))
+        title = re.sub(r"node name: [^)]*|'[^']*'|model: |\[ShapeInferenceError\]", "", str(error))
+        return self._found("refused", f"{type(error).__name__}: {_unnumbered(title)[:100]}", str(error))
 
     def _found(self, word: str, title: str, detail: str) -> Outcome:
         return Outcome(word, Finding(title, f"{self.note}\n{detail}", self.model.SerializeToString()))

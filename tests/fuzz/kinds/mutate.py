@@ -1,0 +1,83 @@
+"""Attentions of the kept graphs, and of the composers, with one or a few things changed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from tests.fuzz.feeds import feeds
+from tests.fuzz.grammar import compose
+from tests.fuzz.graph import Case
+from tests.fuzz.kind import Kind, Outcome
+from tests.fuzz.mutations import change
+from tests.fuzz.oracle import Array, Judge
+from tests.fuzz.snippets import Snippet, case_of, names, snippets
+from tests.passes.builder import build
+from tests.passes.strategies import even
+
+
+class Mutate(Kind):
+    """A kept graph's attention (tests/fuzz/snippets.py), or a composed one, after changes of mutations.py."""
+
+    innocent = ("run_original", "_made")
+
+    def __init__(self) -> None:
+        self.names = names()
+        self.read: dict[str, list[Snippet]] = {}
+
+    def check(self, seed: int) -> Outcome:
+        rng = random.Random(seed)
+        case = self._base(rng)
+        if case is None:
+            return Outcome("skipped")
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        words = list(case.words)
+        for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3])):
+            try:
+                words.append(change(model, rng) or "")
+            except Exception:  # of onnx: the model is none any more, and cannot be changed again
+                return Outcome("skipped")
+        arrays = _fitting(case.base, model)
+        changed = case_of(model, arrays, words) if arrays is not None else None
+        if changed is None:
+            return Outcome("skipped")
+        changed.inputs = [
+            next((old for old in case.inputs if (old.name, old.role) == (new.name, "labels")), new)
+            for new in changed.inputs
+        ]
+        judge = Judge(model, lambda: feeds(changed, seed, 3), again=seed % 32 == 0, note="; ".join(words))
+        return judge.outcome()
+
+    def _base(self, rng: random.Random) -> Case | None:
+        """A model to change, with numbers for its inputs."""
+        kind = rng.random()
+        if kind < 0.2:
+            case = compose(rng.getrandbits(32))
+            arrays = feeds(case, rng.getrandbits(32), 1)[0].arrays
+            return case_of(case.model, arrays, ["composed", *case.words])
+        if kind < 0.4:
+            made = build(even(rng.getrandbits(32)))
+            return case_of(made.model, made.feeds(rng.getrandbits(32)), ["spelt"])
+        name = rng.choice(self.names)
+        if name not in self.read:
+            self.read[name] = snippets(name)
+        if not self.read[name]:
+            return None
+        snippet = rng.choice(self.read[name])
+        return case_of(onnx.ModelProto.FromString(snippet.model), snippet.arrays, [name])
+
+
+def _fitting(arrays: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array] | None:
+    """The numbers as the changed model takes them: another type at most."""
+    fitting = {}
+    for info in model.graph.input:
+        if info.name not in arrays:
+            return None
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        with np.errstate(all="ignore"):
+            fitting[info.name] = np.asarray(arrays[info.name]).astype(dtype)
+    return fitting
