@@ -173,11 +173,11 @@ def _size(model: onnx.ModelProto, rng: random.Random) -> str | None:
         dim.dim_param = rng.choice([*others, "other"])
     else:
         dim.dim_param = rng.choice([*others, "fresh", "fresh"])
-    _forget(model)
+    forget(model)
     return f"a size of {info.name} is {dim.dim_param}"
 
 
-def _forget(model: onnx.ModelProto) -> None:
+def forget(model: onnx.ModelProto) -> None:
     """Outputs and inner values say nothing of their sizes."""
     del model.graph.value_info[:]
     for output in model.graph.output:

@@ -34,7 +34,8 @@ FAR = ("LayerNormalization", "SimplifiedLayerNormalization", "ReduceMean", "Erf"
 """What belongs to the layers between attentions."""
 READY_MADE = ("Attention", "MultiHeadAttention", "GroupQueryAttention", "FlexAttention")
 LAYOUT = ("Transpose", "Reshape", "Cast", "Div", "Mul", "Squeeze", "Unsqueeze", "Identity")
-MOST_NODES = 120
+MOST_NODES = 200
+"""Constants not counted."""
 MOST_BYTES = 1 << 18
 """Of one weight: larger ones belong to layers."""
 
@@ -74,7 +75,7 @@ def _made(name: str) -> list[Snippet]:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         model = shape_inference.infer_shapes(model)
-        cuts = [cut for cut in (_cut(model, node) for node in _anchors(model)) if cut is not None][:4]
+        cuts = [cut for cut in (_cut(model, node) for node in _anchors(model)) if cut is not None][:2]
         return _filled(model, cuts, harness.inputs(entry))
     except Exception:  # of onnx and of ONNX Runtime: a graph that does not run is no source
         return []
@@ -127,7 +128,8 @@ def _cut(model: onnx.ModelProto, anchor: onnx.NodeProto) -> onnx.ModelProto | No
                 follow(value, 0)
         product |= node.op_type in PRODUCTS
         last = node.output[0]
-    if not product or len(chosen) > MOST_NODES:
+    counted = sum(graph.node[index].op_type != "Constant" for index in chosen)
+    if not product or counted > MOST_NODES:
         return None
     return _model(model, sorted(chosen), last, weights)
 

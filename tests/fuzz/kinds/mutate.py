@@ -12,7 +12,7 @@ from tests.fuzz.feeds import feeds
 from tests.fuzz.grammar import compose
 from tests.fuzz.graph import Case
 from tests.fuzz.kind import Kind, Outcome
-from tests.fuzz.mutations import change
+from tests.fuzz.mutations import change, forget
 from tests.fuzz.oracle import Array, Judge
 from tests.fuzz.snippets import Snippet, case_of, names, snippets
 from tests.passes.builder import build
@@ -41,6 +41,8 @@ class Mutate(Kind):
                 words.append(change(model, rng) or "")
             except Exception:  # of onnx: the model is none any more, and cannot be changed again
                 return Outcome("skipped")
+        if rng.random() < 0.9:
+            forget(model)
         arrays = _fitting(case.base, model)
         changed = case_of(model, arrays, words) if arrays is not None else None
         if changed is None:
