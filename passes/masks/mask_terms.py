@@ -72,10 +72,13 @@ def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
-    """Do the operators that move 16-bit numbers from where they were computed to a value round them?"""
+    """Do the operators that move 16-bit numbers from where they were computed to a value round them? Behind a Cast from
+    float32 the first one does."""
     mover = value.producer()
     if base is value or mover is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
         return False
+    if is_op(base.producer(), "Cast"):
+        return True
     between = mover.inputs[0] is base and all(is_op(reader, *UNROUNDED) for reader in value.consumers())
     return is_op(base.producer(), *UNROUNDED) and not (between and not value.is_graph_output())
 

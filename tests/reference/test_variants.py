@@ -7,7 +7,6 @@ import pytest
 
 from fa_compiler import reference
 from fa_compiler.op_registry import get, names, variants
-
 from tests.corrupted import BASES
 
 VARIANTS = [
