@@ -46,22 +46,19 @@ def without_gaps(rewrite: Rewrite) -> None:
     """A node in a branch of an If, which would take an absent input for one of its own."""
     node, builder = rewrite.node, rewrite.builder
     if None not in node.inputs:
-        return None
+        return
     if node.op_type == "Clip" and len(node.inputs) == 3:
         data, bound = rewrite.needed(0), rewrite.needed(2)
-        return rewrite.replace(rewrite.op("Min", [data, bound], data))
-    if node.op_type == "Slice" and rewrite.given(3) is None and len(node.inputs) == 5:
-        starts = rewrite.shape(rewrite.needed(1))[0].const
-        if starts is not None:
-            node.replace_input_with(3, builder.ints(range(starts)))
-            return None
-    if node.op_type == "Resize":
+        rewrite.replace(rewrite.op("Min", [data, bound], data))
+    elif node.op_type == "Slice" and (count := rewrite.shape(rewrite.needed(1))[0].const) is not None:
+        node.replace_input_with(3, builder.ints(range(count)))
+    elif node.op_type == "Resize":
         for index in (1, 2):
             if rewrite.given(index) is None:
                 node.replace_input_with(index, builder.constant(np.zeros(0, np.float32), "none"))
-        return None
-    places = ", ".join(str(index) for index, value in enumerate(node.inputs) if value is None)
-    rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
+    else:
+        places = ", ".join(str(index) for index, value in enumerate(node.inputs) if value is None)
+        rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
 
 
 FORMS: Mapping[str, Rule] = {
@@ -88,6 +85,7 @@ FORMS: Mapping[str, Rule] = {
     "Shape": forms_shapes.shape_bounds,
     "SoftmaxCrossEntropyLoss": forms_several.cross_entropy,
     "Transpose": forms_shapes.transpose_perm,
+    "Unique": forms_shapes.flat,
 }
 """The rule of each operator."""
 

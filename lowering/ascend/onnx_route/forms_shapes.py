@@ -12,6 +12,7 @@
 | EyeLike | Equal of two Ranges; a constant before opset 11 | the rank, or the size, is known |
 | ConstantOfShape | its value as bytes | always |
 | DepthToSpace of blocks of 1 | Identity | always |
+| Unique with axis | the same without | of a vector |
 """
 
 from __future__ import annotations
@@ -119,6 +120,12 @@ def block_of_one(rewrite: Rewrite) -> None:
     """DepthToSpace."""
     if int_attr(rewrite.node, "blocksize", 0) == 1:
         rewrite.replace(rewrite.op("Identity", [rewrite.needed(0)], rewrite.needed(0)))
+
+
+def flat(rewrite: Rewrite) -> None:
+    """Unique along the axis of a vector is Unique of all elements."""
+    if "axis" in rewrite.node.attributes and len(rewrite.shape(rewrite.needed(0))) == 1:
+        rewrite.drop("axis")
 
 
 def all_axes(rewrite: Rewrite) -> None:

@@ -35,6 +35,10 @@ TIES = frozenset((coordinates, "round_prefer_floor") for coordinates, rounding i
 ACTIVATIONS = {"GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 """ONNX's default activations of one direction."""
 
+_T = onnx.TensorProto
+TYPED_VALUES = (_T.FLOAT, _T.DOUBLE, _T.INT32, _T.INT64)
+"""Types of which ConstantOfShape's value may lie in the field of its type."""
+
 LARGE_WINDOW, LARGE_STRIDE = 255, 63
 """Pools of a larger window or stride become another operator, which rounds sizes down and knows no automatic pads."""
 
@@ -281,6 +285,12 @@ def _resize(form: Form) -> Iterator[Missed]:
             yield Missed(f"ATC's plugin does not read {name}, which is {_shown(value)}", False)
 
 
+def _constant_of_shape(form: Form) -> Iterator[Missed]:
+    value = form.get("value")
+    if isinstance(value, onnx.TensorProto) and not value.raw_data and value.data_type not in TYPED_VALUES:
+        yield Missed("ATC's plugin reads a value of this type as bytes (raw_data) only", False)
+
+
 def _upsample(form: Form) -> Iterator[Missed]:
     if form.get("mode", "nearest") == "linear":
         yield Missed("ATC's plugin computes a linear Upsample with the coordinates of Resize 11", False)
@@ -289,6 +299,7 @@ def _upsample(form: Form) -> Iterator[Missed]:
 CASES: Mapping[str, Callable[[Form], Iterator[Missed]]] = {
     "AveragePool": _padding,
     "Clip": _clip,
+    "ConstantOfShape": _constant_of_shape,
     "Conv": _padding,
     "DepthToSpace": _depth_to_space,
     "Gemm": _gemm,

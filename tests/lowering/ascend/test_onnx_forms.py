@@ -262,11 +262,24 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         "a = Upsample(x, s) t = Constant<value = float[4] {1.0, 1.0, 1.5, 1.3}>() b = Upsample(x, t) }",
         READ,
     ),
-    "filled": (13, "g(int64[2] n) => (float16[] y) { y = ConstantOfShape<value = float16[1] {1}>(n) }", READ),
+    "filled": (13, "g(int64[2] n) => (float16[] y) { y = ConstantOfShape<value = float16[1] {1}>(n) }", "as bytes"),
+    "different values of a vector": (
+        13,
+        "g(int64[6] x) => (int64[] y) { y = Unique<axis = 0>(x) }",
+        "axis, which is 0",
+    ),
     "absent inputs at the end": (
         13,
         "g(float[2,3] x, float[3,4] w) => (float[] y) { y = Gemm<alpha = 2.0>(x, w, ) }",
         "a",
+    ),
+    "absent region of a branch": (
+        13,
+        f"g({IMAGE}, bool c) => (float[] y) {{ s = Constant<value_floats = [1.0, 1.0, 2.0, 3.0]>() "
+        "n = Constant<value_ints = [1, 2, 14, 27]>() y = If(c) <then_branch = t() => (float[] a) "
+        '{ a = Resize<mode = "linear">(x, , s) }, else_branch = f() => (float[] d) '
+        '{ d = Resize<mode = "linear">(x, , , n) }> }',
+        "it has an absent input and lies in a branch",
     ),
     "absent inputs of a branch": (
         13,
