@@ -12,7 +12,7 @@ The intermediate types are those of the definitions: RMSNormalization and GroupN
 | RMSNormalization | x / sqrt(mean(x^2) + epsilon) * scale |
 | GroupNormalization | the same of (x - mean), over the channels of a group, and + bias |
 | RotaryEmbedding | x1 cos - x2 sin, x2 cos + x1 sin, of the halves or the even and odd elements (x1, x2) of each head |
-| ReduceL1, ReduceL2 (opset 18) | ReduceSum of Abs; Sqrt of ReduceSumSquare |
+| ReduceL1, ReduceL2 (opset 18) | ReduceSum of Abs; Sqrt of ReduceSum of squares |
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def norm_by_sums(rewrite: Rewrite) -> None:
     if rewrite.node.op_type == "ReduceL1":
         rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Abs", [data], data), *rest], data, attrs))
     else:
-        rewrite.replace(rewrite.op("Sqrt", [rewrite.op("ReduceSumSquare", [data, *rest], data, attrs)], data))
+        squares = rewrite.op("Mul", [data, data], data)
+        rewrite.replace(rewrite.op("Sqrt", [rewrite.op("ReduceSum", [squares, *rest], data, attrs)], data))
 
 
 _REDUCTION = {"keepdims": 1, "noop_with_empty_axes": 0}

@@ -12,6 +12,7 @@ Beside them, for every operator:
 
 | operator | becomes | where |
 | --- | --- | --- |
+| Pad with axes | pads for all axes | as in `changes` |
 | any node with absent inputs at the end | the same without | always |
 | Clip, Slice, Resize with another absent input | Min; axes and empty regions written | in a branch of an If |
 """
@@ -30,6 +31,7 @@ from fa_compiler.lowering.ascend.onnx_route import (
     forms_shapes,
     forms_windows,
 )
+from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, Rule
 
 
@@ -81,6 +83,8 @@ FORMS: Mapping[str, Rule] = {
     "IsInf": forms_numbers.one_sign,
     "Mod": forms_numbers.floored,
     "NonMaxSuppression": forms_several.suppression_defaults,
+    "Pad": pads_of_all_axes,
+    "ReduceSumSquare": forms_shapes.squares,
     "Selu": forms_numbers.selu,
     "Shape": forms_shapes.shape_bounds,
     "SoftmaxCrossEntropyLoss": forms_several.cross_entropy,

@@ -8,6 +8,7 @@
 | ArgMin | and a Cast to int64: GE gives int32 | always |
 | GatherND with batch_dims | indices with those of the batch before them | the rank of the indices is known |
 | LogSoftmax, Hardmax before opset 13 | along the last axis of Flatten, and Reshape | always |
+| ReduceSumSquare of opset 18 | ReduceSum of the squares | it has axes |
 | Reduce* before opset 13 | the axes written out | the plugin wants them, and the rank is known |
 | EyeLike | Equal of two Ranges; a constant before opset 11 | the rank, or the size, is known |
 | ConstantOfShape | its value as bytes | always |
@@ -132,6 +133,17 @@ def all_axes(rewrite: Rewrite) -> None:
     """Reductions without axes."""
     if "axes" not in rewrite.node.attributes and rewrite.builder.opset < 13:
         rewrite.write(axes=range(len(rewrite.shape(rewrite.needed(0)))))
+
+
+def squares(rewrite: Rewrite) -> None:
+    """ReduceSumSquare with axes as input, which its plugin does not connect."""
+    node, data, axes = rewrite.node, rewrite.needed(0), rewrite.given(1)
+    if axes is None:
+        return
+    if int_attr(node, "noop_with_empty_axes", 0):
+        rewrite.fail("noop_with_empty_axes is not taken")
+    attrs = {"keepdims": int_attr(node, "keepdims", 1)}
+    rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Mul", [data, data], data), axes], data, attrs))
 
 
 def one_axis(rewrite: Rewrite) -> None:

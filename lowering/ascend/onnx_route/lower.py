@@ -265,7 +265,10 @@ def _unfit(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
         elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
             problems.append(about(node, _unknown(domain, node.op_type)))
         elif not domain:
-            problems += [about(node, finding.sentence) for finding in missed(Form.of_node(node, target))]
+            problems += [
+                about(node, f"{found.sentence}; export without it, or try --route air")
+                for found in missed(Form.of_node(node, target))
+            ]
             problems += _illegal_types(node, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
     for tensor in tensors:

@@ -193,6 +193,13 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         f"g({X}) => (float[] a, float[] b) {{ p = Abs(x) a = ReduceLogSum(p) b = ReduceLogSumExp<keepdims = 0>(x) }}",
         "without axes",
     ),
+    "what stays at opset 18": (
+        18,
+        f"g({X}, int32[3] i) => (float[] a, float[] b, float[] c, int32[] d) {{ s = Constant<value_ints = [1]>() "
+        "a = ReduceSumSquare(x, s) b = ReduceL2<keepdims = 0>(x, s) p = Constant<value_ints = [1, 2]>() "
+        "c = Pad(x, p, , s) d = BitwiseNot(i) }",
+        "no plugin is registered for ai.onnx::18::ReduceL2",
+    ),
     "identity matrices": (
         13,
         "g(float[3,5] x, int32[A,4] z) => (float[] a, float[] b, int32[] c, double[] d) { a = EyeLike(x) "
