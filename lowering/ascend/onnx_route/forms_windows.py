@@ -30,7 +30,13 @@ def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], 
         if size.const is None and stride > 1:
             rewrite.fail("its auto_pad depends on sizes that are open; fix the sizes, or export with explicit pads")
         length = size.const or 1
-        total = max((-(-length // stride) - 1) * stride + reach - length, 0)
+        total = (-(-length // stride) - 1) * stride + reach - length
+        if total < -1:
+            rewrite.fail(
+                "auto_pad of a window that is shorter than its stride, which ONNX Runtime does not take or shifts; "
+                "export with explicit pads"
+            )
+        total = max(total, 0)
         before.append((total + lower) // 2)
         after.append(total - before[-1])
     return [*before, *after]
@@ -107,6 +113,11 @@ def transposed_window(rewrite: Rewrite) -> None:
         total = (excess if not wanted else size * stride + excess - wanted[axis]).const
         if total is None:
             rewrite.fail("its pads depend on sizes that are open; fix the sizes, or export with explicit pads")
+        if total < 0 and not wanted:
+            rewrite.fail(
+                f"auto_pad {auto} of a window that is shorter than its stride, which ONNX and ONNX Runtime compute "
+                "otherwise; export with explicit pads"
+            )
         if total < 0:  # longer than what the window reaches: zeros behind it
             more[axis] -= total
             total = 0

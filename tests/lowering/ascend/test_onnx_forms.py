@@ -371,6 +371,18 @@ def test_batches_first(op_type: str, direction: str) -> None:
 
 
 REFUSED: dict[str, tuple[int, str, str]] = {
+    "a stride beyond the window": (
+        13,
+        "g(float[1,2,5] x, float[2,3,2] w) => (float[] y) "
+        '{ y = ConvTranspose<strides = [3], auto_pad = "SAME_UPPER">(x, w) }',
+        "shorter than its stride",
+    ),
+    "a stride far beyond the window": (
+        13,
+        "g(float[1,1,9] x) => (float[] y) "
+        '{ y = LpPool<kernel_shape = [1], strides = [3], auto_pad = "SAME_LOWER">(x) }',
+        "shorter than its stride",
+    ),
     "automatic pads beside dilations": (
         13,
         f"g({IMAGE}) => (float[] y) "
