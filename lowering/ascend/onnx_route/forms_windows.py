@@ -63,7 +63,7 @@ def window(rewrite: Rewrite) -> None:
         return None
     volume = len(kernel) == 3
     if node.op_type == "Conv":
-        is_open = None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
+        is_open = max(strides) > 1 and None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
         unread = volume or not is_open  # the operator works the pads out, where they cannot be written
     else:
         large = not volume and (math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE)
@@ -104,6 +104,8 @@ def transposed_window(rewrite: Rewrite) -> None:
     more = rewrite.numbers("output_padding", [0] * len(kernel))
     wanted = rewrite.numbers("output_shape")[-len(kernel) :]
     if not wanted and not auto.startswith("SAME"):
+        if auto == "VALID":
+            rewrite.drop("auto_pad", "pads")
         return
     before, after = [], []
     sizes = rewrite.shape(rewrite.needed(0))[2:]
