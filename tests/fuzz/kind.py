@@ -16,7 +16,7 @@ from tests.fuzz import kinds
 
 GROUPS = {
     "graphs": ("compose", "mutate", "ready_made", "symbolic"),
-    "operators": ("calls",),
+    "operators": ("calls", "wrong_calls"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes"),
 }
 """Words for several kinds, on the command line; `all` is every kind there is."""

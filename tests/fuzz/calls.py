@@ -1,0 +1,171 @@
+"""Right calls of the operators, each drawn from a seed, with the comparison that the tests of the kernels make.
+
+What is compared with what, and how close both have to be, is in tests/lowering: the kernel against the float64
+reference, NaN and infinities included.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from hypothesis.control import BuildContext
+from hypothesis.errors import StopTest, UnsatisfiedAssumption
+from hypothesis.internal.conjecture.data import ConjectureData
+from hypothesis.strategies import SearchStrategy
+
+from fa_compiler import ops, reference
+from tests import prompt_problems, sparse_problems
+from tests.lowering import decoding, gradients, problems, test_prompt, test_random, test_random_grad, test_sparse
+
+VARIABLE = "FA_COMPILER_ISA"
+VARIANTS = ("avx512bf16", "avx512", "avx2", "baseline", "reference", "neon")
+
+
+class NoCase(Exception):
+    """The seed makes no call."""
+
+
+@contextmanager
+def variant(name: str) -> Iterator[None]:
+    """Run the kernels of one instruction set."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def variants() -> list[str]:
+    """The instruction sets that this machine has."""
+    return [name for name in VARIANTS if _runs(name)]
+
+
+def _runs(name: str) -> bool:
+    one = np.ones((1, 1, 1, 1), np.float32)
+    inputs = {"query": one, "key": one, "value": one}
+    with variant(name):
+        try:
+            ops.run("FlashAttentionScore", inputs, {"head_num": 1, "input_layout": "BNSD"}, ["attention_out"])
+        except ops.KernelError:
+            return False
+    return True
+
+
+def _drawn(strategy: SearchStrategy[Any], seed: int) -> Any:
+    """What a strategy of the tests draws with a seed."""
+    data = ConjectureData(random=random.Random(seed))
+    try:
+        with BuildContext(data, wrapped_test=_drawn):
+            return data.draw(strategy)
+    except (StopTest, UnsatisfiedAssumption):
+        raise NoCase from None
+
+
+Check = Callable[[], object]
+
+
+def _forward(seed: int) -> Check:
+    problem = _drawn(test_random.problems(), seed)
+    return lambda: problems.check(problem.inputs, problem.attrs)
+
+
+def _backward(seed: int) -> Check:
+    problem, wanted = _drawn(test_random_grad.gradient_problems(), seed)
+    return lambda: gradients.check(problem.inputs, problem.attrs, wanted)
+
+
+def _decode(seed: int) -> Check:
+    rng = np.random.default_rng(seed)
+    key_heads = int(rng.integers(1, 4))
+    batch = int(rng.integers(1, 4))
+    storage = str(rng.choice(["plain", "plain", "list", "pages", "pages_by_head"]))
+    form = decoding.Form(
+        layout="BNSD" if storage == "pages_by_head" else str(rng.choice(["BNSD", "BSND", "BSH"])),
+        dtype=str(rng.choice(["float32", "float16", "bfloat16"])),
+        batch=batch,
+        heads=key_heads * int(rng.integers(1, 6)),
+        key_heads=key_heads,
+        length=int(rng.choice([1, 2, 15, 16, 17, 31, 33, 64, 129, 300])),
+        size=int(rng.choice([16, 32, 48, 64, 80, 128])),
+        storage=storage,
+        block_size=int(rng.choice([32, 64, 128])),
+        int8_cache=bool(rng.integers(0, 4) == 0) and storage != "list",
+        lists=tuple(int(n) for n in rng.integers(1, 70, batch)),
+        attrs={"scale_value": float(rng.choice([0.2, 0.5, -0.1]))},
+    )
+    inputs = form.inputs(rng)
+    return lambda: decoding.check(inputs, form.all_attrs)
+
+
+def _prompt(op: str) -> Callable[[int], Check]:
+    def make(seed: int) -> Check:
+        dtype = ("float32", "float16", "bfloat16")[seed % 3]
+        form = prompt_problems.drawn(seed, op, dtype, 40 if seed % 5 == 0 else 12)
+        return lambda: test_prompt.check(form)
+
+    return make
+
+
+def _sparse(op: str, make: Callable[..., Any], **more: Any) -> Callable[[int], Check]:
+    def draw(seed: int) -> Check:
+        inputs, attrs = make(seed, test_sparse.DTYPES[seed % 3], **more)
+        cann = sparse_problems.REORDERED if more.get("reordered") else None
+        return lambda: test_sparse.compare(op, inputs, attrs, cann)
+
+    return draw
+
+
+def _indexer(seed: int) -> Check:
+    inputs, attrs = sparse_problems.indexer(seed, test_sparse.DTYPES[seed % 3])
+
+    def compared() -> None:
+        """Which of equally good keys is listed is rounding; how many there are is not."""
+        found = ops.run("LightningIndexer", inputs, attrs)["sparse_indices"]
+        right = reference.run("LightningIndexer", inputs, attrs, dtype="float64")["sparse_indices"]
+        np.testing.assert_array_equal((found >= 0).sum(-1), (right >= 0).sum(-1), "listed keys")
+
+    return compared
+
+
+def _ring(seed: int) -> Check:
+    rng = np.random.default_rng(seed)
+    dtype = problems.DTYPES[str(rng.choice(list(problems.DTYPES)))]
+    rows, batch, heads, size = (int(rng.choice(each)) for each in ([1, 7, 33], [1, 2], [1, 3], [1, 8, 17, 64]))
+    special = [np.nan, np.inf, -np.inf, 1e30, -3e38]
+    inputs: dict[str, Any] = {}
+    for name in ("prev", "cur"):
+        out = rng.standard_normal((rows, batch, heads * size)).astype(dtype)
+        top = rng.standard_normal((batch, heads, rows, 1)).astype(np.float32)
+        if rng.integers(0, 3) == 0:
+            top[rng.random(top.shape) < 0.3] = rng.choice(special)
+        inputs[f"{name}_attn_out"] = out
+        inputs[f"{name}_softmax_max"] = np.repeat(top, 8, -1)
+        inputs[f"{name}_softmax_sum"] = np.repeat(rng.uniform(0.5, 9, top.shape).astype(np.float32), 8, -1)
+    return lambda: test_sparse.compare("RingAttentionUpdate", inputs, {"input_layout": "SBH"})
+
+
+DRAWN: dict[str, Callable[[int], Check]] = {
+    "FlashAttentionScore": _forward,
+    "FlashAttentionScoreGrad": _backward,
+    "IncreFlashAttention": _decode,
+    "PromptFlashAttention": _prompt(prompt_problems.PFA),
+    "FusedInferAttentionScore": _prompt(prompt_problems.FIA),
+    "SparseFlashAttention": _sparse("SparseFlashAttention", sparse_problems.attention),
+    "SparseFlashAttentionGrad": _sparse("SparseFlashAttentionGrad", sparse_problems.attention_grad),
+    "SparseFlashAttentionGrad of 2026": _sparse(
+        "SparseFlashAttentionGrad", sparse_problems.attention_grad, reordered=True
+    ),
+    "LightningIndexer": _indexer,
+    "LightningIndexerGrad": _sparse("LightningIndexerGrad", sparse_problems.indexer_grad),
+    "SparseLightningIndexerGradKLLoss": _sparse("SparseLightningIndexerGradKLLoss", sparse_problems.indexer_loss),
+    "RingAttentionUpdate": _ring,
+}
+"""How a call of each operator is drawn: the comparison of a seed. Raises NoCase."""
