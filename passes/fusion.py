@@ -23,6 +23,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
+from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
 from fa_compiler.passes.report import Block, CacheLine, Code, Report
 from fa_compiler.passes.shared import Sharer, Sharing
@@ -103,7 +104,7 @@ class _Run:
         ]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
-            return [_declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
+            return [self._declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
         emitter = Emitter(Builder(graph, self.names, self.info), self.options)
         ranks = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
@@ -122,7 +123,7 @@ class _Run:
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
             elif is_integer_softmax(node):
-                blocks.append(_declined(label(node) or "", integer_softmax(node, self.info)))
+                blocks.append(self._declined(label(node) or "", integer_softmax(node, self.info)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         emitter.finish()
@@ -133,7 +134,7 @@ class _Run:
         try:
             return [self._emitted(name, anchor, emitter, ranks)]
         except Decline as decline:
-            return self._fuse_pair(anchor, emitter, ranks, decline) or [_declined(name, decline)]
+            return self._fuse_pair(anchor, emitter, ranks, decline) or [self._declined(name, decline)]
 
     def _fuse_shared(self, group: list[Sharer], emitter: Emitter, ranks: bool) -> dict[ir.Node, Block]:
         """The blocks of attentions that share something, each fused by itself: one a softmax."""
@@ -143,7 +144,7 @@ class _Run:
             try:
                 block = replace(self, matcher=each.matcher)._emitted(name, each.anchor, emitter, ranks)
             except Decline as decline:
-                block = _declined(name, decline)
+                block = self._declined(name, decline)
             first = blocks.setdefault(each.anchor.node, block)
             if first is not block and block.status == "fused":
                 self.notes.append(f"{name}: its attention to another value is computed by itself, by {block.node}")
@@ -197,12 +198,12 @@ class _Run:
             pair = fuse_pair(anchor, self.matcher, emitter, ranks)
         except PairDecline as decline:
             reason = f"its gradient could not be fused, and would compute the softmax again: {decline.reason}"
-            forward = _declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
-            backward = _declined(label(decline.gradient) or name, decline)
+            forward = self._declined(name, Decline(decline.code, reason, decline.culprit, decline.hint))
+            backward = self._declined(label(decline.gradient) or name, decline)
             return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         except Decline as decline:
             nearer = alone.code == Code.TRAINING or decline.code == Code.OVERFLOW or is_op(decline.culprit, "Dropout")
-            return [_declined(name, decline)] if nearer else []
+            return [self._declined(name, decline)] if nearer else []
         if pair is None:
             return []
         forward = self._ranked(self._fused(name, pair.match.forward, pair.fused), pair.indexer)
@@ -226,12 +227,19 @@ class _Run:
             converted = convert(Call.of(node, self.matcher, emitter.builder))
             fused = emitter.emit(converted.match)
         except Decline as decline:
-            return _declined(name, decline)
+            return self._declined(name, decline)
         for old, new in converted.outputs:
             named = old.is_graph_output()
             apart = named and (new.is_graph_output() or not emitter.builder.has_made(new))
             replace_value(old, emitter.builder.alias(new) if apart else new, rename=named)
         return self._fused(name, converted.match, fused)
+
+    def _declined(self, name: str, decline: Decline) -> Block:
+        block, cause = _declined(name, decline), replaceable_cause(decline, self.info)
+        if cause is None:
+            return block
+        hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
+        return replace(block, hint=hint)
 
     def _fused(self, name: str, match: AttentionMatch, fused: Fused) -> Block:
         self.notes.extend(note for note in fused.notes if note not in self.notes)

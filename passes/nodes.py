@@ -49,6 +49,16 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     return tensor.numpy()
 
 
+def is_overridable(value: ir.Value | None) -> bool:
+    """Is the value an initializer that is an input of the model, too, so that a caller may replace what it holds?"""
+    return (
+        value is not None
+        and value.is_graph_input()
+        and value.const_value is not None
+        and not _is_legacy_initializer(value)
+    )
+
+
 def is_weight(value: ir.Value) -> bool:
     """Is the value an initializer, overridable or not, or a constant, of whatever size?"""
     return value.const_value is not None or is_op(value.producer(), "Constant")
@@ -58,6 +68,7 @@ IR_WITH_CONSTANTS = 4
 """From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
 LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"
 OPSET = "fa_compiler.opset"
+DEAD = "fa_compiler.dead_nodes"
 
 
 def _is_legacy_initializer(value: ir.Value) -> bool:
@@ -75,7 +86,8 @@ def graph_opset(graph: ir.Graph) -> int:
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
-    """Note in every graph what only the model knows: its opset and whether its initializers are constants.
+    """Note in every graph what only the model knows: its opset and whether its initializers are constants; and which of
+    its nodes are dead.
 
     Returns the graphs: the main one and the subgraphs in it.
     """
@@ -86,7 +98,35 @@ def remember_versions(model: ir.Model) -> list[ir.Graph]:
     for graph in graphs:
         graph.meta[OPSET] = version
         graph.meta[LEGACY_INITIALIZERS] = legacy
+        graph.meta[DEAD] = _dead_nodes(graph)
     return graphs
+
+
+def dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
+    """The nodes of a graph, of a model prepared by `remember_versions`, from which no way leads to an output."""
+    found: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
+    return found
+
+
+def is_dead(node: ir.Node) -> bool:
+    """Does nothing need what the node computes?"""
+    return isinstance(node.graph, ir.Graph) and node in dead_nodes(node.graph)
+
+
+def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
+    def is_needed(value: ir.Value) -> bool:
+        # What another graph reads, a branch of an If, counts as needed.
+        return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
+
+    pending = [node for node in graph if any(map(is_needed, node.outputs))]
+    alive = set(pending)
+    while pending:
+        for value in pending.pop().inputs:
+            maker = producer(value)
+            if maker is not None and maker.graph is graph and maker not in alive:
+                alive.add(maker)
+                pending.append(maker)
+    return frozenset(node for node in graph if node not in alive)
 
 
 def int_attr(node: ir.Node, name: str, default: int) -> int:

@@ -16,7 +16,9 @@ from dataclasses import replace
 from fa_compiler.passes.backward.match import Pair, PairDecline
 from fa_compiler.passes.backward.quantities import Rows
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask_values import MODERATE
 from fa_compiler.passes.masks.terms import Put
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
@@ -63,7 +65,7 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
         zeroed = gradient.role == "value" and source.zeroed
         if valueless or source.rows is not wanted or source.spoilt or source.raw or zeroed:
             reason = f"masked scores become {value:g}, which other scores could undercut, and not so the gradient"
-            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it"
+            hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= MODERATE else FILL
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
 
 

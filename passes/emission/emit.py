@@ -31,6 +31,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
@@ -178,10 +179,11 @@ class Emitter:
             raise Decline(Code.SHAPE, reason, match.node)
 
     def finish(self) -> None:
-        """Remove what the fused nodes made superfluous and restore a topological order."""
+        """Remove what the fused nodes made superfluous, dead nodes included, and restore a topological order."""
         if not self.made and not self.builder.nodes:
             return
-        sweep(self.builder.graph, [*self.replaced, *self.made, *self.builder.nodes])
+        graph = self.builder.graph
+        sweep(graph, [*self.replaced, *self.made, *self.builder.nodes, *dead_nodes(graph)])
         self.builder.drop_unused_constants()
         restore_order(self.builder.graph)
 

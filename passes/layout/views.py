@@ -29,6 +29,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import keeps_everything
 from fa_compiler.passes.values.symbolic import Atom, Dim
 from fa_compiler.passes.values.value_sets import ValueSets
 
@@ -222,6 +223,8 @@ class Viewer:
         match node.op_type:
             case "Identity" | "Cast" | "CastLike" | "Dropout":
                 return dims
+            case "Slice":
+                return dims if keeps_everything(node, self.info) else None
             case "Transpose":
                 attr = node.attributes.get("perm")
                 perm = list(range(len(dims)))[::-1] if attr is None else list(attr.as_ints())

@@ -6,11 +6,14 @@ All raise Decline with `mask_value`.
 
 from __future__ import annotations
 
+import math
+
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.mask_values import DOMINATING, TermValues
 from fa_compiler.passes.masks.terms import SelectTerm, Term
-from fa_compiler.passes.options import MASKS_DOMINATE
 from fa_compiler.passes.report import Code
+
+FILL = "put -inf in place of masked scores, or the lowest number of their type"
 
 
 def check_outweighs(terms: tuple[Term, ...], index: int, values: TermValues) -> None:
@@ -29,9 +32,7 @@ def check_adds_up(terms: tuple[Term, ...], index: int, values: TermValues) -> No
 
 
 def _too_small(term: SelectTerm) -> Decline:
-    return Decline(
-        Code.MASK_VALUE,
-        f"masked scores become {term.fill:g}, which other scores could undercut",
-        term.node,
-        f"--assume {MASKS_DOMINATE} if no score of the model comes near it",
-    )
+    if math.isnan(term.fill):
+        return Decline(Code.MASK_VALUE, "masked scores become NaN, and so does every row with one", term.node, FILL)
+    reason = f"masked scores become {term.fill:g}, and a score below that would count less than a masked one"
+    return Decline(Code.MASK_VALUE, reason, term.node, FILL)

@@ -61,6 +61,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_HEAD_SIZE = 768
+LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,11 @@ class Matcher:
         finite = next((term for term in terms if not self._leaves_scores(term)), None)
         self._bounded.check_rows(anchor, finite)
         if anchor.rounds and finite is not None:
-            reason = "scores less the logarithm of their sum lose it where a term is as large as a mask's number"
-            raise Decline(Code.SCORE_TERM, reason, finite.node)
+            reason = (
+                "the softmax is spelt exp(scores - log(sum(exp(scores)))), and the logarithm is rounded away in a row "
+                "whose scores are all as large as the numbers of a mask, which this term may bring about"
+            )
+            raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
         self.seconds.extend(() if found.second is None else [found.second.product.product.node])
         key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
         rope = None if found.second is None else found.second.rope(columns, viewer)

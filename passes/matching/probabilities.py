@@ -16,6 +16,7 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
                    | Add(probabilities, t)                    t all 0, of no larger size: what is left of a Where that
                                                               tf2onnx writes as p * b + 0 * (1 - b)
                    | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
+                   | Slice(probabilities)                     as large as they are, forwards: it leaves out nothing
                    | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one
                                                               mask on the scores masks or does not; one guard in all
     output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
@@ -45,11 +46,12 @@ from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.score_guard import score_tests
 from fa_compiler.passes.matching.scores import LAYOUT_OPS, QUANTISED, QUANTISING
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
+NAN_GUARD = "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -153,11 +155,12 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value, each once."""
+    """The nodes that read a value, each once. Dead ones do not count beside others: they go with what they read."""
     seen: dict[int, ir.Node] = {}
     for node, _ in value.uses():
         seen.setdefault(id(node), node)
-    return list(seen.values())
+    readers = list(seen.values())
+    return [node for node in readers if not is_dead(node)] or readers
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
@@ -274,15 +277,28 @@ def _is_zero(value: ir.Value | None, beside: ir.Value, viewer: Viewer) -> bool:
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:
     if not consumers:
         return Decline(Code.NOT_ATTENTION, "nothing reads the softmax", value.producer())
-    if any(is_op(node, "ReduceSum") for node in consumers) and any(is_op(node, "Div") for node in consumers):
-        hint = RENORMALISED if is_op(value.producer(), "Mul") else None
+    sums = [node for node in consumers if is_op(node, "ReduceSum")]
+    behind = [reader for node in sums for reader in distinct_consumers(node.outputs[0])]
+    if sums and any(is_op(node, "Div") for node in (*consumers, *behind)):
+        hint = RENORMALISED if is_op(value.producer(), "Mul", "Where") else None
         return Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums of them", value.producer(), hint)
+    if (guard := _other_nan_guard(consumers)) is not None:
+        reason = f"{label(guard)} chooses by IsNaN of the probabilities p, but is not the guard Where(IsNaN(p), 0, p)"
+        return Decline(Code.PROBABILITY_TERM, reason, guard, NAN_GUARD)
     others = ", ".join(str(label(node)) for node in consumers[:4])
     return Decline(
         Code.PROBABILITIES_ARE_OUTPUT,
         f"the probabilities are read by {len(consumers)} nodes ({others})",
         consumers[-1],
     )
+
+
+def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:
+    """A Where that reads the probabilities and chooses by IsNaN of them, which is not the guard of the grammar."""
+    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
+    reader = None if test is None else only_reader(test.outputs[0])
+    chooser = only_reader(reader.outputs[0]) if reader is not None and is_op(reader, "Not") else reader
+    return chooser if chooser is not None and is_op(chooser, "Where") and chooser in consumers else None
 
 
 def _takes_heads(node: ir.Node, value: ir.Value) -> bool:

@@ -6,6 +6,7 @@ Grammar, from the softmax's input, which is `sunk`, upwards:
     scores := product                                      see contraction.py
             | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
             | layout(scores)                               what views.py looks through, casts included
+            | Slice(scores)                                as large as the scores, forwards: it leaves out nothing
             | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
             | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
             | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
@@ -36,6 +37,7 @@ from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.slices import keeps_everything
 
 LOWEST_FLOOR = -1e30
 MAX_DEPTH = 100
@@ -201,6 +203,8 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if first is None:
         raise Decline(Code.NO_SCORES_MATMUL, f"{node.op_type} has no input to follow", node)
     if is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
+        return Rearrange(node), first
+    if keeps_everything(node, viewer.info):
         return Rearrange(node), first
     if is_op(node, "Cast", "CastLike"):
         return _peel_cast(node, first, viewer.info)

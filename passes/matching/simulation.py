@@ -34,6 +34,7 @@ from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import Bounds
+from fa_compiler.passes.values.slices import keeps_everything
 from fa_compiler.passes.values.value_sets import ValueSets
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
@@ -164,7 +165,7 @@ class Simulation:
                 value = node.outputs[0]
                 self.seen[value] = dims
                 continue
-            if is_op(node, "Slice", "Split"):
+            if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
                 dims = dropped(node, dims, sunk, viewer)
             elif (other := operand(node, value)) is not None:
                 factors.append(moderate(node, *other, dims, viewer, self.bounds, Code.PROBABILITY_TERM))

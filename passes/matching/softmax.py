@@ -41,7 +41,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.peaks import finite_peak
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
-from fa_compiler.passes.nodes import int_attr, is_op, opset, producer, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, producer, reduced_axes
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -101,7 +101,19 @@ class SoftmaxAnchor:
 
 
 def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
-    """All anchors of one graph in its order, those of subgraphs not included."""
+    """All anchors of one graph in its order, those of subgraphs not included.
+
+    Exponentials that are divided by their total both behind the product and before it, as where the probabilities are
+    an output, too, are one softmax: that of the late division.
+    """
+    found = list(_every_anchor(graph, info))
+    late = {each.output for each in found if each.late is not None and not is_dead(each.late.dividing[-1])}
+    for each in found:
+        if each.late is not None or not any(output in late for node in each.nodes for output in node.outputs):
+            yield each
+
+
+def _every_anchor(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     for node in list(graph):
         if is_op(node, "Softmax") and node.inputs[0] is not None:
             axes = _axes(node, node.inputs[0], info)

@@ -37,6 +37,18 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
     return result
 
 
+def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
+    """Is it a Slice that leaves out nothing, and turns nothing round? So one is that goes forwards and whose result is
+    proven to be as large as what it cuts."""
+    source = input_of(node, 0) if node is not None and is_op(node, "Slice") else None
+    if node is None or source is None or info.shape(source) is None:
+        return False
+    steps = input_of(node, 4)
+    found = () if steps is None else info.content(steps)
+    forwards = isinstance(found, tuple) and all(step.is_at_least(1) for step in found)
+    return forwards and info.shape(node.outputs[0]) == info.shape(source)
+
+
 def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
     """Where a Slice of step 1 begins along an axis; None where that is not known."""
     bounds = slice_bounds(node, info, rank)

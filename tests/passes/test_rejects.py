@@ -324,7 +324,7 @@ ROWS = [
     ),
     Row(
         "guard_with_one",
-        "probabilities_are_output",
+        "probability_term",
         "x",
         behind(number("n", "1.0") + "i = IsNaN(p) x = Where(i, n, p)"),
     ),
@@ -337,7 +337,7 @@ ROWS = [
     ),
     Row(
         "guard_upside_down",
-        "probabilities_are_output",
+        "probability_term",
         "x",
         behind(number("n", "0.0") + "i = IsNaN(p) x = Where(i, p, n)"),
     ),
