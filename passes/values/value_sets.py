@@ -216,10 +216,11 @@ def _negated(values: ValueSet | None, dtype: ir.DataType | None) -> ValueSet | N
     if values is None or dtype is None:
         return None
     result = frozenset(-x + 0.0 for x in values)
+    if dtype.is_floating_point():
+        return result
     # The least integer of a type is its own negative.
     kind = NUMPY.get(dtype)
-    whole = kind is not None and np.issubdtype(kind, np.integer)
-    return result if dtype.is_floating_point() or (whole and _held_by(result, kind)) else None
+    return None if kind is None or not _held_by(result, kind) else result
 
 
 def _truth_of(condition: ir.Value | None) -> ir.Value | None:
