@@ -5,7 +5,8 @@ What is trusted, and why equality of two `Dim`s may be acted upon:
 - Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
   name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
   sizes under one name is outside what is promised. A name that is a sum or product of names
-  ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol.
+  ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol, and so is one
+  whose name has no letter: "-1" and "?" say that a size is open, not that two are the same.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
 - The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
@@ -340,7 +341,7 @@ def _declared(dim: int | ir.SymbolicDim) -> Dim:
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
-    return named(name) if name else Dim.fresh()
+    return named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
 
 
 def _declared_rank(value: ir.Value) -> Fact:

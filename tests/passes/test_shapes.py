@@ -954,3 +954,27 @@ def test_a_pool_whose_window_is_longer_than_its_axis(op: str) -> None:
     assert checked.runs >= 7
     shape = checked.shape()
     assert shape is not None and [shape[2].evaluate({"S": n}) for n in range(1, 6)] == [0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["-1", "?", "*", "5", "-"])
+def test_a_name_without_a_letter_is_none(name: str) -> None:
+    proto = parse("float[B,S] x", "y = Identity(x)")
+    for dim in proto.graph.input[0].type.tensor_type.shape.dim:
+        dim.dim_param = name
+    model = ir.from_proto(proto)
+    one, other = analyse(model).shape(model.graph.inputs[0]) or ()
+    assert one != other and not one.is_known and not other.is_known
+
+
+def test_a_name_that_looks_like_an_expression_is_another_size() -> None:
+    """The registry's own inference is given sizes as text, which must not take one for the other."""
+    half = Dim.floordiv(S, 2)
+    proto = parse(
+        "float[B,S,8] q", f'm, n, o, y = {DOMAIN}.FlashAttentionScore<head_num=2, input_layout="BSH">(q, q, q)'
+    )
+    model = ir.from_proto(proto)
+    info, (query,) = ShapeInfo({}, model.graph, overridable=True), model.graph.inputs
+    info.set(query, (Dim.symbol(str(half)), half, 16), ir.DataType.FLOAT)
+    info.walk(model.graph)
+    found = info.shape(model.graph.outputs[0])
+    assert found == (Dim.symbol(str(half)), half, Dim(16)) and found[0] != found[1]

@@ -40,8 +40,16 @@ def _info(fact: Fact, sizes: dict[str, Dim]) -> TensorInfo:
     dtype = None if fact.dtype is None else dtypes.from_onnx(int(fact.dtype))
     if fact.shape is None:
         return TensorInfo(dtype or "")
-    sizes.update((str(size), size) for size in fact.shape)
-    return TensorInfo(dtype or "", tuple(str(size) if size.const is None else size.const for size in fact.shape))
+    shape = tuple(_text(size, sizes) if size.const is None else size.const for size in fact.shape)
+    return TensorInfo(dtype or "", shape)
+
+
+def _text(size: Dim, sizes: dict[str, Dim]) -> str:
+    """The text of a size, which no other has: a name that a model declares may look like an expression."""
+    text = str(size)
+    while sizes.setdefault(text, size) != size:
+        text += "'"
+    return text
 
 
 def _fact(info: TensorInfo, sizes: dict[str, Dim]) -> Fact:
