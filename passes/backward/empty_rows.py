@@ -64,7 +64,7 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
         source = gradient.source
         zeroed = gradient.role == "value" and source.zeroed
         if valueless or source.rows is not wanted or source.spoilt or source.raw or zeroed:
-            reason = f"masked scores become {value:g}, which other scores could undercut, and not so the gradient"
+            reason = f"masked scores become {value:g}: masked keys may have a share, which the gradient leaves out"
             hint = f"--assume {MASKS_DOMINATE} if no score of the model comes near it" if value <= MODERATE else FILL
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
 

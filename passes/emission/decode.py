@@ -228,7 +228,7 @@ class Decoding:
         if scored or self.match.mask.shifts:
             raise self._other("it has a bias beside its mask")
         if not self._bounded() and MASKS_DOMINATE not in self.options.assume:
-            reason = f"the operator gives masked keys the score {MASKED_SCORE:g}, which others may undercut"
+            reason = f"the operator gives masked keys the score {MASKED_SCORE:g}, and a lower score would count less"
             raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
 
     def _bounded(self) -> bool:

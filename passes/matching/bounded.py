@@ -44,7 +44,7 @@ class BoundedScores:
         """May the exponentials be without their maximum?"""
         if not anchor.overflows or (BOUNDED_SCORES in self.options.assume and not anchor.guarded):
             return
-        reason = "exp(scores) / sum(exp(scores)) without their maximum overflows, the operator does not"
+        reason = "exp(scores) / sum(exp(scores)) overflows for large scores, unlike the operator"
         if is_op(anchor.scores.producer(), "Sub"):
             reason = "exponentials of scores less what is not proven to be their row's maximum may overflow or vanish"
         hint = None if anchor.guarded else f"{Code.OVERFLOW.advice}; {HINT}"
@@ -57,7 +57,7 @@ class BoundedScores:
         if self.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "exponentials without their maximum that are not float32", anchor.nodes[0])
         if finite is not None and NO_EMPTY_ROWS not in self.options.assume:
-            reason = "a row masked everywhere by a finite number divides 0 by 0 here, which the operator does not"
+            reason = "a row masked everywhere by a finite number may be 0 divided by 0 here, but not in the operator"
             raise Decline(Code.EMPTY_ROWS, reason, finite.node)
 
     def mask_of(

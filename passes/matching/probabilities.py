@@ -135,7 +135,8 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
             _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
             side = 0 if product.operands[0] is current else 1
             if (stray := infinity.stray(nodes)) is not None:
-                raise Decline(Code.PROBABILITIES_ARE_OUTPUT, "the probabilities are compared for somebody else", stray)
+                reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
+                raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
             return ProbabilityPath(product, side, tuple(nodes), guard, tuple(infinity.nodes), divided=divided)
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)

@@ -201,8 +201,8 @@ def test_ascend_decodes_with_grouped_heads() -> None:
 @pytest.mark.parametrize(
     ("rows", "assume", "words"),
     [
-        ("1", ("no-empty-rows",), "which others may undercut (--assume masks-dominate"),
-        ("S", ("no-empty-rows", "decode"), "which others may undercut (--assume masks-dominate"),
+        ("1", ("no-empty-rows",), "and a lower score would count less (--assume masks-dominate"),
+        ("S", ("no-empty-rows", "decode"), "and a lower score would count less (--assume masks-dominate"),
         ("S", ("no-empty-rows",), ""),
     ],
 )
