@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler import checking, inline_weights
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.expansion import excess
 from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.repairs import OrderError, as_runtime_reads, repaired
 from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
@@ -150,6 +151,8 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     files: dict[str, Path] = {}
     if (problem := _not_carried(read.proto)) is not None:
         raise InputError(f"{name} {problem}")
+    if (problem := excess(read.proto)) is not None:
+        raise InputError(f"{name} cannot be taken: {problem}")
     proto, repairs = as_runtime_reads(read.proto)
     if (problem := checking.fault(proto, full=False)) is not None:
         try:

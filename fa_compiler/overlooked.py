@@ -28,7 +28,7 @@ def overlooked(model: onnx.ModelProto) -> str | None:
 
 def _text_fault(model: onnx.ModelProto) -> str | None:
     for body in (model.graph.node, *(function.node for function in model.functions)):
-        for node in _nodes(body):
+        for node in all_nodes(body):
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
                 if isinstance(text, bytes):  # protobuf's way to hand out a string that is damaged
                     return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
@@ -51,17 +51,17 @@ def _reference_fault(model: onnx.ModelProto) -> str | None:
     wanted: _Types = {}
     for function in model.functions:
         own = wanted[function.domain, function.name, function.overload] = {}
-        for node in _nodes(function.node):
+        for node in all_nodes(function.node):
             own.update({attr.ref_attr_name: attr.type for attr in node.attribute if attr.ref_attr_name})
     for function in model.functions:
         types = wanted[function.domain, function.name, function.overload]
         for attr in function.attribute_proto:
             if types.get(attr.name, attr.type) != attr.type:
                 return f"function '{function.name}' has an attribute '{attr.name}' of another type than its nodes take"
-        for node in _nodes(function.node):
+        for node in all_nodes(function.node):
             if (fault := _call_fault(node, wanted)) is not None:
                 return fault
-    for node in _nodes(model.graph.node):
+    for node in all_nodes(model.graph.node):
         for attr in node.attribute:
             if attr.ref_attr_name:
                 return f"node '{node.name}' takes its '{attr.name}' from a function, but is in none"
@@ -78,7 +78,7 @@ def _call_fault(node: onnx.NodeProto, wanted: _Types) -> str | None:
     return None
 
 
-def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """The nodes and those of their subgraphs."""
     for node in nodes:
         yield node
@@ -86,6 +86,6 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             if is_plain(attr):
                 continue
             if attr.HasField("g"):
-                yield from _nodes(attr.g.node)
+                yield from all_nodes(attr.g.node)
             for graph in attr.graphs:
-                yield from _nodes(graph.node)
+                yield from all_nodes(graph.node)

@@ -11,11 +11,12 @@ A graph with a cycle, or with one name for two values, stays what it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import onnx
 from onnx import defs
 
+from fa_compiler.overlooked import all_nodes
 from fa_compiler.tensors import is_plain
 
 ONE_VERSION = frozenset(
@@ -92,7 +93,7 @@ def _other_opsets(owner: onnx.ModelProto | onnx.FunctionProto) -> set[int]:
 
 def _domains(model: onnx.ModelProto) -> Iterator[str]:
     nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    spelt = [node for body in _bodies(nodes) for node in body if node.domain == "ai.onnx"]
+    spelt = [node for node in all_nodes(nodes) if node.domain == "ai.onnx"]
     for node in spelt:
         node.domain = ""
     if spelt:
@@ -136,7 +137,7 @@ def _imports(model: onnx.ModelProto) -> Iterator[str]:
         if not given:
             continue  # ONNX Runtime refuses a model and a function without any import
         standard = next((given[domain] for domain in _STANDARD if domain in given), None)
-        for domain in dict.fromkeys(node.domain for body in _bodies(nodes) for node in body):
+        for domain in dict.fromkeys(node.domain for node in all_nodes(nodes)):
             if domain in given or (domain == "" and standard is not None):
                 continue
             if domain in ONE_VERSION:
@@ -214,9 +215,8 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node and its subgraphs read. A name that a subgraph makes itself has no other maker."""
     yield from filter(None, node.input)
     for graph in _inner(node):
-        for nodes in _bodies(graph.node):
-            for inner in nodes:
-                yield from filter(None, inner.input)
+        for inner in all_nodes(graph.node):
+            yield from filter(None, inner.input)
         for each in (graph, *_below(graph)):
             yield from (info.name for info in each.output)
 
@@ -237,15 +237,6 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
             for inner in _inner(node):
                 yield inner
                 yield from _below(inner)
-
-
-def _bodies(nodes: Iterable[onnx.NodeProto]) -> Iterator[Sequence[onnx.NodeProto]]:
-    """The nodes, and those of each subgraph."""
-    nodes = list(nodes)
-    yield nodes
-    for node in nodes:
-        for graph in _inner(node):
-            yield from _bodies(graph.node)
 
 
 def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

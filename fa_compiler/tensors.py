@@ -112,6 +112,8 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
     place = location(tensor)
     if not place:
         raise InputError(f"{who} is external but names no file; export the model again")
+    if "\0" in place:
+        raise InputError(f"{who} lies in {place!r}, which no file can be called; export the model again")
     if Path(place).is_absolute() or os.pardir in Path(os.path.normpath(place)).parts[:1]:
         raise InputError(
             f"{who} lies in '{place}', outside the model's folder, which is not followed for safety; "
@@ -124,6 +126,8 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
             f"for safety; put the file itself there"
         )
     start, size = _extent(tensor, who)
+    if path.exists() and not path.is_file() and not path.is_dir():  # to open a pipe waits for its writer
+        raise InputError(f"{who} lies in '{folder.base / place}', which is no regular file; put the file itself there")
     try:
         with path.open("rb") as file:
             found = file.seek(0, os.SEEK_END)

@@ -38,6 +38,10 @@ from fa_compiler.passes.values.symbolic import Dim, named
 
 __all__ = ["Fact", "ShapeInfo", "analyse"]
 
+_LOOPS, _ROUNDS = 2, 8
+"""A loop inside so many others, or whose states have not settled after so many walks, keeps no sizes: a file with loops
+inside loops would be walked for years."""
+
 _OVERRIDABLE = 4
 """The IR version from which an initializer that is also a graph input can be replaced by the caller."""
 
@@ -74,6 +78,7 @@ class ShapeInfo:
         self._opsets: Mapping[str, int] = main.opset_imports if main is not None else {}
         self._calls: frozenset[ir.OperatorIdentifier] = frozenset()
         self._open: set[ir.Node] = set()
+        self._loops = 0
 
     # -- questions ----------------------------------------------------------------------------
 
@@ -237,6 +242,7 @@ class ShapeInfo:
             return []
         inner = ShapeInfo(self._functions, None, overridable=self._overridable)
         inner._calls = self._calls | {node.op_identifier()}
+        inner._loops = self._loops
         inner._opsets = function.opset_imports
         inner._bound = self._arguments(node, function)
         for index, value in enumerate(function.inputs):
@@ -298,7 +304,10 @@ class ShapeInfo:
         carried = list(zip(body.inputs[first : first + states], body.outputs[1 if first else 0 :], strict=False))
         starts = [context.shape(first + index) for index in range(len(carried))]
         kept: list[tuple[Dim | None, ...] | None] = list(starts)
+        rounds = 0
         while True:
+            if self._loops >= _LOOPS or rounds >= _ROUNDS:
+                kept = [None] * len(starts)
             given: list[Shape | None] = []
             for index, (value, _) in enumerate(carried):
                 sizes = kept[index]
@@ -306,7 +315,9 @@ class ShapeInfo:
                 given.append(shape)
                 self._facts[value] = Fact(shape, value.dtype or context.dtype(first + index))
             self._forget(body)
+            self._loops, rounds = self._loops + 1, rounds + 1
             self.walk(body)
+            self._loops -= 1
             returned = [self.shape(result) for _, result in carried]
             left = [_left(sizes, shape) for sizes, shape in zip(kept, returned, strict=True)]
             if left == kept:

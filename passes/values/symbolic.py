@@ -14,15 +14,19 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 _SERIAL = itertools.count()
-_DEPTH = 4
-"""How many minimum atoms a sign proof splits into cases before it gives up."""
+_DEPTH, _CASES = 4, 128
+"""How many minimum atoms a sign proof splits into cases, one inside the other, and how many cases it looks at before it
+gives up."""
 
 
 _LONGEST_NAME = 100
+_TERMS, _PRODUCTS, _DEGREE = 64, 1024, 32
+"""The most terms of a sum, the most of a product before equal ones are added up, and the most atoms in one of them.
+What has more is a size of which nothing is known: a product of thirty sums has a billion terms."""
 
 
 class Atom:
@@ -179,7 +183,7 @@ class Dim:
 
     def is_at_least(self, bound: int) -> bool:
         """Whether the dim is proven to be `bound` or more in every run."""
-        return _at_least(self, bound, _DEPTH)
+        return _at_least(self, bound, _DEPTH, itertools.count())
 
     @property
     def never_one(self) -> bool:
@@ -231,6 +235,8 @@ class Dim:
                 terms[monomial] = total
             else:
                 del terms[monomial]
+        if len(terms) > _TERMS:
+            return Dim.fresh(0 if _never_negative(self, right) else None)
         return Dim._of(terms)
 
     __radd__ = __add__
@@ -254,6 +260,9 @@ class Dim:
             if factor == 1:
                 return self
             return Dim._of({m: f * factor for m, f in self._terms.items()} if factor else {})
+        degree = max(map(len, self._terms), default=0) + max(map(len, right._terms), default=0)
+        if len(self._terms) * len(right._terms) > _PRODUCTS or degree > _DEGREE:
+            return Dim.fresh(0 if _never_negative(self, right) else None)
         terms: dict[Monomial, int] = {}
         for left_monomial, left in self._terms.items():
             for right_monomial, factor in right._terms.items():
@@ -450,6 +459,11 @@ def product(dims: Iterable[Dim]) -> Dim:
     return total
 
 
+def _never_negative(*dims: Dim) -> bool:
+    lowers = [dim.lower for dim in dims]
+    return all(lower is not None and lower >= 0 for lower in lowers)
+
+
 def _coerce(value: object) -> Dim | None:
     if isinstance(value, Dim):
         return value
@@ -464,7 +478,7 @@ def _sign(dim: Dim) -> bool:
     return dim.is_at_least(0)
 
 
-def _at_least(dim: Dim, bound: int, depth: int) -> bool:
+def _at_least(dim: Dim, bound: int, depth: int, seen: Iterator[int]) -> bool:
     lower = dim.lower
     if lower is not None and lower >= bound:
         return True
@@ -476,13 +490,16 @@ def _at_least(dim: Dim, bound: int, depth: int) -> bool:
         atom = monomial[0]
         # min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where
         # the dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
-        cases = (_at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0]))
-        if any(cases) if _falls(dim, atom, depth - 1) else all(cases):
+        cases = (
+            next(seen) < _CASES and _at_least(dim.substitute({atom: value}), bound, depth - 1, seen)
+            for value in (Dim(0), atom.args[0])
+        )
+        if any(cases) if _falls(dim, atom, depth - 1, seen) else all(cases):
             return True
     return False
 
 
-def _falls(dim: Dim, atom: Atom, depth: int) -> bool:
+def _falls(dim: Dim, atom: Atom, depth: int, seen: Iterator[int]) -> bool:
     """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
 
     The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
@@ -494,7 +511,7 @@ def _falls(dim: Dim, atom: Atom, depth: int) -> bool:
             if atom in rest:
                 return False
             coefficient[rest] = -factor
-    return _at_least(Dim._of(coefficient), 0, depth)
+    return _at_least(Dim._of(coefficient), 0, depth, seen)
 
 
 def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:

@@ -1,0 +1,203 @@
+"""Files whose content asks for more than their size: each ends within seconds, in a result or in one clear line."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fa_compiler.cli import main
+from fa_compiler.expansion import DEPTH, NODES, excess
+
+from .builders import attention, external, plain, saved
+
+SECONDS = 20
+"""Far more than any of these takes on a busy machine, and far less than forever."""
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Iterator[None]:
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"not done after {SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def _number(value: float | np.ndarray, name: str) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(value), name)
+
+
+def functions(levels: int, calls: int, last: str = "Softmax", opset: int = 17) -> onnx.ModelProto:
+    """Functions of which each calls the next one so many times, one after the other."""
+    model = attention()
+    for level in range(levels):
+        own = level < levels - 1
+        values = ["x", *(f"t{index}" for index in range(1, calls)), "y"]
+        nodes = [
+            helper.make_node(f"F{level + 1}" if own else last, [values[index]], [values[index + 1]], f"n{index}")
+            for index in range(calls)
+        ]
+        for node in nodes:
+            node.domain = "own" if own else ""
+        imports = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+        model.functions.append(helper.make_function("own", f"F{level}", ["x"], ["y"], nodes, imports))
+    model.opset_import.add(domain="own", version=1)
+    model.graph.node.append(helper.make_node("F0", ["query"], ["more"], "call", domain="own"))
+    model.graph.output.append(helper.make_tensor_value_info("more", TensorProto.FLOAT, None))
+    return model
+
+
+@pytest.mark.parametrize("opset", [16, 17], ids=["kept", "inlined"])
+@pytest.mark.parametrize("last", ["Softmax", "Relu"])
+def test_functions_that_double(last: str, opset: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Thirty functions stand for 2^30 nodes."""
+    path = saved(functions(30, 2, last, opset), tmp_path / "model.onnx")
+    for command in (["inspect", str(path)], ["optimize", str(path), "-o", str(tmp_path / "out.onnx")]):
+        assert main(command) == 2
+        error = capfd.readouterr().err
+        assert error.count("\n") == 1
+        assert (
+            f"{path} cannot be taken: its functions stand for more than {NODES} nodes: 'F16' is called 65536" in error
+        )
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_limits_of_functions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert excess(functions(8, 2)) is None
+    assert excess(functions(DEPTH, 1)) is None
+    assert "over more than 100 levels, down to 'F100'" in str(excess(functions(DEPTH + 1, 1)))
+    assert "called too often to be inlined: 'F14' 16384 times" in str(excess(functions(15, 2)))
+    model = functions(3, 1)
+    model.functions[2].node[0].op_type, model.functions[2].node[0].domain = "F0", "own"
+    assert excess(model) == "function 'F0' calls itself"
+    path = saved(functions(5000, 1), tmp_path / "model.onnx")
+    assert main(["inspect", str(path)]) == 2
+    assert "over more than 100 levels" in capfd.readouterr().err
+
+
+def loops(depth: int) -> onnx.ModelProto:
+    """Loops inside loops, each with a state that grows: its sizes are found by walking the body again."""
+    model = attention()
+    inner = [helper.make_node("Relu", ["query"], ["o0"], "relu")]
+    for level in range(depth):
+        state = [f"{name}{level}" for name in ("i", "c", "s", "co", "so")]
+        nodes = [
+            *inner,
+            helper.make_node("Concat", [state[2], state[2]], [state[4]], axis=0),
+            helper.make_node("Identity", [state[1]], [state[3]]),
+        ]
+        kinds = (TensorProto.INT64, TensorProto.BOOL, TensorProto.FLOAT)
+        values = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(state, kinds, strict=False)]
+        results = [
+            helper.make_tensor_value_info(state[3], TensorProto.BOOL, None),
+            helper.make_tensor_value_info(state[4], TensorProto.FLOAT, None),
+        ]
+        body = helper.make_graph(nodes, f"body{level}", values, results)
+        inner = [helper.make_node("Loop", ["trips", "yes", "query"], [f"o{level + 1}"], f"loop{level}", body=body)]
+    model.graph.node.extend(inner)
+    model.graph.initializer.extend([_number(np.int64(1 << 60), "trips"), _number(np.bool_(True), "yes")])
+    model.graph.output.append(helper.make_tensor_value_info(f"o{depth}", TensorProto.FLOAT, None))
+    return model
+
+
+def sums(count: int) -> onnx.ModelProto:
+    """A product of sums of two sizes each: a polynomial of 2^count terms."""
+    model = attention()
+    graph = model.graph
+    graph.initializer.extend([_number(np.int64(0), "first"), _number(np.int64(1), "second")])
+    last = ""
+    for index in range(count):
+        graph.input.append(helper.make_tensor_value_info(f"x{index}", TensorProto.FLOAT, [f"a{index}", f"b{index}"]))
+        graph.node.extend(
+            [
+                helper.make_node("Shape", [f"x{index}"], [f"shape{index}"]),
+                helper.make_node("Gather", [f"shape{index}", "first"], [f"p{index}"]),
+                helper.make_node("Gather", [f"shape{index}", "second"], [f"q{index}"]),
+                helper.make_node("Add", [f"p{index}", f"q{index}"], [f"sum{index}"]),
+            ]
+        )
+        if last:
+            graph.node.append(helper.make_node("Mul", [last, f"sum{index}"], [f"product{index}"]))
+        last = f"product{index}" if last else f"sum{index}"
+    graph.output.append(helper.make_tensor_value_info(last, TensorProto.INT64, None))
+    return model
+
+
+def lengths(count: int, step: Callable[[int], list[onnx.NodeProto]]) -> onnx.ModelProto:
+    """A chain of operators on two sizes, m0 and m1; each step makes the next one."""
+    model = attention()
+    graph = model.graph
+    graph.initializer.extend([_number(np.int64(0), "first"), _number(np.int64(2), "second")])
+    graph.node.append(helper.make_node("Shape", ["query"], ["shape"]))
+    graph.node.append(helper.make_node("Gather", ["shape", "first"], ["m0"]))
+    graph.node.append(helper.make_node("Gather", ["shape", "second"], ["m1"]))
+    for index in range(count):
+        graph.node.extend(step(index))
+    graph.output.append(helper.make_tensor_value_info(f"m{count + 1}", TensorProto.INT64, None))
+    return model
+
+
+def _square(index: int) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Add", [f"m{index}", f"m{index + 1}"], [f"a{index}"]),
+        helper.make_node("Mul", [f"a{index}", f"a{index}"], [f"m{index + 2}"]),
+    ]
+
+
+def _least(index: int) -> list[onnx.NodeProto]:
+    return [
+        helper.make_node("Mul", [f"m{index}", f"m{index + 1}"], [f"a{index}"]),
+        helper.make_node("Min", [f"a{index}", f"m{index}"], [f"b{index}"]),
+        helper.make_node("Add", [f"b{index}", f"m{index + 1}"], [f"m{index + 2}"]),
+    ]
+
+
+TAKEN: dict[str, Callable[[], onnx.ModelProto]] = {
+    "loops in loops": lambda: loops(25),
+    "product of sums": lambda: sums(30),
+    "name that is a product of sums": lambda: attention(batch="*".join(f"(a{i} + b{i})" for i in range(30))),
+    "name that is a long sum": lambda: attention(batch=" + ".join(f"a{i}" for i in range(20000))),
+    "squares of squares": lambda: lengths(40, _square),
+    "minima of products": lambda: lengths(25, _least),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_is_not_known_is_left_open(case: str, tmp_path: Path) -> None:
+    """The attention beside it is fused."""
+    path = saved(TAKEN[case](), tmp_path / "model.onnx")
+    out = tmp_path / "out.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--quiet"]) == 0
+    assert "FlashAttentionScore" in {node.op_type for node in onnx.load(out).graph.node}
+
+
+def _nul(folder: Path) -> str:
+    return "a\0b"
+
+
+def _pipe(folder: Path) -> str:
+    os.mkfifo(folder / "pipe")
+    return "pipe"
+
+
+@pytest.mark.parametrize(("make", "told"), [(_nul, "which no file can be called"), (_pipe, "is no regular file")])
+def test_external_data(
+    make: Callable[[Path], str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = plain()
+    model.graph.initializer.append(external("w", (16,), make(tmp_path), 0))
+    assert main(["inspect", str(saved(model, tmp_path / "model.onnx"))]) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "tensor 'w' lies in" in error
+    assert told in error
