@@ -14,17 +14,18 @@ import functools
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 _SERIAL = itertools.count()
-_DEPTH, _CASES = 4, 128
-"""How many minimum atoms a sign proof splits into cases, one inside the other, and how many cases it looks at before it
-gives up."""
+_DEPTH = 4
+"""How many minimum atoms a sign proof splits into cases before it gives up."""
+_SHALLOW = ((4, _DEPTH), (8, 2), (64, 1))
+"""Of a sum with at most so many minimum atoms it splits so many: all of them in any order are too many cases."""
 
 
 _LONGEST_NAME = 100
-_TERMS, _PRODUCTS, _DEGREE = 64, 1024, 32
+_TERMS, _PRODUCTS, _DEGREE = 256, 1024, 64
 """The most terms of a sum, the most of a product before equal ones are added up, and the most atoms in one of them.
 What has more is a size of which nothing is known: a product of thirty sums has a billion terms."""
 
@@ -183,7 +184,7 @@ class Dim:
 
     def is_at_least(self, bound: int) -> bool:
         """Whether the dim is proven to be `bound` or more in every run."""
-        return _at_least(self, bound, _DEPTH, itertools.count())
+        return _at_least(self, bound, _DEPTH)
 
     @property
     def never_one(self) -> bool:
@@ -212,12 +213,13 @@ class Dim:
         """The dim with atoms replaced (top level only, not inside opaque atoms)."""
         if not any(atom in values for atom in self.atoms):
             return self
-        total = Dim(0)
+        total = Dim._of({m: f for m, f in self._terms.items() if not any(atom in values for atom in m)})
         for monomial, factor in self._terms.items():
-            term = Dim(factor)
-            for atom in monomial:
-                term = term * values.get(atom, Dim._from_atom(atom))
-            total = total + term
+            if any(atom in values for atom in monomial):
+                term = Dim(factor)
+                for atom in monomial:
+                    term = term * values.get(atom, Dim._from_atom(atom))
+                total = total + term
         return total
 
     # -- arithmetic ---------------------------------------------------------------------------
@@ -478,28 +480,24 @@ def _sign(dim: Dim) -> bool:
     return dim.is_at_least(0)
 
 
-def _at_least(dim: Dim, bound: int, depth: int, seen: Iterator[int]) -> bool:
+def _at_least(dim: Dim, bound: int, depth: int) -> bool:
     lower = dim.lower
     if lower is not None and lower >= bound:
         return True
+    minima = [monomial[0] for monomial in dim._terms if len(monomial) == 1 and monomial[0].op == "min0"]
+    depth = min(depth, next((splits for count, splits in _SHALLOW if len(minima) <= count), 0))
     if depth == 0:
         return False
-    for monomial in dim._terms:
-        if len(monomial) != 1 or monomial[0].op != "min0":
-            continue
-        atom = monomial[0]
+    for atom in minima:
         # min(x, 0) is x or 0, so the dim is one of two cases; both must prove the bound. One of them is enough where
         # the dim falls as the minimum grows: the minimum is at most x and at most 0, so the dim is at least each case.
-        cases = (
-            next(seen) < _CASES and _at_least(dim.substitute({atom: value}), bound, depth - 1, seen)
-            for value in (Dim(0), atom.args[0])
-        )
-        if any(cases) if _falls(dim, atom, depth - 1, seen) else all(cases):
+        cases = (_at_least(dim.substitute({atom: value}), bound, depth - 1) for value in (Dim(0), atom.args[0]))
+        if any(cases) if _falls(dim, atom, depth - 1) else all(cases):
             return True
     return False
 
 
-def _falls(dim: Dim, atom: Atom, depth: int, seen: Iterator[int]) -> bool:
+def _falls(dim: Dim, atom: Atom, depth: int) -> bool:
     """Whether the dim is linear in the atom, with a coefficient that is proven never to be positive.
 
     The coefficient is all that the atom is multiplied by, other atoms included: that of u in s*u - u is s - 1.
@@ -511,7 +509,7 @@ def _falls(dim: Dim, atom: Atom, depth: int, seen: Iterator[int]) -> bool:
             if atom in rest:
                 return False
             coefficient[rest] = -factor
-    return _at_least(Dim._of(coefficient), 0, depth, seen)
+    return _at_least(Dim._of(coefficient), 0, depth)
 
 
 def _divide_monomial(top: Monomial, by: Monomial) -> Monomial | None:
