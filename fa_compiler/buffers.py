@@ -43,9 +43,14 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
     """The buffers of a model, none if it was made without `in_place_caches`. Raises InputError for other metadata."""
     found = next((entry.value for entry in model.metadata_props if entry.key == METADATA), "[]")
     try:
-        return tuple(Buffer(**entry) for entry in json.loads(found))
-    except (ValueError, TypeError):
-        raise InputError(f"the metadata entry {METADATA} does not name the model's caches: {found[:80]}") from None
+        buffers = tuple(Buffer(**entry) for entry in json.loads(found))
+        if all(isinstance(name, str) for each in buffers for name in (each.past, each.present, each.length)) and all(
+            type(each.axis) is int for each in buffers
+        ):
+            return buffers
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise InputError(f"the metadata entry {METADATA} does not name the model's caches: {found[:80]}")
 
 
 def buffer_feeds(
@@ -57,6 +62,8 @@ def buffer_feeds(
         if buffer.past not in feeds or buffer.present not in outputs:
             raise InputError(f"the cache '{buffer.past}', '{buffer.present}' is none of the original model")
         past, present = feeds[buffer.past], outputs[buffer.present]
+        if past.ndim != present.ndim or not 0 <= buffer.axis < past.ndim:
+            raise InputError(f"the cache '{buffer.past}', '{buffer.present}' has no axis {buffer.axis} in the original")
         shape = list(present.shape)
         shape[buffer.axis] += SPARE
         memory = np.full(shape, _garbage(past.dtype), past.dtype)

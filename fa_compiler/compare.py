@@ -88,14 +88,14 @@ def compare_models(
     """
     name = name or str(other)
     proto, other_proto = read_proto(original), read_proto(other)
-    feeds = random_inputs(proto, str(original), shared=shared) if inputs is None else load_inputs(inputs, proto)
-    pairs = shared_pairs(proto) if shared else {}
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol
     try:
         runner = _Runner(original, proto, optimise=False)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         raise InputError(f"ONNX Runtime cannot load {original}: {one_line(error)}") from None
+    feeds = random_inputs(proto, str(original), shared=shared) if inputs is None else load_inputs(inputs, proto)
+    pairs = shared_pairs(proto) if shared else {}
     try:
         first = runner.run(feeds, pairs)
     except Exception as error:

@@ -24,7 +24,7 @@ to the length of a mask over past and present."""
 MAX_INDEX = 1000
 """Random indices stay below this even where the table they index is larger."""
 
-MAX_ELEMENTS = 1 << 32
+MAX_ELEMENTS = 1 << 28
 """Inputs with more elements are not made up: the machine would run out of memory."""
 
 _NUMPY: Mapping[int, np.dtype[Any]] = {
@@ -107,7 +107,9 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
+        wanted = {info.name: info for info in graph_inputs(model)}
         with archive:
+            _names_fit(path, archive.files, wanted)  # before anything is unpacked
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -115,8 +117,6 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is a folder; give the .npz file in it") from None
     except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
-    wanted = {info.name: info for info in graph_inputs(model)}
-    _names_fit(path, arrays, wanted)
     return {name: _typed(path, name, arrays[name], info) for name, info in wanted.items()}
 
 

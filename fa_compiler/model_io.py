@@ -96,9 +96,16 @@ def read_proto(path: Path) -> onnx.ModelProto:
     """Parse an ONNX file without its large weights, be they in other files or in this one.
 
     Raises:
-        InputError: the file cannot be read or is no ONNX model.
+        InputError: the file cannot be read or is no ONNX model, or its functions stand for too many nodes.
     """
-    return _read(path).proto
+    proto = _read(path).proto
+    _check_expansion(proto, str(path))
+    return proto
+
+
+def _check_expansion(proto: onnx.ModelProto, name: str) -> None:
+    if (problem := excess(proto)) is not None:
+        raise InputError(f"{name} cannot be taken: {problem}")
 
 
 @dataclass(frozen=True)
@@ -151,8 +158,7 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     files: dict[str, Path] = {}
     if (problem := _not_carried(read.proto)) is not None:
         raise InputError(f"{name} {problem}")
-    if (problem := excess(read.proto)) is not None:
-        raise InputError(f"{name} cannot be taken: {problem}")
+    _check_expansion(read.proto, name)
     proto, repairs = as_runtime_reads(read.proto)
     if (problem := checking.fault(proto, full=False)) is not None:
         try:

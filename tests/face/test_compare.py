@@ -168,7 +168,7 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "not an .npz file"),
     "zip": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(40)), "not an .npz file"),
     "folder": (lambda path: path.mkdir(), "is a folder"),
-    "pickle": (lambda path: np.savez(path, query=np.array([{}], object)), "not an .npz file"),
+    "pickle": (lambda path: np.savez(path, **feeds() | {"query": np.array([{}], object)}), "not an .npz file"),
     "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
     "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
     "other type": (lambda path: np.savez(path, **feeds(dtype=np.float64)), "is float64"),

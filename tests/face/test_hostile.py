@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.cli import main
 from fa_compiler.expansion import DEPTH, NODES, excess
+from fa_compiler.passes.in_place import METADATA
 
 from .builders import attention, external, plain, saved
 
@@ -201,3 +203,48 @@ def test_external_data(
     assert error.count("\n") == 1
     assert "tensor 'w' lies in" in error
     assert told in error
+
+
+def _verify(folder: Path, other: onnx.ModelProto, *more: str) -> int:
+    paths = [saved(attention(), folder / "model.onnx"), saved(other, folder / "other.onnx")]
+    return main(["verify", *map(str, paths), *more])
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        "[" * 100000,
+        '[{"past": "query", "present": "out", "axis": "2", "length": "n"}]',
+        '[{"past": ["query"], "present": "out", "axis": 2, "length": "n"}]',
+        '[{"past": "query", "present": "out", "axis": 99, "length": "n"}]',
+    ],
+    ids=["deep", "axis is text", "name is a list", "no such axis"],
+)
+def test_metadata_of_caches(entries: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = attention()
+    model.metadata_props.add(key=METADATA, value=entries)
+    assert _verify(tmp_path, model) == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "cache" in error
+
+
+def test_verify_of_damaged_models(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """ONNX Runtime judges a model before anything is read from it."""
+    model = plain()
+    model.graph.node[0].op_type = "Cast"
+    del model.graph.node[0].input[:]
+    path = saved(model, tmp_path / "model.onnx")
+    assert main(["verify", str(path), str(path)]) == 2
+    assert f"ONNX Runtime cannot load {path}" in capfd.readouterr().err
+    assert _verify(tmp_path, functions(30, 2)) == 2
+    assert f"{tmp_path / 'other.onnx'} cannot be taken: its functions stand for" in capfd.readouterr().err
+
+
+def test_inputs_are_unpacked_when_they_are_wanted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An archive of a megabyte may unpack to a terabyte."""
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(0x75) + b"\n"
+    with zipfile.ZipFile(tmp_path / "inputs.npz", "w") as archive:
+        archive.writestr("unwanted.npy", b"\x93NUMPY\x01\x00\x76\x00" + header)
+    assert _verify(tmp_path, attention(), "--inputs", str(tmp_path / "inputs.npz")) == 2
+    assert "lacks the input 'key'" in capfd.readouterr().err
