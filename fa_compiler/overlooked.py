@@ -1,6 +1,6 @@
-"""What the ONNX checker lets pass and the passes cannot do with: opsets that are none, names that are no text, and
-references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read as the
-type its operator gives it.
+"""What the ONNX checker lets pass and the passes cannot do with: opsets and types that are none, names that are no
+text, calls of functions with more values than they have, and references to attributes that lead nowhere or to another
+type. Functions are inlined, and an attribute is read as the type its operator gives it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from fa_compiler.tensors import is_plain
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""
 
-_Types = dict[tuple[str, str, str], dict[str, int]]
+_TYPE_NAMES = frozenset(("dtype", "output_dtype", "softmax_precision", "stash_type", "to"))
+"""Attributes of ONNX's operators that are the number of a type."""
+
+_WITH_TYPES = (*STANDARD, "ai.onnx.preview")
+_TYPE_NUMBERS = frozenset(onnx.TensorProto.DataType.values())
+
+_Key = tuple[str, str, str]
+_Types = dict[_Key, dict[str, int]]
 
 
 def overlooked(model: onnx.ModelProto) -> str | None:
@@ -23,12 +30,15 @@ def overlooked(model: onnx.ModelProto) -> str | None:
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
-    return _text_fault(model) or _reference_fault(model)
+    return _node_fault(model) or _reference_fault(model)
 
 
-def _text_fault(model: onnx.ModelProto) -> str | None:
+def _node_fault(model: onnx.ModelProto) -> str | None:
     for body in (model.graph.node, *(function.node for function in model.functions)):
         for node in all_nodes(body):
+            for attr in node.attribute:
+                if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
+                    return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is no type"
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
                 if isinstance(text, bytes):  # protobuf's way to hand out a string that is damaged
                     return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
@@ -49,7 +59,9 @@ def _shown(text: str | bytes) -> str:
 
 def _reference_fault(model: onnx.ModelProto) -> str | None:
     wanted: _Types = {}
+    most: dict[_Key, tuple[int, int]] = {}
     for function in model.functions:
+        most[function.domain, function.name, function.overload] = (len(function.input), len(function.output))
         own = wanted[function.domain, function.name, function.overload] = {}
         for node in all_nodes(function.node):
             own.update({attr.ref_attr_name: attr.type for attr in node.attribute if attr.ref_attr_name})
@@ -59,19 +71,23 @@ def _reference_fault(model: onnx.ModelProto) -> str | None:
             if types.get(attr.name, attr.type) != attr.type:
                 return f"function '{function.name}' has an attribute '{attr.name}' of another type than its nodes take"
         for node in all_nodes(function.node):
-            if (fault := _call_fault(node, wanted)) is not None:
+            if (fault := _call_fault(node, wanted, most)) is not None:
                 return fault
     for node in all_nodes(model.graph.node):
         for attr in node.attribute:
             if attr.ref_attr_name:
                 return f"node '{node.name}' takes its '{attr.name}' from a function, but is in none"
-        if wanted and (fault := _call_fault(node, wanted)) is not None:
+        if wanted and (fault := _call_fault(node, wanted, most)) is not None:
             return fault
     return None
 
 
-def _call_fault(node: onnx.NodeProto, wanted: _Types) -> str | None:
-    types = wanted.get((node.domain, node.op_type, node.overload), {})
+def _call_fault(node: onnx.NodeProto, wanted: _Types, most: dict[_Key, tuple[int, int]]) -> str | None:
+    key = (node.domain, node.op_type, node.overload)
+    inputs, outputs = most.get(key, (len(node.input), len(node.output)))
+    if len(node.input) > inputs or len(node.output) > outputs:
+        return f"node '{node.name}' gives function '{node.op_type}' more inputs or outputs than it has"
+    types = wanted.get(key, {})
     for attr in node.attribute:
         if types.get(attr.name, attr.type) != attr.type:
             return f"node '{node.name}' gives function '{node.op_type}' an attribute '{attr.name}' of another type"

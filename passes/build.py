@@ -95,9 +95,10 @@ class Builder:
             for each in node.outputs:
                 each.name = self.names.new(f"{PREFIX}_{op_type}_output")
             self.graph.append(node)
-            output.dtype = dtype
-            if dtype is None:
-                output.dtype = self.info.dtype(output)
+            if dtype is not None:
+                output.dtype = dtype
+            elif (inferred := self.info.dtype(output)) is not None:
+                output.dtype = inferred
             shape = self.info.shape(output)
             if shape is not None:
                 output.shape = ir.Shape([size.const for size in shape])

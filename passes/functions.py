@@ -33,13 +33,14 @@ def inline_functions(model: ir.Model) -> None:
         if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
     }
     imports = _named(model.opset_imports)
-
-    def fits(function: ir.Function) -> bool:
+    fitting: set[ir.OperatorIdentifier] = set()
+    for identifier, function in model.functions.items():
         wanted = _named(function.opset_imports)
         same = all(imports.get(domain, version) == version for domain, version in wanted.items())
-        return same and function.identifier() not in with_graphs
-
-    InlinePass(criteria=fits)(model)
+        if same and identifier not in with_graphs:
+            fitting.add(identifier)
+            imports.update(wanted)  # what one brings in, the next one has to agree with
+    InlinePass(criteria=lambda function: function.identifier() in fitting)(model)
 
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:

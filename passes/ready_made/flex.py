@@ -102,6 +102,8 @@ def _inlined(call: Call, name: str, value: ir.Value) -> ir.Value:
     if attr is None:
         return value
     graph, builder = attr.as_graph(), call.builder
+    if len(graph.inputs) != 1 or len(graph.outputs) != 1:
+        raise call.decline(Code.SCORE_TERM, f"{name} is no graph of one input and one output")
     known: dict[ir.Value, ir.Value] = {graph.inputs[0]: value}
     for each in graph.initializers.values():
         if each.const_value is not None:

@@ -277,6 +277,8 @@ class ShapeInfo:
             return []
         body, scan = bodies[0], node.op_type == "Scan"
         slices = int_attr(node, "num_scan_inputs", 0) if scan else 0
+        if not 0 <= slices <= len(node.inputs):
+            return []
         states = len(node.inputs) - (slices if scan else 2)
         if scan and context.opset < 9:  # has a batch of its own
             states = 0

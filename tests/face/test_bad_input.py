@@ -105,6 +105,17 @@ def _renamed(model: onnx.ModelProto, name: bytes) -> bytes:
     return model.SerializeToString().replace(name, name[:-1] + b"\xff")
 
 
+def _cast(model: onnx.ModelProto) -> None:
+    model.graph.node.append(helper.make_node("Cast", ["query"], ["more"], "cast", to=99))
+
+
+def _called_with(model: onnx.ModelProto, inputs: list[str], outputs: list[str]) -> None:
+    """The softmax as a function of one input and one output."""
+    _call(model, -1)
+    call = model.graph.node[3]
+    call.input[:], call.output[:] = inputs, outputs
+
+
 def _call(model: onnx.ModelProto, along: float, default: bytes | None = None) -> None:
     """The softmax as a function with its axis as attribute."""
     soft = helper.make_node("Softmax", ["x"], ["y"], "inner")
@@ -149,6 +160,15 @@ CASES: dict[str, tuple[Make, str]] = {
     ),
     "attribute of another type": (_edited(lambda m: _call(m, 1.5)), "node 'call' gives function 'Soft' an attribute"),
     "default of another type": (_edited(lambda m: _call(m, -1, b"x")), "function 'Soft' has an attribute 'along'"),
+    "more inputs than a function has": (
+        _edited(lambda m: _called_with(m, ["scaled", "query"], ["probs"])),
+        "node 'call' gives function 'Soft' more inputs or outputs",
+    ),
+    "more outputs than a function has": (
+        _edited(lambda m: _called_with(m, ["scaled"], ["probs", "more"])),
+        "node 'call' gives function 'Soft' more inputs or outputs",
+    ),
+    "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is no type"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
     "weights truncated": (_truncated_weights, "has only 1087 bytes"),
     "weights above": (_located("../weights.bin"), "'../weights.bin', outside the model's folder"),

@@ -164,12 +164,48 @@ def _least(index: int) -> list[onnx.NodeProto]:
     ]
 
 
+def two_imports() -> onnx.ModelProto:
+    """Two functions that import one domain in two versions."""
+    model = attention()
+    for version in (1, 2):
+        nodes = [helper.make_node("Softmax", ["x"], ["y"], "inner")]
+        imports = [helper.make_opsetid("", 17), helper.make_opsetid("more", version)]
+        model.functions.append(helper.make_function("own", f"F{version}", ["x"], ["y"], nodes, imports))
+        model.graph.node.append(helper.make_node(f"F{version}", ["query"], [f"z{version}"], domain="own"))
+    model.opset_import.add(domain="own", version=1)
+    return model
+
+
+def slices_of_nothing() -> onnx.ModelProto:
+    """A Scan that says it has more tensors to slice than inputs."""
+    model = attention()
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "ab"]
+    body = helper.make_graph([helper.make_node("Relu", ["a"], ["b"])], "body", values[:1], values[1:])
+    model.graph.node.append(helper.make_node("Scan", ["query"], ["more"], body=body, num_scan_inputs=1 << 40))
+    return model
+
+
+def empty_modifier() -> onnx.ModelProto:
+    """A FlexAttention whose graph on the scores has no inputs and no outputs."""
+    model = attention(ir_version=13)
+    model.opset_import[0].version = 26
+    model.opset_import.add(domain="ai.onnx.preview", version=1)
+    body = helper.make_graph([], "body", [], [])
+    names = ["query", "key", "value"]
+    node = helper.make_node("FlexAttention", names, ["more"], domain="ai.onnx.preview", score_mod=body)
+    model.graph.node.append(node)
+    return model
+
+
 TAKEN: dict[str, Callable[[], onnx.ModelProto]] = {
     "loops in loops": lambda: loops(25),
     "product of sums": lambda: sums(30),
     "name that is a product of sums": lambda: attention(batch="*".join(f"(a{i} + b{i})" for i in range(30))),
     "name that is a long sum": lambda: attention(batch=" + ".join(f"a{i}" for i in range(20000))),
     "squares of squares": lambda: lengths(40, _square),
+    "two imports": two_imports,
+    "slices of nothing": slices_of_nothing,
+    "empty modifier": empty_modifier,
     "minima of products": lambda: lengths(25, _least),
 }
 
