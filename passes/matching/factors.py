@@ -58,7 +58,9 @@ def moderate(
     if interval is None or not max(map(abs, interval)) <= LARGEST:
         raise Decline(code, f"the factor {value.name!r} is not proven to be of moderate size", node)
     array = constant(value)
-    apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST if array is None else np.abs(array).min() >= SMALLEST
+    apart = interval[0] >= SMALLEST or interval[1] <= -SMALLEST
+    if array is not None:
+        apart = bool((np.abs(array) >= SMALLEST).all())
     if divides and not apart:
         raise Decline(code, f"the divisor {value.name!r} is not proven to be other than 0", node)
     if number is not None:

@@ -160,7 +160,7 @@ class ShapeInfo:
         facts = [None if value is None else self.fact(value) for value in node.inputs]
         results = self._infer(node, facts)
         for index, output in enumerate(node.outputs):
-            fact = results[index] if index < len(results) else Fact()
+            fact = _possible(results[index]) if index < len(results) else Fact()
             if fact.dtype is None and output.dtype is not None:
                 # A dtype that is wrong makes ONNX Runtime refuse the model, so a declared one holds.
                 fact = Fact(fact.shape, output.dtype, fact.content)
@@ -355,6 +355,13 @@ def _declared(dim: int | ir.SymbolicDim) -> Dim:
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
     return named(name) if name and any(map(str.isalpha, name)) else Dim.fresh()
+
+
+def _possible(fact: Fact) -> Fact:
+    """The fact without negative sizes: no run gets as far as a tensor of such a shape."""
+    if fact.shape is None or all(dim.const is None or dim.const >= 0 for dim in fact.shape):
+        return fact
+    return Fact(tuple(Dim.fresh() if (dim.const or 0) < 0 else dim for dim in fact.shape), fact.dtype)
 
 
 def _declared_rank(value: ir.Value) -> Fact:

@@ -525,6 +525,8 @@ def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """a and b without their common factors, which are not 0 where b is not."""
     factor = math.gcd(*a._terms.values(), *b._terms.values())
     monomials = [*a._terms, *b._terms]
+    if not monomials:
+        return a, b
     common = list(monomials[0])
     for monomial in monomials[1:]:
         rest = list(monomial)

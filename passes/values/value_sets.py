@@ -154,7 +154,8 @@ class ValueSets(Analysis[ValueSet]):
                 return None
             grid = [(a, b) for a in sorted(result) for b in sorted(operand)]
             whole = np.issubdtype(kind, np.integer)
-            pairs = np.array(grid, dtype=np.float64).reshape(-1, 2).astype(kind)
+            with np.errstate(all="ignore"):
+                pairs = np.array(grid, dtype=np.float64).reshape(-1, 2).astype(kind)
             if node.op_type == "Div" and (whole or (pairs[:, 1] == 0).any()):
                 return None
             with np.errstate(all="ignore"):

@@ -208,7 +208,7 @@ def test_masks_of_16_bits_by_their_bounds(limit: str, status: str) -> None:
         outputs="float16[B,4,S,8] y",
         opset=23,
         ir_version=10,
-        initializers="<float16 one = {1}>",
+        initializers="<float16 one = {15360}>",
     )
     assert fused(model)[1].blocks[0].status == status
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from fa_compiler.passes import Options, fuse
 from fa_compiler.passes.nodes import constant, remember_versions
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import analyse
@@ -312,3 +313,56 @@ def test_complex_numbers_have_no_bounds() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Bounds(analyse(built)).of(built.graph.initializers["turn"]) is None
+
+
+ODD_CONSTANTS = (
+    "float nan = {nan}, float inf = {inf}, float one = {1.0}, float half = {0.5}, float16 small = {32256}, "
+    "int64 n0 = {0}, int64 largest = {9223372036854775807}, int64 odd = {9007199254740993}, float[0] none = {}, "
+    "int64[1] far = {4611686018427387904}, int64[2] minus = {-1, -1}, int64[2] below = {-2147483648, 6}, "
+    "int64[3] empty = {0, 4611686018427387904, 2}, int64[2] three = {3, 5}, float[2] pair = {1.0, 2.0}, "
+    "int64[1] four = {4}"
+)
+ODD = {
+    "Range to NaN": "m = Range(nan, inf, one)",
+    "Range of NaN in 16 bits": "m = Range(small, small, small)",
+    "Pow of NaN": "m = Pow(nan, half)",
+    "Range to a Pow that is NaN": "a = Neg(one) b = Pow(a, half) m = Range(one, b, one)",
+    "whole NaN": "a = Cast<to = 7>(nan) m = Cast<to = 1>(a)",
+    "negative sizes": "m = ConstantOfShape(minus)",
+    "a size that nothing has": "m = ConstantOfShape(below)",
+    "sizes that nothing has beside 0": "m = ConstantOfShape(empty)",
+    "a rank that nothing has": "a = ConstantOfShape(far) m = ConstantOfShape(a)",
+    "a rank that nothing has, reshaped": "a = ConstantOfShape(far) m = Reshape(one, a)",
+    "elements in negative sizes": "m = Reshape(one, minus)",
+    "no elements in sizes that nothing has": "m = Reshape(none, empty)",
+    "no elements repeated": "m = Expand(none, three)",
+    "two elements for five": "m = Expand(pair, three)",
+    "a cut of a negative size": "a = ConstantOfShape(minus) m = Slice(a, four, far, n0)",
+    "0 divided by 0": "a = Div(n0, n0) m = Cast<to = 1>(a)",
+    "condition of a float": "m = Where(nan, one, half)",
+    "no divisor": "m = Reciprocal(none)",
+    "integers that floats round": "a = Add(largest, odd) b = Cast<to = 1>(a) m = Mul(b, half)",
+}
+
+
+@pytest.mark.parametrize("use", ["z = Add(s, m)", "z = Div(s, m)"])
+@pytest.mark.parametrize("name", ODD)
+def test_numbers_that_no_size_has(name: str, use: str) -> None:
+    """NaN, infinities, huge and negative numbers among the constants end in an answer, whatever is made of them, and in
+    no warning."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v) => '
+        f"(float[B,4,S,8] y) <{ODD_CONSTANTS}> {{ {ODD[name]} kt = Transpose<perm = [0, 1, 3, 2]>(k) "
+        f"s = MatMul(q, kt) {use} p = Softmax<axis = -1>(z) y = MatMul(p, v) }}"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = fuse(ir.from_proto(proto), Options("ort"))
+    assert len(report.blocks) == 1
+
+
+def test_integers_that_floats_round_are_not_followed() -> None:
+    odd = "int64 odd = {9007199254740993}, int64 even = {9007199254740992}, int64 n1 = {1}"
+    assert held("x = Identity(odd)", initializers=odd) is None
+    assert held("x = Identity(even)", initializers=odd) == {2.0**53}
+    assert held("x = Add(even, n1)", initializers=odd) is None

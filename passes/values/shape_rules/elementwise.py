@@ -261,7 +261,7 @@ def _where(ctx: Context) -> Fact:
     shape = broadcast(ctx.shape(0), ctx.shape(1), ctx.shape(2))
     dtype = ctx.dtype(1) or ctx.dtype(2)
     condition, x, y = ctx.content(0), ctx.content(1), ctx.content(2)
-    if condition is None or x is None or y is None or is_float(x) != is_float(y):
+    if condition is None or x is None or y is None or is_float(condition) or is_float(x) != is_float(y):
         return Fact(shape, dtype)
     try:
         size = np.broadcast(condition, x, y).size

@@ -105,12 +105,11 @@ def _constant_of_shape(ctx: Context) -> Fact:
     if dims is None:
         shape = ctx.shape(0)
         length = shape[0].const if shape is not None and len(shape) == 1 else None
-        return Fact(None if length is None else fresh(length), dtype)
-    count = product(dims).const
-    if count is not None and 0 <= count <= LIMIT and all(dim.is_const for dim in dims):
+        return Fact(None if length is None or length > LIMIT else fresh(length), dtype)
+    sizes = [dim.const for dim in dims if dim.const is not None and 0 <= dim.const <= LIMIT]
+    if len(sizes) == len(dims) and math.prod(sizes) <= LIMIT:
         value = np.zeros(1, np.float32) if tensor is None else _read(tensor, tensor.dtype)
         if value is not None and value.size == 1:
-            sizes = [dim.const for dim in dims if dim.const is not None]
             return content_fact(np.full(sizes, value.reshape(-1)[0], value.dtype), dtype)
     # A negative entry fails at run time, so each entry is the dim.
     return Fact(tuple(dims), dtype)
@@ -125,7 +124,7 @@ def _range(ctx: Context) -> Fact:
         return Fact(fresh(1), dtype)
     start, limit, delta = known
     if not all(isinstance(bound, Dim) for bound in known):
-        # Floats that are small integers count without rounding; others could give one step more or less.
+        # Floats that are small integers count without rounding; others could give one step more or less. NaN is none.
         if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
             return Fact(fresh(1), dtype)
         start, limit, delta = (Dim(int(bound)) for bound in known)

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.values.shape_rules.context import (
+    LIMIT,
     Content,
     Context,
     Fact,
@@ -27,7 +28,7 @@ def moved(content: Content | None, shape: Shape | None, dtype: ir.DataType | Non
     """The fact of `content` in a new shape, which keeps the order of the elements."""
     if content is not None and shape is not None:
         sizes = [dim.const for dim in shape]
-        known = [size for size in sizes if size is not None]
+        known = [size for size in sizes if size is not None and 0 <= size <= LIMIT]
         if len(known) == len(sizes) and math.prod(known) == content.size:
             return content_fact(content.reshape(known), dtype)
     return Fact(shape, dtype)
@@ -42,7 +43,7 @@ def _reshape(ctx: Context) -> Fact:
     shape = ctx.shape(1)
     if target_dims is None:
         rank = shape[0].const if shape is not None and len(shape) == 1 else None
-        return Fact(None if rank is None else fresh(rank), ctx.dtype(0))
+        return Fact(None if rank is None or rank > LIMIT else fresh(rank), ctx.dtype(0))
     allow_zero = ctx.opset >= 14 and ctx.int_attr("allowzero", 0) == 1
     return moved(ctx.content(0), reshaped(ctx.shape(0), target_dims, allow_zero), ctx.dtype(0))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from fa_compiler.passes.values.shape_rules.context import (
@@ -206,7 +208,8 @@ def _tile(ctx: Context) -> Fact:
     result = tuple(dim * size(times) for dim, times in zip(shape, repeats, strict=True))
     content = ctx.content(0)
     times = ctx.ints(1)
-    if content is not None and times is not None and 0 < content.size * int(np.prod(times)) <= LIMIT:
+    known = times is not None and min(times, default=0) >= 1
+    if content is not None and times is not None and known and 0 < content.size * math.prod(times) <= LIMIT:
         return content_fact(np.tile(content, times), dtype)
     return Fact(result, dtype)
 
@@ -225,5 +228,8 @@ def _expand(ctx: Context) -> Fact:
     sizes = [dim.const for dim in shape]
     known = [length for length in sizes if length is not None]
     if content is not None and len(known) == len(sizes) and product(shape).const in range(1, LIMIT + 1):
-        return content_fact(np.broadcast_to(content, known), dtype)
+        try:
+            return content_fact(np.broadcast_to(content, known), dtype)
+        except ValueError:  # an Expand that fails in every run
+            pass
     return Fact(shape, dtype)
