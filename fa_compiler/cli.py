@@ -139,6 +139,7 @@ def _add_verify(commands: _Commands) -> None:
     command.add_argument(
         "--shared-caches", action="store_true", help="bind each past of a GroupQueryAttention and its present together"
     )
+    _add_assume(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
     command.set_defaults(run=_verify)
 

@@ -72,8 +72,11 @@ def verify(args: argparse.Namespace) -> int:
     from fa_compiler.compare import CannotRunError, compare_models
     from fa_compiler.render import print_comparison
 
+    assume = make_options("ort", None, None, _words(args)).assume
     try:
-        comparison = compare_models(args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches)
+        comparison = compare_models(
+            args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
+        )
     except CannotRunError as error:
         return _differs(error)
     if not args.quiet:
@@ -87,7 +90,7 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
 
     shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
     try:
-        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared)
+        comparison = compare_models(args.model, staged, name="the optimised model", shared=shared, assume=_words(args))
     except CannotRunError as error:
         _differs(error)
         return False
@@ -106,9 +109,13 @@ def _differs(error: Exception) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
+    return make_options(args.target, args.soc_version, args.cann, _words(args), args.in_place_caches)
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """What the user vouches for."""
     words = [word.strip() for group in args.assume for word in group.split(",")]
-    words = [word for word in words if word]
-    return make_options(args.target, args.soc_version, args.cann, words, args.in_place_caches)
+    return [word for word in words if word]
 
 
 def _json(report: Report) -> str:

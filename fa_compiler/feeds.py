@@ -15,11 +15,16 @@ import onnx
 
 from fa_compiler.cache_lengths import Given, attempts, cache_calls, disagreement, size_name
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.masks import Mask, is_mask, ones_and_zeros
 
 BATCH = 2
 LENGTH = 16
-"""Sizes given to symbolic dimensions: BATCH to a batch and to a first dimension, LENGTH to any other; twice that
-to the length of a mask over past and present."""
+"""Sizes given to open dimensions: BATCH to a batch and to a first dimension, LENGTH to any other; twice that
+to the length of a mask over past and present. A dimension is open where it has a name, no size, or the size -1."""
+
+SIZES = ((BATCH, LENGTH), (1, LENGTH), (BATCH, 32), (1, 32), (1, 64), (1, 128), (1, 224), (1, 1))
+"""Batch and length to try in turn where a model does not run with the first: those that join what they have shrunk and
+enlarged want multiples of 32, others a batch of 1."""
 
 MAX_INDEX = 1000
 """Random indices stay below this even where the table they index is larger."""
@@ -50,22 +55,33 @@ def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [info for info in model.graph.input if info.name not in given]
 
 
-def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0, shared: bool = False) -> dict[str, np.ndarray]:
+def random_inputs(
+    model: onnx.ModelProto,
+    name: str,
+    seed: int = 0,
+    shared: bool = False,
+    batch: int = BATCH,
+    length: int = LENGTH,
+    masks: Mask | None = None,
+) -> dict[str, np.ndarray]:
     """Random inputs: a symbolic dimension has one size throughout, indices are valid for the table they
     index, masks hold ones and some zeros, positions count up, lengths of caches agree (cache_lengths.py).
 
-    `shared` leaves room in a past for the keys that are new, as one buffer for past and present needs it.
+    `shared` leaves room in a past for the keys that are new, as one buffer for past and present needs it. `batch` and
+    `length` are the sizes of open dimensions; `masks` makes other masks (masks.py), but none of those that say how many
+    keys there are.
 
     Raises:
         InputError: an input is no tensor of numbers, or too large for this; or no lengths were found that agree.
     """
     calls = cache_calls(model)
+    sums = _sums(graph_inputs(model), length)
     if not calls:
-        return _made(model, name, seed, _Sizes(_sums(graph_inputs(model))))
+        return _made(model, name, seed, _Sizes(sums, batch, length), None, masks)
     faults: list[str] = []
-    for given in attempts(calls, LENGTH, BATCH, shared):
-        sizes = _Sizes({**_sums(graph_inputs(model)), **given.sizes}, given.batch)
-        feeds = _made(model, name, seed, sizes, given)
+    for given in attempts(calls, length, batch, shared):
+        sizes = _Sizes({**sums, **given.sizes}, given.batch, length)
+        feeds = _made(model, name, seed, sizes, given, masks)
         fault = disagreement(model, calls, sizes.known, feeds)
         if fault is None:
             return feeds
@@ -74,7 +90,7 @@ def random_inputs(model: onnx.ModelProto, name: str, seed: int = 0, shared: bool
 
 
 def _made(
-    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Given | None = None
+    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Given | None, masks: Mask | None
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     bounds = _index_bounds(model.graph)
@@ -91,7 +107,9 @@ def _made(
         if given is not None and info.name in given.numbers:
             feeds[info.name] = np.resize(given.numbers[info.name], shape).astype(dtype)
         elif given is not None and info.name in given.masks:
-            feeds[info.name] = _mask(shape).astype(dtype)
+            feeds[info.name] = ones_and_zeros(shape, dtype)
+        elif masks is not None and is_mask(info):
+            feeds[info.name] = masks(shape, dtype)
         else:
             feeds[info.name] = np.asarray(_values(info.name.lower(), shape, dtype, bounds.get(info.name), rng))
     return feeds
@@ -143,12 +161,13 @@ def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) 
 class _Sizes:
     """One size for each symbol, in `known` once it was asked for; an expression of symbols is computed from them."""
 
-    def __init__(self, known: dict[str, int], batch: int = BATCH) -> None:
+    def __init__(self, known: dict[str, int], batch: int, length: int) -> None:
         self.known = known
         self._batch = batch
+        self._length = length
 
     def of(self, name: str, dim: onnx.TensorShapeProto.Dimension, axis: int) -> int:
-        if dim.HasField("dim_value"):
+        if dim.HasField("dim_value") and dim.dim_value != -1:
             return int(dim.dim_value)
         if not dim.dim_param:
             return self._symbol(size_name(name, axis), axis)
@@ -159,7 +178,7 @@ class _Sizes:
 
     def _symbol(self, name: str, axis: int) -> int:
         if name not in self.known:
-            self.known[name] = self._batch if "batch" in name.lower() or axis == 0 else LENGTH
+            self.known[name] = self._batch if "batch" in name.lower() or axis == 0 else self._length
         return self.known[name]
 
     def _computed(self, node: ast.expr, axis: int) -> int:
@@ -182,7 +201,7 @@ class _Sizes:
         raise ValueError("no plain expression")
 
 
-def _sums(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
+def _sums(inputs: Sequence[onnx.ValueInfoProto], length: int) -> dict[str, int]:
     """Symbols that must be the sum of two lengths: exporters often name them apart from their terms.
 
     With a cache among the inputs that is the last dimension of a mask, if no other input has it.
@@ -191,24 +210,24 @@ def _sums(inputs: Sequence[onnx.ValueInfoProto]) -> dict[str, int]:
     past = present = 0
     for info in inputs:
         dims = info.type.tensor_type.shape.dim
-        mask = "mask" in info.name.lower()
+        mask = is_mask(info)
         if "past" in info.name.lower() and len(dims) > 2:
-            past = dims[-2].dim_value or LENGTH
+            past = dims[-2].dim_value or length
         elif not mask and len(dims) > 1:
-            present = present or dims[-1].dim_value or LENGTH
+            present = present or dims[-1].dim_value or length
         for position, dim in enumerate(dims):
             if dim.dim_param:
                 ends.setdefault(dim.dim_param, set()).add(mask and position == len(dims) - 1)
     if not past:
         return {}
-    return {name: past + (present or LENGTH) for name, kinds in ends.items() if kinds == {True}}
+    return {name: past + (present or length) for name, kinds in ends.items() if kinds == {True}}
 
 
 def _values(
     name: str, shape: tuple[int, ...], dtype: np.dtype, bound: int | None, rng: np.random.Generator
 ) -> np.ndarray:
     if "mask" in name:
-        return _mask(shape).astype(dtype)
+        return ones_and_zeros(shape, dtype)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
     if dtype.kind in "iu":
@@ -216,14 +235,6 @@ def _values(
             return np.broadcast_to(np.arange(shape[-1]) % (bound or MAX_INDEX), shape).astype(dtype)
         return rng.integers(0, min(bound or 2, MAX_INDEX), shape).astype(dtype)
     return rng.standard_normal(shape).astype(dtype)
-
-
-def _mask(shape: tuple[int, ...]) -> np.ndarray:
-    """Ones; along the last axis every second row ends in zeros, as a padded batch does."""
-    mask = np.ones(shape, np.int64)
-    if shape and shape[-1] > 1:
-        mask.reshape(-1, shape[-1])[1::2, -max(1, shape[-1] // 4) :] = 0
-    return mask
 
 
 def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:

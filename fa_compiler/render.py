@@ -108,6 +108,9 @@ def print_comparison(comparison: Comparison) -> None:
     faults = sum(output.fault is not None for output in comparison.outputs)
     whole = f"{faults} of {len(rows)} outputs differ" if faults else f"all {len(rows)} outputs agree"
     out.print(Text(f"{whole} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
+    sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
+    what = f"with {comparison.feed}" if faults else f"in {comparison.rounds} rounds" if comparison.rounds > 1 else ""
+    out.print(Text(printable(f"inputs: {sizes}" + (f"; {what}" if what else ""))))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -288,3 +288,123 @@ def test_without_a_cache_a_mask_is_as_long_as_the_rest() -> None:
 def test_inputs_nobody_can_guess(dtype: int) -> None:
     with pytest.raises(InputError, match="input 'text'"):
         random_inputs(_inputs(("text", dtype, [1])), "m")
+
+
+def _masked(body: str, dtype: str = "int64") -> onnx.ModelProto:
+    """A model of x [B, S] and attention_mask [B, S]."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[B,S] x, {dtype}[B,S] attention_mask) => (float[B,S] y) '
+        "<float one = {1}, float zero = {0}, int64 whole = {1}, int64[1] last = {1}, float[2] table = {1, 2}> "
+        f"{{ {body} }}"
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+FLOAT_MASK = "m = Cast<to = 1>(attention_mask) "
+EMPTY = FLOAT_MASK + "n = ReduceSum<keepdims = 1>(m, last) e = Equal(n, zero) w = Where(e, {}, one) y = Mul(x, w)"
+PAIRS: dict[str, tuple[str, str, str, str, str]] = {
+    # type of the mask, both models, what shows the difference, and the word that keeps it out
+    "2": (
+        "int64",
+        FLOAT_MASK + "w = Sub(one, m) y = Mul(x, w)",
+        "e = Equal(attention_mask, whole) w = Where(e, zero, one) y = Mul(x, w)",
+        "masks with the ids of packed sequences",
+        "",
+    ),
+    "negative": (
+        "int64",
+        FLOAT_MASK + "y = Mul(x, m)",
+        FLOAT_MASK + "a = Abs(m) y = Mul(x, a)",
+        "masks with numbers from -1 to 2",
+        "unbroken-sequences",
+    ),
+    "an empty row": (
+        "int64",
+        EMPTY.format("zero"),
+        EMPTY.format("one"),
+        "masks with zeros in a whole row",
+        "no-empty-rows",
+    ),
+    "an empty row of booleans": (
+        "bool",
+        EMPTY.format("zero"),
+        EMPTY.format("one"),
+        "masks with zeros in a whole row",
+        "masks-dominate",
+    ),
+    "-inf": (
+        "float",
+        "p = Exp(attention_mask) y = Mul(x, p)",
+        "l = Floor(attention_mask) f = IsInf(l) w = Where(f, one, one) p = Exp(attention_mask) o = Where(f, w, p) "
+        "y = Mul(x, o)",
+        "masks of 0 and -inf",
+        "",
+    ),
+    "the lowest number": (
+        "float",
+        "a = Add(x, attention_mask) y = Exp(a)",
+        "a = Add(x, attention_mask) t = Add(attention_mask, attention_mask) f = IsInf(t) g = IsInf(attention_mask) "
+        "h = Xor(f, g) e = Exp(a) y = Where(h, one, e)",
+        "masks of 0 and the lowest number",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_masks_that_users_feed(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Models that agree on ones and zeros are compared on other masks; the report names the one that shows a
+    difference, and what the user vouches for is kept."""
+    dtype, first, second, feed, word = PAIRS[name]
+    one, other = (saved(_masked(body, dtype), tmp_path / f"{index}.onnx") for index, body in enumerate((first, second)))
+    found = compare_models(one, other)
+    assert (found.same, found.feed) == (False, feed)
+    assert main(["verify", str(one), str(other)]) == 1
+    assert f"; with {feed}" in " ".join(capfd.readouterr().out.split())
+    if word:
+        assert compare_models(one, other, assume=[word]).same
+        assert main(["verify", str(one), str(other), "--assume", word]) == 0
+        assert " rounds" in capfd.readouterr().out
+    assert main(["verify", str(one), str(other), "--assume", "nothing"]) == 2
+
+
+def test_masks_that_the_original_does_not_run_with(tmp_path: Path) -> None:
+    """Ids of packed sequences and negative numbers index no table of two."""
+    one, other = (
+        saved(_masked(f"t = Gather(table, attention_mask) {more} y = Mul(x, u)"), tmp_path / f"{index}.onnx")
+        for index, more in enumerate(("u = Identity(t)", "a = Abs(t) u = Identity(a)"))
+    )
+    found = compare_models(one, other)
+    assert (found.same, found.rounds) == (True, 3)
+
+
+def _pyramid(dims: list[int | str], back: float = 32.0) -> onnx.ModelProto:
+    """Five halvings, enlarged again and joined with the input: height and width have to be multiples of 32."""
+    nodes = [
+        helper.make_node("MaxPool", [f"x{level}"], [f"x{level + 1}"], kernel_shape=[2, 2], strides=[2, 2])
+        for level in range(5)
+    ]
+    nodes.append(helper.make_node("Resize", ["x5", "", "scales"], ["back"], mode="nearest"))
+    nodes.append(helper.make_node("Concat", ["x0", "back"], ["y"], axis=1))
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("x0", "y")]
+    infos[1].type.tensor_type.ClearField("shape")
+    scales = numpy_helper.from_array(np.array([1, 1, back, back], np.float32), "scales")
+    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:], [scales])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("dims", [[-1, 3, -1, -1], ["batch", 3, "height", "width"]], ids=["-1", "named"])
+def test_sizes_are_tried_until_the_original_runs(
+    dims: list[int | str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(_pyramid(dims), tmp_path / "a.onnx")
+    assert compare_models(path, path).sizes == {"x0": (2, 3, 32, 32)}
+    assert main(["optimize", str(path), "-o", str(tmp_path / "b.onnx"), "--verify"]) == 0
+    assert "inputs: x0 [2, 3, 32, 32]" in capfd.readouterr().out
+
+
+def test_no_size_with_which_the_original_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = saved(_pyramid([-1, 3, -1, -1], back=31.0), tmp_path / "a.onnx")
+    assert main(["verify", str(path), str(path)]) == 2
+    assert "--inputs" in capfd.readouterr().err

@@ -1,0 +1,112 @@
+"""Masks for a comparison: what users feed to a model beside ones and zeros.
+
+A mask is an input with "mask" in its name. Every kind but the first is tried in a round of its own, and left out where
+it would break what the user vouched for:
+
+    kind                        types      left out with
+    --------------------------  ---------  ----------------------------------------------
+    ones and zeros              all
+    ones                        all
+    zeros in a whole row        all        no-empty-rows, masks-dominate
+    ids of packed sequences     integers
+    numbers from -1 to 2        integers   unbroken-sequences: labels come back there
+    0 and -inf, the lowest      floats
+      number, -1e9, -1e4
+    the same in a whole row     floats     no-empty-rows, masks-dominate
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
+
+Mask = Callable[[tuple[int, ...], "np.dtype[Any]"], np.ndarray]
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+EXCLUDING = (-np.inf, None, -1e9, -1e4)
+"""Numbers that exporters write for masked keys; None is the lowest number of the type."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of masks: what a report calls it, how it is made, and whether it masks rows everywhere."""
+
+    name: str
+    make: Mask | None = None
+    empty_rows: bool = False
+
+
+def is_mask(info: onnx.ValueInfoProto) -> bool:
+    """Is an input a mask, by its name?"""
+    return "mask" in info.name.lower()
+
+
+def kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> Iterator[Kind]:
+    """The kinds to try for the inputs of a model, beside ones and zeros, where the user vouches for `assume`."""
+    types = {info.type.tensor_type.elem_type for info in inputs if is_mask(info)}
+    if not types:
+        return
+    whole_rows = not {NO_EMPTY_ROWS, MASKS_DOMINATE}.intersection(assume)
+    yield Kind("masks of ones", lambda shape, dtype: np.ones(shape, dtype))
+    if whole_rows:
+        yield Kind("masks with zeros in a whole row", _empty_row, empty_rows=True)
+    if types - {*FLOATS, onnx.TensorProto.BOOL}:
+        yield Kind("masks with the ids of packed sequences", _packed)
+        if UNBROKEN not in assume:
+            yield Kind("masks with numbers from -1 to 2", _small)
+    if types.intersection(FLOATS):
+        for number in EXCLUDING:
+            name = "the lowest number" if number is None else f"{number:g}"
+            yield Kind(f"masks of 0 and {name}", _excluding(number, whole_row=False))
+            if whole_rows:
+                yield Kind(f"masks of 0 and {name}, also in a whole row", _excluding(number, whole_row=True), True)
+
+
+def ones_and_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Ones; along the last axis every second row ends in zeros, as a padded batch does."""
+    mask = np.ones(shape, np.int64)
+    if shape and shape[-1] > 1:
+        mask.reshape(-1, shape[-1])[1::2, -max(1, shape[-1] // 4) :] = 0
+    return mask.astype(dtype)
+
+
+def _empty_row(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    mask = ones_and_zeros(shape, dtype)
+    if mask.ndim > 0 and mask.size:
+        mask.reshape(-1, shape[-1])[0] = 0
+    return mask
+
+
+def _packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """1 1 2 2 3 and so on, in every second row with zeros behind."""
+    if dtype.kind not in "iu" or not shape:
+        return ones_and_zeros(shape, dtype)
+    ids = np.arange(shape[-1]) // max(2, shape[-1] // 3) + 1
+    return (ids * ones_and_zeros(shape, np.dtype(np.int64))).astype(dtype)
+
+
+def _small(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Numbers from -1, where the type has it, to 2; every row begins with a 1."""
+    if dtype.kind not in "iu" or not shape:
+        return ones_and_zeros(shape, dtype)
+    mask = np.random.default_rng(0).integers(-1 if dtype.kind == "i" else 0, 3, shape)
+    mask[..., :1] = 1
+    return mask.astype(dtype)
+
+
+def _excluding(number: float | None, whole_row: bool) -> Mask:
+    def make(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        kept = (_empty_row if whole_row else ones_and_zeros)(shape, np.dtype(np.bool_))
+        if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
+            return kept.astype(dtype)
+        lowest = float(ml_dtypes.finfo(dtype).min)
+        excluded = lowest if number is None else number if number == -np.inf else max(number, lowest)
+        return np.where(kept, 0.0, excluded).astype(dtype)
+
+    return make
