@@ -162,10 +162,15 @@ def _rounds(
             raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
         yield Kind(f"the inputs of {inputs}"), feeds, first
         return
-    fault: Exception | None = None
+    faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []
     for batch, length in SIZES:
-        feeds = random_inputs(proto, str(path), shared=shared, batch=batch, length=length)
+        try:
+            feeds = random_inputs(proto, str(path), shared=shared, batch=batch, length=length)
+        except InputError:
+            if not faults:
+                raise
+            continue
         sizes = {key: array.shape for key, array in feeds.items()}
         if sizes in tried:
             continue
@@ -173,16 +178,16 @@ def _rounds(
         try:
             first = runner.run(feeds, pairs)
         except Exception as error:
-            fault = fault or error
+            faults.append(error)
             continue
         break
     else:
         hint = "; give inputs that suit the model by verify's --inputs"
-        raise InputError(f"ONNX Runtime cannot run {path}: {one_line(fault or '')}{hint}")
+        raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
     yield Kind("masks of ones and zeros"), feeds, first
     for kind in kinds(graph_inputs(proto), assume):
-        other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
         try:
+            other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
             first = runner.run(other, pairs)
         except Exception:  # what the original cannot run says nothing about the other model
             continue

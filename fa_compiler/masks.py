@@ -88,7 +88,8 @@ def _packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if dtype.kind not in "iu" or not shape:
         return ones_and_zeros(shape, dtype)
     ids = np.arange(shape[-1]) // max(2, shape[-1] // 3) + 1
-    return (ids * ones_and_zeros(shape, np.dtype(np.int64))).astype(dtype)
+    mask: np.ndarray = ids * ones_and_zeros(shape, np.dtype(np.int64))
+    return mask.astype(dtype)
 
 
 def _small(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -105,7 +106,7 @@ def _excluding(number: float | None, whole_row: bool) -> Mask:
         kept = (_empty_row if whole_row else ones_and_zeros)(shape, np.dtype(np.bool_))
         if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
             return kept.astype(dtype)
-        lowest = float(ml_dtypes.finfo(dtype).min)
+        lowest = float(ml_dtypes.finfo(dtype).min)  # type: ignore[no-untyped-call]
         excluded = lowest if number is None else number if number == -np.inf else max(number, lowest)
         return np.where(kept, 0.0, excluded).astype(dtype)
 
