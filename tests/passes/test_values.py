@@ -320,7 +320,7 @@ ODD_CONSTANTS = (
     "int64 n0 = {0}, int64 largest = {9223372036854775807}, int64 odd = {9007199254740993}, float[0] none = {}, "
     "int64[1] far = {4611686018427387904}, int64[2] minus = {-1, -1}, int64[2] below = {-2147483648, 6}, "
     "int64[3] empty = {0, 4611686018427387904, 2}, int64[2] three = {3, 5}, float[2] pair = {1.0, 2.0}, "
-    "int64[1] four = {4}"
+    "int64[1] four = {4}, int64[0] nothing = {}"
 )
 ODD = {
     "Range to NaN": "m = Range(nan, inf, one)",
@@ -338,6 +338,7 @@ ODD = {
     "no elements repeated": "m = Expand(none, three)",
     "two elements for five": "m = Expand(pair, three)",
     "a cut of a negative size": "a = ConstantOfShape(minus) m = Slice(a, four, far, n0)",
+    "a cut of nothing": "a = Cast<to = 1>(n0) b = Slice(n0, nothing, nothing) m = Cast<to = 1>(b)",
     "0 divided by 0": "a = Div(n0, n0) m = Cast<to = 1>(a)",
     "condition of a float": "m = Where(nan, one, half)",
     "no divisor": "m = Reciprocal(none)",

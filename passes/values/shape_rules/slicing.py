@@ -61,7 +61,7 @@ def _slice(ctx: Context) -> Fact:
         cuts[place] = None if content is None else _cut(start, end, step, content.shape[place])
     known = [cut for cut in cuts if cut is not None]
     if content is not None and len(known) == rank:
-        return content_fact(content[tuple(known)], dtype)
+        return content_fact(np.asarray(content[tuple(known)], dtype=content.dtype), dtype)
     if content is not None and content.size == 1 and all(dim == 1 for dim in result):
         # The whole of a single element, wherever the cut was.
         return content_fact(content, dtype)
