@@ -68,6 +68,8 @@ class _Composer:
         self.dtype = "float16" if rng.random() < 0.3 else "float32"
         self.assume: tuple[str, ...] = (rng.choice(ASSUMED),) if rng.random() < 0.12 else ()
         self.score_type = self.dtype
+        self.common = rng.choice(FILLS)
+        """The number that most masks of the model put in."""
         self.conditions: list[str] = []
         """Booleans of the shape of a mask, true where a key is kept: guards reuse them."""
         self.addends: list[str] = []
@@ -171,10 +173,13 @@ class _Composer:
                 powers = [(4.0, -0.5), (4.0, 0.5), (2.0, -1.0), (-2.0, 2.0)]
                 undefined = [] if self.assume else [(-8.0, 0.5), (0.0, -1.0)]
                 base, power = rng.choice([*powers, *undefined])
+                g.undefined |= (base, power) in undefined
                 return g.op("Mul", value, g.op("Pow", g.const(base, dtype), g.const(power, dtype)))
             case _:
                 odd = [0.0, -1.0, 1e-3, 30.0, INF, math.nan] if not self.assume else [0.0, -1.0, 1e-3]
-                return g.op("Mul", value, g.number(rng.choice(odd), dtype))
+                number = rng.choice(odd)
+                g.undefined |= not math.isfinite(number)
+                return g.op("Mul", value, g.number(number, dtype))
 
     # -- conditions ---------------------------------------------------------------------------------
 
@@ -275,6 +280,8 @@ class _Composer:
     def _fill(self) -> float:
         odd = self.rng.random() < 0.08 and not self.assume
         number = self.rng.choice(ODD) if odd else self.rng.choice(FILLS)
+        if self.rng.random() < 0.5:  # one number for all masks of a model is the rule
+            number = self.common
         if "masks-dominate" in self.assume:
             number = min(number, -1e4)
         return max(-65504.0, number) if self.score_type == "float16" and math.isfinite(number) else number

@@ -53,6 +53,8 @@ class Case:
     open: frozenset[str]
     words: Sequence[str]
     assume: tuple[str, ...] = ()
+    undefined: bool = False
+    """Is a factor of the scores NaN or infinite?"""
     base: Mapping[str, Array] = field(default_factory=dict)
     """What inputs hold in a plain run, where that is known."""
 
@@ -69,6 +71,7 @@ class Graph:
     initializers: list[onnx.TensorProto] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
+    undefined: bool = False
     names: dict[str, str] = field(default_factory=dict)
     """Letters that are written as another symbol."""
 
@@ -155,7 +158,7 @@ class Graph:
         graph = helper.make_graph(self.nodes, "g", made, results, self.initializers)
         domains = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
         model = helper.make_model(graph, opset_imports=domains, ir_version=11 if self.opset > 23 else 9)
-        return Case(model, self.inputs, dict(self.sizes), self.open, self.words, assume)
+        return Case(model, self.inputs, dict(self.sizes), self.open, self.words, assume, self.undefined)
 
 
 def elements(sizes: Sequence[int]) -> int:

@@ -54,7 +54,9 @@ def _other_number(model: onnx.ModelProto, rng: random.Random) -> str | None:
     array = numpy_helper.to_array(tensor).copy()
     low = bool((np.abs(array) >= 100).any())
     with np.errstate(all="ignore"):
-        number = array.dtype.type(rng.choice(NUMBERS if low or rng.random() < 0.3 else FACTORS))
+        # In a weight NaN and infinities are values at masked keys, which are not read.
+        factors = FACTORS if array.size == 1 else FACTORS[:7]
+        number = array.dtype.type(rng.choice(NUMBERS if low or (array.size == 1 and rng.random() < 0.3) else factors))
         flat = array.reshape(-1)
         if low:
             flat[np.abs(flat) >= 100] = number

@@ -16,6 +16,13 @@ class Compose(Kind):
     def check(self, seed: int) -> Outcome:
         case = compose(seed)
         note = f"{' '.join(case.words)} {' '.join(case.assume)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
-        judge = Judge(case.model, lambda: feeds(case, seed), case.assume, again=seed % 32 == 0, note=note)
+        judge = Judge(
+            case.model,
+            lambda: feeds(case, seed),
+            case.assume,
+            again=seed % 32 == 0,
+            note=note,
+            undefined=case.undefined,
+        )
         judge.group = f"{case.inputs[0].dtype}, "
         return judge.outcome()

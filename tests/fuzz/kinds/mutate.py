@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -52,6 +53,9 @@ class Mutate(Kind):
             for new in changed.inputs
         ]
         judge = Judge(model, lambda: feeds(changed, seed, 3), again=seed % 32 == 0, note="; ".join(words))
+        judge.undefined = case.undefined or any(
+            re.search(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)", each) for each in words
+        )
         return judge.outcome()
 
     def _base(self, rng: random.Random) -> Case | None:
@@ -60,10 +64,12 @@ class Mutate(Kind):
         if kind < 0.2:
             case = compose(rng.getrandbits(32))
             arrays = feeds(case, rng.getrandbits(32), 1)[0].arrays
-            return case_of(case.model, arrays, ["composed", *case.words])
+            made = case_of(case.model, arrays, ["composed", *case.words])
+            made.undefined = case.undefined
+            return made
         if kind < 0.4:
-            made = build(even(rng.getrandbits(32)))
-            return case_of(made.model, made.feeds(rng.getrandbits(32)), ["spelt"])
+            spelt = build(even(rng.getrandbits(32)))
+            return case_of(spelt.model, spelt.feeds(rng.getrandbits(32)), ["spelt"])
         name = rng.choice(self.names)
         if name not in self.read:
             self.read[name] = snippets(name)
