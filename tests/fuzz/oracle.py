@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,12 @@ class Judge:
     """Does the original hide NaN, as ONNX Runtime's own attention kernels do? Then NaN and infinities are looked at
     only where they are at masked keys."""
     ran: int = field(default=0, init=False)
+    shown: Feed | None = field(default=None, init=False)
+    """The feed that shows the fault."""
+
+    def on(self, model: onnx.ModelProto, feed: Feed) -> Judge:
+        """The same judge on another model, with one feed."""
+        return replace(self, model=model, feeds=[feed], again=False)
 
     def outcome(self) -> Outcome:
         """What became of the model."""
@@ -152,6 +158,7 @@ class Judge:
             except Exception:  # these inputs are none for the original
                 continue
             self.ran += 1
+            self.shown = feed
             try:
                 got = run_fused(second, feed.arrays)
             except Exception as error:

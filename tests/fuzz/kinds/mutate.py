@@ -12,15 +12,18 @@ import onnx
 from tests.fuzz.feeds import feeds
 from tests.fuzz.grammar import compose
 from tests.fuzz.graph import Case
-from tests.fuzz.kind import Kind, Outcome
 from tests.fuzz.mutations import change, forget
 from tests.fuzz.oracle import Array, Judge
+from tests.fuzz.reduction import GraphKind
 from tests.fuzz.snippets import Snippet, case_of, names, snippets
 from tests.passes.builder import build
 from tests.passes.strategies import even
 
+UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
+"""Changes that put in what is no number."""
 
-class Mutate(Kind):
+
+class Mutate(GraphKind):
     """A kept graph's attention (tests/fuzz/snippets.py), or a composed one, after changes of mutations.py."""
 
     innocent = ("run_original", "_made")
@@ -29,11 +32,11 @@ class Mutate(Kind):
         self.names = names()
         self.read: dict[str, list[Snippet]] = {}
 
-    def check(self, seed: int) -> Outcome:
+    def judge(self, seed: int) -> Judge | None:
         rng = random.Random(seed)
         case = self._base(rng)
         if case is None:
-            return Outcome("skipped")
+            return None
         model = onnx.ModelProto()
         model.CopyFrom(case.model)
         words = list(case.words)
@@ -41,22 +44,16 @@ class Mutate(Kind):
             try:
                 words.append(change(model, rng) or "")
             except Exception:  # of onnx: the model is none any more, and cannot be changed again
-                return Outcome("skipped")
+                return None
         if rng.random() < 0.9:
             forget(model)
         arrays = _fitting(case.base, model)
-        changed = case_of(model, arrays, words) if arrays is not None else None
-        if changed is None:
-            return Outcome("skipped")
-        changed.inputs = [
-            next((old for old in case.inputs if (old.name, old.role) == (new.name, "labels")), new)
-            for new in changed.inputs
-        ]
-        judge = Judge(model, lambda: feeds(changed, seed, 3), again=seed % 32 == 0, note="; ".join(words))
-        judge.undefined = case.undefined or any(
-            re.search(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)", each) for each in words
-        )
-        return judge.outcome()
+        if arrays is None:
+            return None
+        changed = case_of(model, arrays, words)
+        made = Judge(model, lambda: feeds(changed, seed, 3), again=seed % 32 == 0, note="; ".join(words))
+        made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
+        return made
 
     def _base(self, rng: random.Random) -> Case | None:
         """A model to change, with numbers for its inputs."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from tests.fuzz.feeds import feeds
-from tests.fuzz.kind import Kind, Outcome
 from tests.fuzz.operators import operator
 from tests.fuzz.oracle import Judge
+from tests.fuzz.reduction import GraphKind
 
 
-class ReadyMade(Kind):
+class ReadyMade(GraphKind):
     """One operator, fed in several ways."""
 
-    innocent = ("run_original",)
-
-    def check(self, seed: int) -> Outcome:
+    def judge(self, seed: int) -> Judge:
         case = operator(seed)
         note = f"{' '.join(case.words)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
-        judge = Judge(case.model, lambda: feeds(case, seed), again=seed % 32 == 0, note=note, hides_nan=True)
-        judge.group = f"{case.words[0].partition(' {')[0]} {case.inputs[0].dtype}, "
-        return judge.outcome()
+        group = f"{case.words[0].partition(' {')[0]} {case.inputs[0].dtype}, "
+        return Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, note, group, hides_nan=True)
