@@ -80,6 +80,8 @@ class Judge:
     """What to tell findings apart by, besides what was fused."""
     undefined: bool = False
     """Does it hold NaN or an infinity as a factor? Then what a masked key's NaN did to the original is no fault."""
+    terms: Callable[[Feed, str], float] | None = None
+    """How large the terms are that an output sums up, where they may cancel: its tolerance is relative to these."""
     hides_nan: bool = False
     """Does the original hide NaN, as ONNX Runtime's own attention kernels do? Then NaN and infinities are looked at
     only where they are at masked keys."""
@@ -168,7 +170,8 @@ class Judge:
                 return Finding(title, f"{text}{_feed_text(feed)}\n{error}", data)
             names = [output.name for output in self.model.graph.output]
             for name, left, right in zip(names, wanted, got, strict=True):
-                fault = difference(original, feed, names.index(name), left, right, self.hides_nan, rough)
+                least = 0.0 if self.terms is None else self.terms(feed, name)
+                fault = difference(original, feed, names.index(name), left, right, self.hides_nan, rough, least)
                 if self.undefined and fault is not None and "is lost" in fault[0]:
                     fault = None
                 if fault is not None:
@@ -212,6 +215,7 @@ def difference(
     got: Array,
     hides_nan: bool = False,
     rough: float = 1.0,
+    least: float = 0.0,
 ) -> tuple[str, str] | None:
     """A title and a description of how two results differ; None where they agree."""
     if not isinstance(wanted, np.ndarray):
@@ -222,7 +226,8 @@ def difference(
         return None if (wanted == got).all() else ("other numbers in an output that is no float", "")
     base = BASE[str(wanted.dtype)] * rough
     left, right = wanted.astype(np.float64), got.astype(np.float64)
-    if _same(left, right, base * _size(left) + TINY):
+    near_by = base * max(_size(left), least) + TINY
+    if _same(left, right, near_by):
         return None
     finite = not feed.spoiled
     excused = np.zeros(left.shape, np.bool_)
@@ -241,11 +246,11 @@ def difference(
         excused |= np.isinf(left) & np.isnan(right)  # no finite number was lost: 0 or next to nothing times infinity
     with np.errstate(all="ignore"):
         same = excused | (left == right) | (np.isnan(left) & np.isnan(right))
-        near = np.abs(left - right) <= base * _size(left) + TINY
+        near = np.abs(left - right) <= near_by
     wrong = ~(same | (near & np.isfinite(left) & np.isfinite(right)))
     if not wrong.any():
         return None
-    bound = base * _size(left) + FACTOR * _noise(original, feed, index, left)
+    bound = near_by + FACTOR * _noise(original, feed, index, left)
     with np.errstate(all="ignore"):
         wrong &= ~(np.abs(left - right) <= bound)
         wrong &= ~np.isinf(bound)

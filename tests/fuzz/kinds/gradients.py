@@ -1,0 +1,64 @@
+"""Attention with its gradient, composed by automatic differentiation (tests/passes/tape.py)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.oracle import Array, Feed, Judge
+from tests.fuzz.reduction import GraphKind
+from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
+from tests.passes.test_backward import consistent
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "symbolic": (False, True),
+    "layout": ("BNSD", "BSND", "BSH"),
+    "product": ("matmul", "matmul", "folded", "einsum", "fused"),
+    "flipped": (False, True),
+    "scale": ("none", "mul", "div", "query", "both"),
+    "mask": ("none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"),
+    "fill": (-np.inf, FLOAT32_MIN),
+    "guard": ("none", "none", "none", "safe", "nan"),
+    "masked_gradient": (False, True),
+    "softmax": ("op", "op", "decomposed"),
+    "form": ("t - p*sum(t)", "p*(g - sum)", "(g - sum)*p", "negated", "einsum", "result", "quotient", "power"),
+    "gqa": ("none", "none", "expand", "broadcast"),
+    "second": (False, False, True),
+    "wanted": ("qkv", "qkv", "q", "k", "v", "qv", "kv", "qk"),
+}
+SIZES = {"B": (1, 2, 3), "N": (1, 2, 4), "K": (1, 2), "S": (1, 3, 5), "T": (2, 6, 9), "D": (4, 8), "E": (4, 8, 3)}
+
+
+class Gradients(GraphKind):
+    """One training graph, fed with plain numbers, and with queries that make large scores."""
+
+    def judge(self, seed: int) -> Judge:
+        rng = random.Random(seed)
+        sizes = {letter: rng.choice(each) for letter, each in SIZES.items()}
+        fields = {name: rng.choice(each) for name, each in CHOICES.items()}
+        case = Training(**consistent({**fields, "sizes": sizes}))
+        composed = compose(case)
+        made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note=repr(case))
+        made.terms = _terms
+        return made
+
+
+def _terms(feed: Feed, output: str) -> float:
+    """How large the terms of an output are: a gradient of the scores is a difference of sums of |g v|, and |g| is 1."""
+    size = {name: float(np.abs(array).max(initial=0.0)) for name, array in feed.arrays.items()}
+    others = {"dq": ("k", "v"), "dk": ("q", "v"), "dqr": ("kr", "v"), "dkr": ("qr", "v")}
+    return float(np.prod([size[name] for name in others.get(output, ())]))
+
+
+def _feeds(composed: Composed, seed: int, rng: random.Random) -> list[Feed]:
+    return [
+        Feed("plain", composed.feeds(seed)),
+        Feed("large scores", _enlarged(composed.feeds(seed + 1), 10.0 ** rng.uniform(1.0, 7.0))),
+    ]
+
+
+def _enlarged(arrays: dict[str, Array], factor: float) -> dict[str, Array]:
+    """Queries enlarged, so that the scores are."""
+    return {name: (array * np.float32(factor) if name == "q" else array) for name, array in arrays.items()}
