@@ -25,8 +25,8 @@ from tests.fuzz.oracle import LARGEST, Array, Feed
 MASKS = ("bool", "int01", "scale01", "fmask")
 STYLES = (
     "ones", "zeros", "rows", "twos", "negative", "packed", "mixed", "many", "large", "huge", "near", "nan keys",
-    "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "sizes", "one batch",
-    "none", "low bias",
+    "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "empty", "one batch",
+    "overflow", "low bias",
 )  # fmt: skip
 NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
 TAME = ("plain", "ones", "sizes", "one batch")
@@ -38,6 +38,8 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
     """Plain ones first, then others in a random choice of styles."""
     rng = np.random.default_rng(seed)
     styles = [style for style in STYLES if not case.assume or style in TAME]
+    if "late" in case.words:  # a late division loses sums that are too large, and the kernels do not
+        styles = [style for style in styles if style != "overflow"]
     named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]
     if "zeros" not in named and not case.assume and any(each.role in MASKS for each in case.inputs):
         named.append("zeros")
@@ -47,12 +49,18 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
 def feed(case: Case, style: str, rng: Rng) -> Feed:
     """Inputs of one style."""
     sizes, lenient = dict(case.sizes), False
+    # ONNX Runtime's ScatterElements divides by a size of 0, which ends the process.
+    least = any(node.op_type == "ScatterElements" for node in case.model.graph.node)
     if style == "sizes" and case.open:
-        # ONNX Runtime's ScatterElements divides by a size of 0, which ends the process.
-        least = any(node.op_type == "ScatterElements" for node in case.model.graph.node)
         for letter in sorted(case.open):
             if rng.random() < 0.6:
                 sizes[letter] = int(rng.choice([int(least), 1, 2, 3, 5, 7]))
+        matched = rng.random() < 0.8
+        sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
+        lenient = not matched
+    elif style == "empty" and case.open and not least:
+        sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
+        sizes["M"] = sizes.get("B", 1)
     elif style == "one batch":
         sizes.update(dict.fromkeys([each for each in case.open if each == "B" or "batch" in each], 1))
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
@@ -102,6 +110,8 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
 
 def _size(given: Input, style: str, rng: Rng) -> float:
     """Of the numbers in query, key and value; the product of two numbers does not overflow."""
+    if style == "overflow":  # of sums of values
+        return 1.5e38 if given.name == "v" and given.dtype == "float32" else 1.0
     if style == "large":
         return 6.0
     if style != "huge":
@@ -109,7 +119,7 @@ def _size(given: Input, style: str, rng: Rng) -> float:
     if given.dtype == "float16":
         return float(rng.choice([4.0, 12.0]))
     if given.name == "v":
-        return float(rng.choice([1.0, 1e3, 1e30, 5e37]))
+        return float(rng.choice([1.0, 1e3, 1e30]))
     return float(10.0 ** rng.uniform(1.0, 15.0))
 
 

@@ -60,6 +60,8 @@ class _Composer:
         if "S" in opened and sizes["S"] == sizes["T"] and rng.random() < 0.4:
             opened.add("T")
         self.g = Graph(rng, sizes, frozenset(opened), rng.choice([13, 14, 17, 17, 18, 20, 21]))
+        if "B" in opened and rng.random() < 0.15:
+            sizes["M"], self.g.mask_batch, self.g.open = sizes["B"], "M", self.g.open | {"M"}
         if {"S", "T"} <= opened and sizes["S"] == sizes["T"] and rng.random() < 0.5:
             self.g.names["T"] = "S"
             self.tied = True
@@ -186,6 +188,8 @@ class _Composer:
     def _condition(self, depth: int = 0) -> str:
         """A boolean that is true where a key is kept; its shape broadcasts to the scores."""
         rng, g = self.rng, self.g
+        if "no-empty-rows" in self.assume:  # of masks whose feeds keep a key in every row
+            return g.input("bool", "bool", rng.choice([dims for dims in DIMS if dims and dims[-1] == "T"]))
         if depth < 2 and rng.random() < 0.25:
             first, second = self._condition(depth + 1), self._condition(depth + 1)
             return g.op(rng.choice(["And", "And", "And", "Or", "Xor"]), first, second)
@@ -214,7 +218,10 @@ class _Composer:
                 return g.op(rng.choice(["LessOrEqual", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"]), keys, rows)
             case "window":
                 rows, keys = self._positions()
-                if rng.random() < 0.7:
+                if rng.random() < 0.1:  # a width that is computed in floats, and no number at times
+                    root = g.op("Pow", g.const(rng.choice([4.0, 1.0, -8.0, 0.0]), "float32"), g.const(0.5, "float32"))
+                    width = g.cast(root, "int64")
+                elif rng.random() < 0.7:
                     width = g.const(rng.choice([0, 1, 2, 3]), "int64")
                 else:
                     width = g.input("window", "int64", rng.choice([(), (1,)]))
@@ -229,7 +236,7 @@ class _Composer:
     def _lifted(self, role: str, dtype: str) -> str:
         """A mask of rank 2, as models take it, with two axes between; or one of any shape."""
         rng, g = self.rng, self.g
-        if rng.random() < 0.6:
+        if rng.random() < 0.6 or "no-empty-rows" in self.assume:
             return g.unsqueeze(g.input(role, dtype, ("B", "T")), [1, 2])
         return g.input(role, dtype, rng.choice(DIMS))
 
@@ -289,6 +296,7 @@ class _Composer:
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
         kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap"]
+        others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
         for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3])):
             kind = rng.choice(kinds)
             g.words.append(kind)
@@ -309,17 +317,17 @@ class _Composer:
                         drop = g.op("Not", condition)
                         scores = g.op("Where", drop, fill, scores)
                     else:
-                        swapped = rng.random() < 0.08
+                        swapped = rng.random() < 0.08 and not self.assume
                         scores = g.op("Where", condition, *((fill, scores) if swapped else (scores, fill)))
                 case "blend":
                     scores = self._blend(scores)
                 case "scale":
-                    scores = g.op("Mul", scores, g.number(rng.choice([0.5, 2.0, 3.0, 1.0, -1.0]), self.score_type))
+                    scores = g.op("Mul", scores, g.number(rng.choice([0.5, 2.0, 3.0, 1.0, *others]), self.score_type))
                 case "floor":
                     low = g.number(rng.choice([-LARGEST, -65504.0, -1e30, -1e4]), self.score_type)
                     scores = g.op("Max", scores, low)
                 case "shift":
-                    scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, 30.0, 1e4, -1e9]), self.score_type))
+                    scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, *shifts]), self.score_type))
                 case _:
                     number = g.number(rng.choice([5.0, 50.0]), self.score_type)
                     scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, number)), number)
@@ -340,6 +348,8 @@ class _Composer:
         rng, g, dtype = self.rng, self.g, self.score_type
         kinds = ["where", "where", "difference", "difference", "difference", "fmask", "fmask", "bias", "bias"]
         kinds += ["times", "alibi", "scatter", "trilu", "constant", "product", "affine"]
+        if "no-empty-rows" in self.assume:
+            kinds = ["where", "difference", "bias"]
         match rng.choice(kinds):
             case "where":
                 condition, fill = self._condition(), self._fill()
@@ -364,6 +374,10 @@ class _Composer:
             case "alibi":
                 slopes = g.const((-np.ones(g.sizes["N"]) / 2 ** np.arange(g.sizes["N"])).reshape(-1, 1, 1), dtype)
                 keys = g.cast(g.range("T"), dtype)
+                if not g.open & {"T"} and rng.random() < 0.1:
+                    step = g.const(rng.choice([1.0, 1.0, 1.0, math.nan]), "float32")
+                    end = g.const(float(g.sizes["T"]), "float32")
+                    keys = g.cast(g.op("Range", g.const(0.0, "float32"), end, step), dtype)
                 return g.op("Mul", slopes, keys)
             case "scatter":
                 zeros = g.op("ConstantOfShape", g.shape(["B", 1, 1, "T"]), value=_tensor(0.0, dtype))

@@ -72,6 +72,8 @@ class Graph:
     inputs: list[Input] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     undefined: bool = False
+    mask_batch: str = "B"
+    """The letter of the batch of masks: "M" where a model gives it a symbol of its own."""
     names: dict[str, str] = field(default_factory=dict)
     """Letters that are written as another symbol."""
 
@@ -100,6 +102,8 @@ class Graph:
     def input(self, role: str, dtype: str, dims: Sequence[Size], number: float = 0.0, name: str | None = None) -> str:
         """A model input."""
         name = name or f"{role}{len(self.inputs)}"
+        if role in ("bool", "int01", "scale01", "fmask"):
+            dims = [self.mask_batch if each == "B" else each for each in dims]
         self.inputs.append(Input(name, role, dtype, tuple(dims), number))
         return name
 
