@@ -270,6 +270,10 @@ class Engine:
         for line in lines:
             if "done" in line:
                 self._over(worker)
+                if line["large"]:
+                    selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+                    worker.end()
+                    worker.log.close()
             else:
                 self._note(worker, line["word"], from_json(line["finding"]))
 
@@ -306,10 +310,13 @@ class Engine:
         """A worker ended or hangs: the case it was at is the finding."""
         selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         worker.end()
-        if worker.kind:
+        if not worker.kind:
+            worker.log.close()
+        else:
             code = -worker.process.returncode
             ended = f"killed by {signal.Signals(code).name}" if code > 0 else f"exit code {-code}"
             words = worker.last_words()
+            worker.log.close()
             # The innermost frame of ours; faulthandler begins with it.
             frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
             place = next((frame for frame in frames if "site-packages" not in frame[0]), None)

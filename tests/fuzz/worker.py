@@ -1,8 +1,9 @@
 """A process that checks cases: tasks come in as lines of JSON, outcomes go out as lines of JSON.
 
     {"do": "check", "kind": NAME, "first": SEED, "count": N, "seconds": S}
-                                       -> {"word": ..., "finding": ...} for each case, in order, then {"done": true}
-    {"do": "reduce", "kind": NAME, "seed": SEED, "finding": {...}}     -> {"finding": ... or null}
+        {"word": ..., "finding": ...} for each case, in order, then {"done": true, "large": ...}
+    {"do": "reduce", "kind": NAME, "seed": SEED, "finding": {...}}
+        {"finding": ... or null}
 
 A worker that is killed by a case, or hangs in it, leaves the outcomes of the cases before it; so the engine knows
 which one it was. What native code prints goes to standard error.
@@ -24,6 +25,10 @@ from tests.fuzz.kind import Finding, Kind, Outcome, load
 
 MEMORY = 12 << 30
 """Address space of a worker, in bytes: what asks for more gets a MemoryError instead of the machine's memory."""
+
+
+LARGE_KIB = 3 << 20
+"""A worker that has grown beyond this is replaced after its turn."""
 
 
 def to_json(finding: Finding | None) -> dict[str, str] | None:
@@ -78,7 +83,8 @@ def _serve(kind: Kind, task: dict[str, Any], out: IO[str]) -> None:
             break
         outcome = checked(kind, seed)
         print(json.dumps({"word": outcome.word, "finding": to_json(outcome.finding)}), file=out)
-    print(json.dumps({"done": True}), file=out)
+    large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGE_KIB
+    print(json.dumps({"done": True, "large": large}), file=out)
 
 
 if __name__ == "__main__":
