@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
 import os
+import pkgutil
 import random
 import select
 import signal
@@ -31,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from tests.fuzz.kind import Kind, Outcome, chosen, load
+from tests.fuzz.kind import Kind, chosen, load
 from tests.fuzz.worker import checked
 
 ROOT = Path(__file__).parents[2]
@@ -121,19 +123,37 @@ class Case:
 
     kind: Kind
     seed: int
-    outcome: Outcome
+    word: str
+    fails: bool
+    """Is there a finding?"""
     passed: frozenset[int]
 
 
 def baseline(kinds: Sequence[str], seed: int, cases: int) -> list[Case]:
-    """The outcomes with all checks in force."""
-    found = []
-    for kind in [load(name) for name in kinds]:
-        for index in range(cases):
-            PASSED.clear()
-            case = seed << 32 | index
-            outcome = checked(kind, case)
-            found.append(Case(kind, case, outcome, frozenset(PASSED)))
+    """The outcomes with all checks in force. Cases that end their process are left out."""
+    wanted = [(kind, seed << 32 | index) for kind in map(load, kinds) for index in range(cases)]
+    found: list[Case] = []
+    done = 0
+    while done < len(wanted):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reader)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            with os.fdopen(writer, "w", buffering=1) as out:
+                for kind, case in wanted[done:]:
+                    PASSED.clear()
+                    outcome = checked(kind, case)
+                    print(json.dumps([outcome.word, outcome.finding is not None, sorted(PASSED)]), file=out)
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as told:
+            for line in told:
+                word, fails, passed = json.loads(line)
+                found.append(Case(*wanted[done], word, fails, frozenset(passed)))
+                done += 1
+        os.waitpid(child, 0)
+        done += 1  # the case that ended the process, or the end
     return found
 
 
@@ -170,12 +190,12 @@ def _attempts(index: int, cases: Sequence[Case], seconds: float) -> tuple[str, s
             break
         outcome = checked(case.kind, case.seed)
         place = f"{case.kind.__module__.rpartition('.')[2]}:{case.seed}"
-        if outcome.finding is not None and case.outcome.finding is None:
+        if outcome.finding is not None and not case.fails:
             if outcome.word != "raised":
                 return "noticed", f"{place} {outcome.finding.title}"
             best = ("raised", f"{place} {outcome.finding.title}")
-        elif outcome.word != case.outcome.word and best[0] == "unnoticed":
-            best = ("changed", f"{place} {case.outcome.word} -> {outcome.word}")
+        elif outcome.word != case.word and best[0] == "unnoticed":
+            best = ("changed", f"{place} {case.word} -> {outcome.word}")
     return best
 
 
@@ -191,6 +211,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=ATTEMPT_S, help="for each check")
     args = parser.parse_args()
     start = time.monotonic()
+    for folder in FOLDERS:
+        for module in pkgutil.walk_packages([str(ROOT / "passes" / folder)], f"fa_compiler.passes.{folder}."):
+            importlib.import_module(module.name)
     cases = baseline(chosen(args.kinds), args.seed, args.cases)
     candidates = [index for index, check in enumerate(CHECKS) if args.only in f"{check.file} {check.kind} {check.text}"]
     passed = {index for case in cases for index in case.passed}
