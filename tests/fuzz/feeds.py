@@ -83,11 +83,14 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
     if base is not None and (given.role in ("fixed", "value") or style == "plain"):
         with np.errstate(all="ignore"):
             made = np.resize(base, shape) if base.size else np.zeros(shape)
-            return (made * (_size(given, style, rng) if given.role == "value" else 1)).astype(dtype)
+            if given.role == "value":
+                large = made.astype(np.float64) * _size(given, style, rng)
+                made = np.where(np.isfinite(made), np.clip(large, -LARGEST, LARGEST), made)
+            return made.astype(dtype)
     with np.errstate(all="ignore"):
         match given.role:
             case "value":
-                made = rng.standard_normal(shape) * _size(given, style, rng)
+                made = np.clip(rng.standard_normal(shape) * _size(given, style, rng), -LARGEST, LARGEST)
             case "bias":
                 made = rng.standard_normal(shape) * (1e4 if style == "low bias" else 1.0)
                 made = made - (2e4 if style == "low bias" else 0.0)

@@ -297,8 +297,10 @@ class _Composer:
         rng, g = self.rng, self.g
         kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap"]
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
-        for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3])):
-            kind = rng.choice(kinds)
+        drawn = [rng.choice(kinds) for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3]))]
+        if rng.random() < 0.15 and not self.assume:  # what most exporters write: a causal mask and padding
+            drawn = ["causal", "padding"] if rng.random() < 0.7 else ["padding", "causal"]
+        for kind in drawn:
             g.words.append(kind)
             match kind:
                 case "add":
@@ -310,6 +312,11 @@ class _Composer:
                         scores = g.op("Sub", scores, g.op("Neg", term))
                     else:
                         scores = g.op("Add", *((scores, term) if rng.random() < 0.7 else (term, scores)))
+                case "causal":
+                    low = g.number(self._fill(), self.score_type)
+                    scores = g.op("Where", self._triangle(), scores, low)
+                case "padding":
+                    scores = g.op("Add", scores, self._addend("difference"))
                 case "where":
                     condition, fill = self._condition(), g.number(self._fill(), self.score_type)
                     self.conditions.append(condition)
@@ -343,14 +350,14 @@ class _Composer:
             return g.op("Sub", g.op("Mul", scores, kept), g.op("Neg", masked))
         return g.op("Add", g.op("Mul", scores, kept), masked)
 
-    def _addend(self) -> str:
-        """What is added to the scores: a mask as a float, or a bias."""
+    def _addend(self, kind: str = "") -> str:
+        """What is added to the scores: a mask as a float, or a bias; of a kind, where one is given."""
         rng, g, dtype = self.rng, self.g, self.score_type
         kinds = ["where", "where", "difference", "difference", "difference", "fmask", "fmask", "bias", "bias"]
         kinds += ["times", "alibi", "scatter", "trilu", "constant", "product", "affine"]
         if "no-empty-rows" in self.assume:
             kinds = ["where", "difference", "bias"]
-        match rng.choice(kinds):
+        match kind or rng.choice(kinds):
             case "where":
                 condition, fill = self._condition(), self._fill()
                 self.conditions.append(condition)
