@@ -179,11 +179,13 @@ class Emitter:
             raise Decline(Code.SHAPE, reason, match.node)
 
     def finish(self) -> None:
-        """Remove what the fused nodes made superfluous, dead nodes included, and restore a topological order."""
+        """Remove what the fused nodes made superfluous and restore a topological order. Dead nodes, which may read what
+        was replaced, go with it; where nothing was replaced they stay."""
         if not self.made and not self.builder.nodes:
             return
         graph = self.builder.graph
-        sweep(graph, [*self.replaced, *self.made, *self.builder.nodes, *dead_nodes(graph)])
+        dead = dead_nodes(graph) if self.replaced else ()
+        sweep(graph, [*self.replaced, *self.made, *self.builder.nodes, *dead])
         self.builder.drop_unused_constants()
         restore_order(self.builder.graph)
 

@@ -151,7 +151,7 @@ def test_what_nothing_needs_is_no_reader(proto: onnx.ModelProto) -> None:
 
 def test_dead_nodes_of_a_model_that_is_not_fused_stay() -> None:
     proto = parse(
-        PRODUCT_QK + SOFTMAX.format("s") + "y = MatMul(p, v) z = Relu(p) x = Relu(z)",
+        PRODUCT_QK + SOFTMAX.format("s") + "y = MatMul(p, v) z = Relu(p) x = Relu(p) w = Relu(s)",
         outputs=("float[B,4,S,8] y, float[B,4,S,T] z"),
     )
     model, report = fused(proto)
