@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import onnx
 
 from fa_compiler.overlooked import all_nodes
+from fa_compiler.repairs import graphs_of
 
 NODES = 250_000
 """Nodes that calls of functions may add to a model. What is in a file without functions has no limit."""
@@ -21,6 +22,9 @@ DEPTH = 100
 
 NAMES = 50_000_000
 """Steps that inlining may take to find new names: it counts upwards from one for each node and value of a name."""
+
+GRAPHS = 30
+"""How deep graphs may lie in graphs once functions are inlined: what is deeper cannot be read from a file again."""
 
 _Key = tuple[str, str, str]
 
@@ -37,11 +41,15 @@ def excess(model: onnx.ModelProto) -> str | None:
         return order
     counts: Counter[_Key] = Counter(started)
     levels: defaultdict[_Key, int] = defaultdict(int, dict.fromkeys(started, 1))
+    inside: defaultdict[_Key, int] = defaultdict(int)
+    _go_inside(inside, model.graph.node, 0)
     names: Counter[str] = Counter()
     nodes = 0
     for key in order:
         if levels[key] > DEPTH:
             return f"its functions call each other over more than {DEPTH} levels, down to '{key[1]}'"
+        if _go_inside(inside, functions[key].node, inside[key]) > GRAPHS:
+            return f"its functions put graphs into graphs over more than {GRAPHS} levels, down to '{key[1]}'"
         for callee, times in calls[key].items():
             counts[callee] += times * counts[key]
             levels[callee] = max(levels[callee], levels[key] + 1)
@@ -54,6 +62,17 @@ def excess(model: onnx.ModelProto) -> str | None:
         most = max(counts, key=lambda key: counts[key])
         return f"its functions are called too often to be inlined: '{most[1]}' {counts[most]} times"
     return None
+
+
+def _go_inside(inside: defaultdict[_Key, int], nodes: Iterable[onnx.NodeProto], depth: int) -> int:
+    """Note for each function that is called here how many graphs lie around the call; returns the most there are."""
+    deepest = depth
+    for node in nodes:
+        key = (node.domain, node.op_type, node.overload)
+        inside[key] = max(inside[key], depth)
+        for graph in graphs_of(node):
+            deepest = max(deepest, _go_inside(inside, graph.node, depth + 1))
+    return deepest
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:

@@ -214,7 +214,7 @@ def _shown(node: onnx.NodeProto) -> str:
 def _read(node: onnx.NodeProto) -> Iterator[str]:
     """The names that a node and its subgraphs read. A name that a subgraph makes itself has no other maker."""
     yield from filter(None, node.input)
-    for graph in _inner(node):
+    for graph in graphs_of(node):
         for inner in all_nodes(graph.node):
             yield from filter(None, inner.input)
         for each in (graph, *_below(graph)):
@@ -223,7 +223,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     for node in graph.node:
-        for inner in _inner(node):
+        for inner in graphs_of(node):
             yield inner
             yield from _below(inner)
 
@@ -234,12 +234,13 @@ def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     yield from _below(model.graph)
     for function in model.functions:
         for node in function.node:
-            for inner in _inner(node):
+            for inner in graphs_of(node):
                 yield inner
                 yield from _below(inner)
 
 
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes, those in them not included."""
     for attribute in node.attribute:
         if is_plain(attribute):
             continue

@@ -87,6 +87,25 @@ def test_limits_of_functions(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert "over more than 100 levels" in capfd.readouterr().err
 
 
+def test_graphs_that_functions_put_into_graphs() -> None:
+    """Each function holds an If with a call of the next one: inlined, they lie inside each other."""
+
+    def nested(levels: int) -> onnx.ModelProto:
+        model = functions(levels, 1, "Relu")
+        for function in model.functions:
+            node = function.node[0]
+            value = onnx.ValueInfoProto(name=node.output[0])
+            branch = helper.make_graph([node], "branch", [], [value])
+            other = helper.make_graph([helper.make_node("Identity", ["x"], node.output)], "other", [], [value])
+            call = helper.make_node("If", ["x"], ["y"], then_branch=branch, else_branch=other)
+            del function.node[:]
+            function.node.append(call)
+        return model
+
+    assert excess(nested(30)) is None
+    assert "put graphs into graphs over more than 30 levels, down to 'F30'" in str(excess(nested(40)))
+
+
 def loops(depth: int) -> onnx.ModelProto:
     """Loops inside loops, each with a state that grows: its sizes are found by walking the body again."""
     model = attention()
