@@ -108,7 +108,8 @@ def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
         return {"attention_out": TensorInfo(dtype, out), "softmax_lse": TensorInfo("DT_FLOAT")}
     width = sizes["N"] * sizes["D"] if isinstance(sizes["N"], int) and isinstance(sizes["D"], int) else None
     shape = tuple(width if letter == "H" else sizes[letter] for letter in wanted or given)
-    rows = (sizes["T"], sizes["N"]) if "T" in given else (sizes["B"], sizes["N"], sizes["S"])
+    batch = 1 if given == "NSD" else sizes["B"]
+    rows = (sizes["T"], sizes["N"]) if "T" in given else (batch, sizes["N"], sizes["S"])
     lse: Shape = (*rows, 1) if attrs.get("softmax_lse_flag") else (0,)
     return {"attention_out": TensorInfo(dtype, shape), "softmax_lse": TensorInfo("DT_FLOAT", lse)}
 
@@ -121,8 +122,7 @@ def _prompt_sizes(
         return None
     if layout != "BSH" and not {"N", "D"} <= {*layout} <= {*"BNSDT"}:
         return None
-    batch = 1 if layout == "NSD" else None
-    sizes: dict[str, Dim] = {"B": batch, "T": None, "S": None, **dict(zip(layout, query, strict=True))}
+    sizes: dict[str, Dim] = {"B": None, "T": None, "S": None, **dict(zip(layout, query, strict=True))}
     last = value[-1]
     if layout == "BSH":
         sizes["N"] = heads

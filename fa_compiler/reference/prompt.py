@@ -30,11 +30,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_compiler.reference.call import Array, Bools, Call, Floats
-from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, present, split
-from fa_compiler.reference.quantised import Integers, channels, saturated
+from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, present, split, typed, vector
+from fa_compiler.reference.quantised import FLOATS, Integers, channels, saturated
 from fa_compiler.reference.softmax import softmax, weighted_sum
 
-FLOATS = ("float16", "bfloat16", "float32", "float64")
 ZERO_ROWS = 2
 """The bit of inner_precise that asks for 0 in rows without a key."""
 
@@ -119,7 +118,7 @@ class Prompt:
         out = np.zeros((*self.query.shape[:3], width))
         lse = np.full(self.query.shape[:3], np.inf)
         for entry, (first, count) in enumerate(self.rows):
-            if not count or not self.keys.count(entry):
+            if not count or not self.keys.count(entry) or not self.query.shape[3]:
                 continue
             allowed, structural = self._allowed(entry)
             rope = None if self.rope is None else self.keys.fetch("key_rope", entry)
@@ -207,7 +206,7 @@ class Prompt:
 
     def _rows(self) -> list[Span]:
         call, name, (batch, _, s1, _) = self.call, "actual_seq_lengths", self.query.shape
-        padding = present(call, "query_padding_size")
+        padding = vector(call, "query_padding_size")
         if self.packed:
             if padding is not None:
                 raise call.error("query_padding_size", f"given with the packed layout {self.layout}")
@@ -308,7 +307,7 @@ class Prompt:
         return kind
 
     def _bias(self) -> Floats | None:
-        given = present(self.call, "pse_shift")
+        given = typed(self.call, "pse_shift", *FLOATS)
         if given is None or self._pse_type():
             return None
         if self.packed:
@@ -331,6 +330,11 @@ class Prompt:
             raise self.call.error("pse_shift", f"{found}; pse_type {kind} takes slopes [N1] or [B,N1]")
         if given.dtype.name not in ("float32", "float64"):
             raise self.call.error("pse_shift", f"dtype {given.dtype} of slopes is not float32")
+        starts = [vector(self.call, name) for name in ("q_start_idx", "kv_start_idx")]
+        query, key = (0 if start is None else int(start[0]) for start in starts)
+        self.start = key - query
+        if not -(2**31) <= self.start < 2**31:
+            raise self.call.error("kv_start_idx", f"{key} less q_start_idx, {query}, needs more than 32 bits")
         return given.astype(np.float64).reshape(-1, self.heads)
 
     def _slope(self, entry: int, head: int) -> float:
@@ -338,13 +342,12 @@ class Prompt:
         return -float(self.slopes[entry if len(self.slopes) > 1 else 0, head])
 
     def _distances(self, shape: tuple[int, ...]) -> Floats:
-        starts = [present(self.call, name) for name in ("q_start_idx", "kv_start_idx")]
-        query, key = (0 if start is None else int(start.reshape(-1)[0]) for start in starts)
-        distance = np.abs(np.arange(shape[1])[None, :] + key - np.arange(shape[0])[:, None] - query).astype(np.float64)
+        places = np.arange(shape[1])[None, :] - np.arange(shape[0])[:, None] + self.start
+        distance: Floats = np.abs(places).astype(np.float64)
         return np.sqrt(distance) if self._pse_type() == 3 else distance
 
     def _sink(self) -> Floats | None:
-        sink = present(self.call, "learnable_sink")
+        sink = typed(self.call, "learnable_sink", *FLOATS)
         if sink is None:
             return None
         if sink.shape != (self.heads,):
@@ -415,7 +418,8 @@ class Prompt:
         }
         if self.out_layout in joined:
             return joined[self.out_layout]
-        return out[0].transpose(1, 0, 2) if self.out_layout == "TND" else out[0]
+        packed: Floats = out[0].transpose(1, 0, 2) if self.out_layout == "TND" else out[0]
+        return packed
 
 
 def _by_integers(scores: Floats, allowed: Bools, value: Floats, integers: Integers) -> tuple[Floats, Floats]:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.quantised import FLOATS
 
 RANKS = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
 """The layouts of query, key and value, and their ranks."""
@@ -55,6 +56,22 @@ def present(call: Call, name: str) -> Array | None:
     return tensor if tensor is not None and tensor.size else None
 
 
+def typed(call: Call, name: str, *types: str) -> Array | None:
+    """`present`, of one of these types."""
+    tensor = present(call, name)
+    if tensor is not None and tensor.dtype.name not in types:
+        raise call.error(name, f"dtype {tensor.dtype} is not {' or '.join(types)}")
+    return tensor
+
+
+def vector(call: Call, name: str) -> Array | None:
+    """An optional tensor of int64 and rank 1."""
+    tensor = typed(call, name, "int64")
+    if tensor is not None and tensor.ndim != 1:
+        raise call.error(name, f"shape {list(tensor.shape)} is not of rank 1")
+    return tensor
+
+
 def split(call: Call, name: str, array: Array, layout: str, heads: int) -> Array:
     """A tensor of the layout as [B,N,S,D]; of TND, NTD and NSD B is 1."""
     if array.ndim != RANKS[layout]:
@@ -77,7 +94,8 @@ def split(call: Call, name: str, array: Array, layout: str, heads: int) -> Array
 
 def cumulative(call: Call, name: str, total: int) -> list[Span]:
     """The sequences of a packed tensor of `total` tokens, by where they end."""
-    ends = [0, *(int(end) for end in call.tensor(name).reshape(-1))]
+    vector(call, name)
+    ends = [0, *(int(end) for end in call.tensor(name))]
     if any(end < before for before, end in itertools.pairwise(ends)) or ends[-1] > total:
         raise call.error(name, f"{ends[1:]} are no cumulative lengths of {total} tokens")
     return [Span(before, end - before) for before, end in itertools.pairwise(ends)]
@@ -85,10 +103,10 @@ def cumulative(call: Call, name: str, total: int) -> list[Span]:
 
 def lengths(call: Call, name: str, room: list[int]) -> list[int]:
     """One length for each entry: a single one is for all, and what is behind the last entry is not read."""
-    given = present(call, name)
+    given = vector(call, name)
     if given is None:
         return room
-    numbers = [int(number) for number in given.reshape(-1)]
+    numbers = [int(number) for number in given]
     numbers = numbers * len(room) if len(numbers) == 1 else numbers[: len(room)]
     if len(numbers) < len(room) or any(not 0 <= size <= most for size, most in zip(numbers, room, strict=True)):
         raise call.error(name, f"{numbers} are not {len(room)} lengths from 0 to {max(room, default=0)}")
@@ -100,7 +118,7 @@ class Keys:
 
     def __init__(self, call: Call, sizes: Sizes) -> None:
         self.call, self.sizes = call, sizes
-        self.table = present(call, "block_table")
+        self.table = typed(call, "block_table", "int32")
         self.tensors = {name: self._list(name) for name in ("key", "value")}
         self.listed = len(self.tensors["key"]) > 1
         self._check_lists()
@@ -111,6 +129,7 @@ class Keys:
         if self.room != self._room("value"):
             raise call.error("value", "key and value differ in their lengths")
         self.spans = self._spans()
+        self._check_table()
         self.prefix = self._prefix()
         self.shared = self._shared()
         self.antiquant = self._antiquant()
@@ -168,10 +187,10 @@ class Keys:
             raise call.error("value", f"has {len(values)} tensors, expected {len(keys)} as key")
         if self.listed and (sizes.packed or self.table is not None or len(keys) != sizes.batch):
             raise call.error("key", f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}")
-        floats = sizes.query_type != np.int8
+        scaled = sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs  # PromptFlashAttention has none
         for name, tensors in self.tensors.items():
             for tensor in tensors:
-                if tensor.dtype != sizes.query_type and not (floats and tensor.dtype == np.int8):
+                if tensor.dtype != sizes.query_type and not (scaled and tensor.dtype == np.int8):
                     problem = f"dtype {tensor.dtype} beside a query of {sizes.query_type}; 4-bit keys are not computed"
                     raise call.error(name, problem)
                 if tensor.dtype != keys[0].dtype:
@@ -199,7 +218,7 @@ class Keys:
         size, unit = int(self.call.attrs["block_size"]), _PAGE_UNITS.get(cache.dtype.name, 16)
         shape, heads = cache.shape, self.sizes.key_heads
         forms = {
-            3: size > 0 and shape[1:2] == (size,) and shape[-1] % heads == 0,
+            3: 0 < size < 2**31 and shape[1:2] == (size,) and shape[-1] % heads == 0,
             4: shape[1:3] == (heads, size),
             5: shape[1:2] == (heads,) and shape[3:] == (size, unit),
         }
@@ -209,13 +228,21 @@ class Keys:
             raise self.call.error(name, f"shape {list(shape)} is not {expected}")
         return int({3: shape[-1] // heads, 4: shape[-1], 5: shape[2] * shape[-1]}[cache.ndim])
 
+    def _check_table(self) -> None:
+        """The blocks of all keys, and no others, are there."""
+        if self.table is None:
+            return
+        size, blocks = int(self.call.attrs["block_size"]), min(len(each[0]) for each in self.tensors.values())
+        for entry, (_, count) in enumerate(self.spans):
+            used = self.table[entry, : -(-count // size)]
+            if len(used) and not 0 <= used.min() <= used.max() < blocks:
+                raise self.call.error("block_table", f"row {entry}, {used.tolist()}, names blocks that are not there")
+
     def _pages(self, name: str, cache: Array, entry: int, count: int) -> Array:
         assert self.table is not None
         heads, size = self.sizes.key_heads, int(self.call.attrs["block_size"])
         width = self.page_width(name, cache)
         used = self.table[entry, : -(-count // size)]
-        if len(used) and not 0 <= used.min() <= used.max() < len(cache):
-            raise self.call.error("block_table", f"row {entry}, {list(used)}, names blocks that are not there")
         pages = cache[used]
         if cache.ndim == 3:
             pages = pages.reshape(len(used), size, heads, width).transpose(2, 0, 1, 3)
@@ -239,7 +266,7 @@ class Keys:
         call, name = self.call, "actual_seq_lengths_kv"
         if (self.table is not None or self.sizes.packed) and present(call, name) is None:
             raise call.error(name, f"absent with {'pages' if self.table is not None else self.sizes.layout}")
-        padding = present(call, "kv_padding_size")
+        padding = vector(call, "kv_padding_size")
         if padding is not None:
             self._check_padding("kv_padding_size", padding, name)
         if self.sizes.packed and self.table is None:
@@ -291,8 +318,8 @@ class Keys:
     def _shared(self) -> int:
         if not self.prefix:
             return 0
-        whole = self.prefix["key"].shape[1]
-        given = present(self.call, "actual_shared_prefix_len")
+        whole = int(self.prefix["key"].shape[1])
+        given = vector(self.call, "actual_shared_prefix_len")
         if given is None:
             return whole
         size = int(given.reshape(-1)[0])
@@ -306,11 +333,13 @@ class Keys:
         scales = ("antiquant_scale", "key_antiquant_scale", "value_antiquant_scale")
         offsets = ("antiquant_offset", "key_antiquant_offset", "value_antiquant_offset")
         quantised = self.sizes.query_type != np.int8 and self.tensors["key"][0].dtype == np.int8
-        given = {name: tensor for name in (*scales, *offsets) if (tensor := present(call, name)) is not None}
+        given = {name: tensor for name in (*scales, *offsets) if (tensor := typed(call, name, *FLOATS)) is not None}
         if not quantised:
             for name in given:
                 raise call.error(name, "given, expected none: keys are not INT8 beside a query of floats")
             return {}
+        if not any(self.count(entry) for entry in range(self.sizes.batch)):
+            return {}  # nothing to scale; scales by token are empty then
         apart = ("key_antiquant_scale" in given, "value_antiquant_scale" in given)
         if apart[0] != apart[1]:
             raise call.error(scales[1 + apart[0]], "is absent, expected with the scale of the other")

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
+from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.library import register_custom_ops
 from fa_compiler.op_registry import (
     DOMAIN,
@@ -67,15 +68,16 @@ def run(
     orders that ONNX Runtime can tell apart by their types. Raises UnknownOp, UnknownVariant, NodeError (unknown or
     missing name) and KernelError.
     """
+    inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
+    if op_type not in OPERATORS:
+        raise KernelError(f"{op_type} has no CPU kernel; there is one for {', '.join(OPERATORS)}")
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
     for name in wanted:
         spec.output(name)
     placed = [None if value is None else np.asarray(value) for value in place_inputs(spec, inputs)]
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
     attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
-    if "quant_scale2" in inputs and inputs["quant_scale2"] is not None and count_attrs(spec, inputs):
-        raise KernelError(f"{op_type}: quant_scale2 is given beside a list of tensors, expected one tensor of keys")
     try:
         settings = tuple(map(os.environ.get, _KERNEL_SETTINGS))
         session = _session(op_type, cann, tuple(attributes.items()), types, frozenset(wanted), settings)
@@ -155,11 +157,21 @@ def _output_type(
         infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
         given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
         own = {name: value for name, value in attributes if name in spec.attr_names}
+        if "quant_scale2" in given and any(isinstance(info, list) and len(info) > 1 for info in given.values()):
+            what = "is given beside a list of tensors, expected one tensor of keys: the type of the result is not seen"
+            raise KernelError(f"{spec.name}: quant_scale2 {what}")
         return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0
     only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None
     return only or types[position] or TensorProto.FLOAT
+
+
+def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Every operator ignores a padding_mask; where the newest variant has none, its place is another input's."""
+    if "padding_mask" in get(op_type).input_names or "padding_mask" not in get(op_type, cann).input_names:
+        return inputs
+    return {name: value for name, value in inputs.items() if name != "padding_mask"}
 
 
 def _to_ort(array: Array) -> ort.OrtValue:

@@ -206,7 +206,7 @@ def pages(call: Call) -> Iterator[Fault]:
     most = 1024 if call.attr("input_layout") in _PACKED or call["query_rope"] is not None else 512
     if size <= 0 or size > most or size % unit:
         message = f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}"
-        yield Fault("block_size", message, extension="EXT-PROMPT-SIZES" if size > 0 else None)
+        yield Fault("block_size", message, extension="EXT-PROMPT-SIZES" if 0 < size < 2**31 else None)
     if call["actual_seq_lengths_kv"] is None:
         yield Fault("actual_seq_lengths_kv", "actual_seq_lengths_kv is absent, expected with pages")
     b = prefill.sizes_of(call).b

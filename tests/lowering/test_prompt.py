@@ -58,6 +58,7 @@ FORMS = {
     "a list of int8": Form(storage="list", keys=(3, 9), s2=9, lengths=True, antiquant="head"),
     "a prefix": Form(prefix=3, prefix_room=5, mask="full", mask_rank=4, antiquant="tensor", joined=True, lse=True),
     "padding on the left": Form(s1=9, s2=12, query_behind=2, key_behind=1, lengths=True, mask="full", bias="full"),
+    "scales of no keys": Form(antiquant="token", joined=True, storage="list", keys=(0, 0), s2=0, lengths=True),
     "scales by token": Form(antiquant="token", key_behind=2, s2=12, lengths=True),
     "int8 throughout": Form(op=PFA, **LONG, integers=True, quant="channel", offset=True, mask="constant", mode=2),
     "int8 queries": Form(**LONG, integers=True, mask="full", bias="full", empty=True, layout="BNSD_BSND"),
@@ -104,12 +105,23 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
         {},
         r"atten_mask has the shape \[2048,2048\].*every sparse_mode takes a mask of keys \(FIA.5\)",
     ),
-    "scales of the query": (Form(), {}, {"dequant_scale_query": np.ones(1, np.float32)}, "dequant_scale_query .* not"),
+    "scales of the query": (
+        Form(),
+        {"query_quant_mode": 3},
+        {"dequant_scale_query": np.ones(1, np.float32)},
+        "dequant_scale_query .* not",
+    ),
     "4 bits": (
         Form(),
         {},
         {name: np.ones((2, 2, 7, 2), np.int32) for name in ("key", "value")},
-        r"4-bit keys are not computed \(FIA.1\)",
+        r"key.*\(FIA.\d\)",
+    ),
+    "int8 keys of a prompt": (
+        Form(op=PFA),
+        {},
+        {name: np.ones((2, 2, 7, 16), np.int8) for name in ("key", "value")},
+        r"key.*\(PFA.1\)",
     ),
     "a page that is not there": (
         Form(storage="pages3", lengths=True),
@@ -117,7 +129,7 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
         {"block_table": np.array([[99], [0]], np.int32)},
         r"block_table names block 99 for batch entry 0, expected 0 to 2 \(FIA.9\)",
     ),
-    "a page size beyond all": (Form(storage="pages3", lengths=True), {"block_size": 2**61}, {}, r"input key has the"),
+    "a page size beyond all": (Form(storage="pages3", lengths=True), {"block_size": 2**61}, {}, r"block_size.*FIA.9"),
     "a length beyond the room": (
         Form(),
         {},
@@ -140,7 +152,7 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
         Form(op=PFA, quant="tensor", mask="full", next=-1),
         {},
         {},
-        r"leaves rows of batch entry 0 without a key, which int8 results do not allow \(PFA.4\)",
+        r"sparse_mode 0 leaves rows .*without a key.*\(PFA.4\)",
     ),
     "antiquantisation of pages": (
         Form(antiquant="tensor"),
@@ -175,6 +187,27 @@ def test_nothing_to_compute(shape: tuple[int, ...]) -> None:
     found = run(form)
     assert found["attention_out"].shape == shape
     assert found["softmax_lse"].shape == (*shape[:3], 1)
+
+
+def test_padding_mask_of_the_first_variant_is_ignored() -> None:
+    """In its place newer variants have the bias."""
+    problem = Problem(Form(op=PFA))
+    expected = ops.run(PFA, problem.inputs, problem.attrs)["attention_out"]
+    given = problem.inputs | {"padding_mask": np.ones((2, 4, 5, 7), np.float32)}
+    for compute in (ops.run, reference.run):
+        found = compute(PFA, given, problem.attrs, cann="first_public")["attention_out"]
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["BSH", "BNSD"])
+def test_heads_of_no_size(layout: str) -> None:
+    shape = (2, 5, 0) if layout == "BSH" else (2, 4, 5, 0)
+    inputs = dict.fromkeys(("query", "key", "value"), np.zeros(shape, np.float32))
+    attrs = {"num_heads": 4, "input_layout": layout, "softmax_lse_flag": True}
+    for compute in (ops.run, reference.run):
+        found = compute(FIA, inputs, attrs)
+        assert found["attention_out"].shape == shape
+        assert np.isposinf(found["softmax_lse"]).all()
 
 
 def test_no_keys() -> None:

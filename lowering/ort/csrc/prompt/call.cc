@@ -111,6 +111,7 @@ std::vector<int64_t> Call::read_ends(size_t input, int64_t tokens) const {
     refuse(Rule::packed, text(input) + " is absent, expected for " + fa::text_of(a_.layout));
   }
   want_type(Rule::lengths, input, {E::int64});
+  if (tensor.rank() != 1) wrong_shape(Rule::packed, input, "rank 1");
   const auto* values = static_cast<const int64_t*>(tensor.data);
   std::vector<int64_t> ends(values, values + tensor.count());
   int64_t before = 0;

@@ -135,6 +135,7 @@ class Call {
   bool decodes() const;
   bool pages_lie_alike() const;
   std::vector<float> by_channel(const Scales& scales, const std::vector<float>& numbers, int64_t size) const;
+  void fill_statistics(float* out) const;
   void write_statistics(const std::vector<Sequence>& sequences, const std::vector<int64_t>& owners, const float* max,
                         const float* sum, float* out) const;
   bool nothing_attended(const Sequence& sequence, int64_t row) const;

@@ -8,12 +8,14 @@
 namespace fa::prompt {
 namespace {
 
+constexpr int64_t kMostBlock = 2147483647;
 constexpr int64_t kTokensInTask = 64;  // that one task gathers
 
 int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
 
 // `count` numbers of one head and token.
 void copy_numbers(const char* from, E from_type, char* to, E to_type, int64_t count) {
+  if (count == 0) return;
   if (from_type == to_type) {
     std::memcpy(to, from, static_cast<size_t>(count * bytes_of(to_type)));
     return;
@@ -32,8 +34,10 @@ void Call::read_pools() {
   const E query = in_[input_query].type;
   for (int64_t n = 0; n < a_.keys; ++n) {
     for (const Tensor* tensor : {&in_.key(n), &in_.value(n)}) {
-      if (tensor->type == in_.key(0).type && (tensor->type == query || tensor->type == E::int8)) continue;
-      refuse(Rule::types, "key and value are of other types than query's or int8, or differ; 4-bit keys are not computed");
+      if (tensor->type == in_.key(0).type && (tensor->type == query || (op_.fused && tensor->type == E::int8))) continue;
+      refuse(Rule::types, op_.fused ? "key and value are of other types than query's or int8, or differ; 4-bit keys are "
+                                      "not computed"
+                                    : "key and value are of other types than query's");
     }
   }
   const bool paged = in_.has(input_block_table);
@@ -132,7 +136,10 @@ void Call::read_pages(size_t input, Pool& pool) const {
   const int64_t size = a_.block_size;
   const int64_t unit = cache.type == E::int8 ? 32 : 16;
   want_none(Rule::pages, {input_key_shared_prefix, input_value_shared_prefix}, "beside a block_table");
-  if (size <= 0) refuse(Rule::pages, "block_size is " + std::to_string(size) + " beside a block_table, expected more");
+  if (size <= 0 || size > kMostBlock) {
+    refuse(Rule::pages, "block_size is " + std::to_string(size) + " beside a block_table, expected 1 to " +
+                            std::to_string(kMostBlock));
+  }
   if (d.size() == 3 && d[1] == size && d[2] % heads == 0) {
     pool.size = pool.unit = d[2] / heads;
     pool.head_stride = pool.size;
@@ -236,7 +243,9 @@ void Call::read_antiquant() {
     }
     want_type(Rule::antiquant, input, {E::float32, E::float16, E::bfloat16});
   }
-  if (!antiquantised()) return;
+  bool any = false;
+  for (int64_t i = 0; i < batch(); ++i) any = any || keys_of(i) > 0;
+  if (!antiquantised() || !any) return;  // without keys there is nothing to scale, and scales by token are empty
   const bool apart = in_.has(input_key_antiquant_scale);
   if (apart != in_.has(input_value_antiquant_scale) ||
       in_.has(input_key_antiquant_offset) != in_.has(input_value_antiquant_offset)) {

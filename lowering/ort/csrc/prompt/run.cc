@@ -22,6 +22,10 @@ void in_parallel(const Runtime& runtime, size_t count, Body body) {
 
 int64_t bytes_of(E type) { return type == E::float32 ? 4 : type == E::int8 ? 1 : 2; }
 
+void clear(const Tensor& out) {
+  if (out.count() > 0) std::memset(out.data, 0, static_cast<size_t>(out.count() * bytes_of(out.type)));
+}
+
 Cell cell_of(E type) {
   return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
                                                                                                       : Cell::int8;
@@ -48,6 +52,11 @@ void Call::run(const Variant& variant, CallRuntime& calls, const Tensor& out, fl
   if ((out.type == E::int8) != !quant_scale_.empty()) {
     refuse(Rule::scales, std::string("attention_out is ") + (out.type == E::int8 ? "" : "not ") + "int8 " +
                              (out.type == E::int8 ? "without" : "beside") + " the input quant_scale2");
+  }
+  if (query_.size == 0) {  // keys without numbers are no keys
+    clear(out);
+    if (statistics != nullptr) fill_statistics(statistics);
+    return;
   }
   const Runtime runtime = calls.runtime();
   try {
@@ -100,7 +109,7 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
   int64_t rows = 0;
   int64_t written = 0;
   for (int64_t i = 0; i < batch(); ++i) {
-    if (entries_[i].rows == 0 || keys_of(i) == 0 || query_.size == 0) continue;
+    if (entries_[i].rows == 0 || keys_of(i) == 0) continue;
     Sequence s;
     place(i, s);
     if (s.query_length == 0) continue;
@@ -121,10 +130,10 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
     owners.push_back(i);
   }
   if (written != query_.batch * query_.length || value_.size == 0) {
-    std::memset(out.data, 0, numbers * static_cast<size_t>(bytes_of(out.type)));
+    clear(out);
   }
   if (statistics != nullptr) {
-    std::fill_n(statistics, query_.batch * query_.length * a_.heads, std::numeric_limits<float>::infinity());
+    fill_statistics(statistics);
     const size_t count = static_cast<size_t>(rows * a_.heads * kStatisticsWidth);
     max = Scratch(runtime, count * sizeof(float));
     sum = Scratch(runtime, count * sizeof(float));
@@ -156,6 +165,7 @@ void Call::attend(const Variant& variant, CallRuntime& calls, const Runtime& run
       convert_row(results.as<float>() + at, head, static_cast<char*>(out.data) + at * bytes_of(out.type), out.type);
     }
   });
+  calls.finish(Outcome::done, node_);
 }
 
 // One row of results of a head as the type of attention_out.
@@ -173,6 +183,10 @@ void Call::convert_row(const float* from, int64_t head, void* to, E type) const 
     const float near = std::isnan(result) ? -128.0f : std::fmin(127.0f, std::fmax(-128.0f, std::nearbyint(result)));
     static_cast<int8_t*>(to)[d] = static_cast<int8_t>(near);
   }
+}
+
+void Call::fill_statistics(float* out) const {
+  std::fill_n(out, query_.batch * query_.length * a_.heads, std::numeric_limits<float>::infinity());
 }
 
 // m + ln(l) of every row, +inf where no key is attended: [B,N1,S1,1], or [T,N1,1] of packed layouts.
@@ -292,7 +306,7 @@ void Call::attend_by_rows(const Variant& variant, CallRuntime& calls, const Runt
       sources.push_back({i, entries_[i].first + s.query + r, zero});
     }
   }
-  std::memset(out.data, 0, static_cast<size_t>(out.count() * cell));
+  clear(out);
   if (entries.empty()) return;
   const Scratch queries(runtime, entries.size() * static_cast<size_t>(width * query_cell));
   const Scratch results(runtime, entries.size() * static_cast<size_t>(width * cell));

@@ -84,6 +84,7 @@ void Call::read_bias() {
     const auto start = [this](size_t input) {
       if (!in_.has(input)) return int64_t{0};
       want_type(Rule::bias, input, {E::int64});
+      if (in_[input].rank() != 1) wrong_shape(Rule::bias, input, "rank 1");
       return *static_cast<const int64_t*>(in_[input].data);
     };
     const int64_t key = start(input_kv_start_idx);
