@@ -1,12 +1,15 @@
 """The operators of the Ascend attention family as data, and all that follows from it.
 
 Prototypes with their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`,
-`bind_inputs`, `full_attrs`), inference and the numbered constraints (`infer`, `verify`), the extensions of
-the CPU kernel (`EXTENSIONS`), REG_OP text (`reg_op`) and its comparison with an installed CANN (`diff`).
+`bind_inputs`, `full_attrs`), inference and the numbered constraints (`infer`, `verify`), calls with arrays
+(`as_arrays`, `refusal`), the extensions of the CPU kernel (`EXTENSIONS`), REG_OP text (`reg_op`) and its
+comparison with an installed CANN (`diff`).
 """
 
 from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.calls import as_arrays, refusal
 from fa_compiler.op_registry.errors import (
+    InputError,
     NodeError,
     RegistryError,
     RegOpSyntaxError,
@@ -37,6 +40,7 @@ __all__ = [
     "VERSION",
     "AttrSpec",
     "Extension",
+    "InputError",
     "InputSpec",
     "Kind",
     "NodeError",
@@ -51,6 +55,7 @@ __all__ = [
     "UnknownProduct",
     "UnknownVariant",
     "Violation",
+    "as_arrays",
     "bind_inputs",
     "bind_outputs",
     "can_infer",
@@ -65,6 +70,7 @@ __all__ = [
     "place_inputs",
     "place_outputs",
     "product",
+    "refusal",
     "variants",
     "verify",
 ]

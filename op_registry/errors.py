@@ -30,6 +30,15 @@ class NodeError(RegistryError):
     """Inputs, outputs or attributes that do not fit the operator's prototype at all."""
 
 
+class InputError(NodeError):
+    """One input of a call with arrays, which is no tensor. `input` names it, `problem` says what is wrong with it."""
+
+    def __init__(self, op_type: str, name: str, problem: str) -> None:
+        super().__init__(f"{op_type}: {name}: {problem}")
+        self.input = name
+        self.problem = problem
+
+
 class RegOpSyntaxError(RegistryError):
     """REG_OP text that cannot be read. The message begins with "file:line: "."""
 

@@ -74,6 +74,17 @@ EXTENSIONS = (
         "whole: rows that it leaves without a key are empty rows",
     ),
     Extension(
+        "EXT-EMPTY-SEQUENCES",
+        _FORWARD + _BACKWARD,
+        "in TND a sequence may have queries and no keys, whose rows are 0, and a bias may stand beside sequences that "
+        "have no queries or no keys",
+    ),
+    Extension(
+        "EXT-GRAD-BIAS-MODES",
+        _BACKWARD,
+        "pse_shift of pse_type 0 and 1 may stand beside sparse_mode 7, and beside sparse_mode 8 with any lengths",
+    ),
+    Extension(
         "EXT-EMPTY-ROWS",
         _FORWARD,
         "the attribute cpu_empty_rows says what a query row gives whose every key is masked",
@@ -163,6 +174,17 @@ EXTENSIONS = (
         "query, key, value, pse_shift, antiquant_scale and antiquant_offset may be float32",
     ),
     Extension(
+        "EXT-DECODE-MASK-BYTES",
+        _DECODE,
+        "an atten_mask of bytes may hold any numbers: those that are not 0 mask",
+    ),
+    Extension(
+        "EXT-DECODE-PADDING",
+        _DECODE,
+        "kv_padding_size and actual_seq_lengths may ask for more rows than there are: the result of such a batch entry "
+        "is 0, as it is where the device gets the numbers while it runs",
+    ),
+    Extension(
         "EXT-DECODE-INT8",
         _DECODE,
         "query, key and value may all be INT8, with dequant_scale1, quant_scale1 and dequant_scale2, as the prototype "
@@ -205,7 +227,7 @@ EXTENSIONS = (
         "EXT-SPARSE-SIZES",
         _SELECTED + _INDEXERS,
         "head counts, head sizes (also another one for value, and any rope size or none), the number of "
-        "selected blocks, their size, batch and sequence length may be any",
+        "selected blocks and their size (up to 2147483647), batch and sequence length may be any",
     ),
     Extension(
         "EXT-SPARSE-HEADS",

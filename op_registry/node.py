@@ -21,6 +21,8 @@ from fa_compiler.op_registry.spec import AttrSpec, AttrValue, InputSpec, Kind, O
 
 T = TypeVar("T")
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 Dim = int | str | None
 """A dimension: its size, the name of a symbol, or None where nothing is known."""
 
@@ -100,7 +102,7 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
     Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
     attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown
-    attribute, a missing required one or a wrong type.
+    attribute, a missing required one, a wrong type, or a Float that is no finite float32.
     """
     extra = extra_attrs(spec)
     for name in attrs:
@@ -110,14 +112,14 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
     full: dict[str, Any] = {}
     for entry in spec.attrs:
         if attrs.get(entry.name) is not None:
-            full[entry.name] = convert_attr(spec.name, entry, attrs[entry.name])
+            full[entry.name] = attr_value(spec.name, entry, attrs[entry.name])
         elif entry.required:
             raise NodeError(f"{spec.name} needs the attribute {entry.name}")
         else:
             full[entry.name] = entry.value_if_absent
     for name, entry in extra.items():
         if attrs.get(name) is not None:
-            full[name] = convert_attr(spec.name, entry, attrs[name])
+            full[name] = attr_value(spec.name, entry, attrs[name])
     return full
 
 
@@ -131,6 +133,15 @@ def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
             for name, entry in extensions.attributes(spec.name).items()
         },
     }
+
+
+def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
+    """`convert_attr` for the operators of the registry, none of which has a meaning for a Float that is NaN, infinite
+    or beyond float32. Raises NodeError for those, too."""
+    converted = convert_attr(op, entry, value)
+    if isinstance(converted, float) and not abs(converted) <= _LARGEST:
+        raise NodeError(f"attribute {entry.name} of {op} is {converted!r}, expected a finite float32")
+    return converted
 
 
 def convert_attr(op: str, entry: AttrSpec, value: Any) -> AttrValue:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, Call, Fau
 from fa_compiler.op_registry.errors import NodeError, suggestion
 from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.infer import can_infer, infer
-from fa_compiler.op_registry.node import NodeView, TensorInfo, convert_attr, extra_attrs
+from fa_compiler.op_registry.node import NodeView, TensorInfo, attr_value, extra_attrs
 from fa_compiler.op_registry.products import Product, product
 from fa_compiler.op_registry.registry import get, later_attrs
 from fa_compiler.op_registry.spec import Kind, OpSpec, ProductSpec
@@ -68,7 +67,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     found = [_violation(GENERIC, fault) for fault in faults]
     # With an attribute missing or of a wrong type there is nothing to read the numbered rules by.
     if module is not None and all(fault.extension for fault in bad):
-        call = Call(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists)
+        call = module.rules.reading(Call(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists))
         numbered = [
             _violation(f"{module.rules.prefix}.{number}", fault)
             for number, rule in sorted(module.rules.table.items())
@@ -109,6 +108,11 @@ def _names_and_attrs(spec: OpSpec, node: NodeView, chip: Product | None) -> Iter
             yield Fault(entry.name, f"the required input {entry.name} is absent", "aclnn", NULLPTR)
         elif entry.kind is not Kind.DYNAMIC and isinstance(node.inputs.get(entry.name), list):
             yield Fault(entry.name, f"{entry.name} is a list of tensors, expected one tensor", "aclnn")
+        count = f"{entry.name}_count"
+        if entry.kind is Kind.DYNAMIC and node.attrs.get(count) is not None and node.inputs.get(entry.name):
+            found = len(_listed(node.inputs[entry.name]))
+            if node.attrs[count] != found:
+                yield Fault(count, f"{count} is {node.attrs[count]}, expected {found}, the tensors of {entry.name}")
 
 
 def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
@@ -130,7 +134,7 @@ def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any],
             values[entry.name] = entry.value_if_absent
             continue
         try:
-            values[entry.name] = convert_attr(spec.name, entry, value)
+            values[entry.name] = attr_value(spec.name, entry, value)
         except NodeError as error:
             faults.append(Fault(entry.name, str(error), "aclnn"))
             continue
@@ -141,9 +145,9 @@ def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def _extension_attr(entry: extensions.Extension, value: Any) -> Iterator[Fault]:
     name = str(entry.attr)
-    if value not in entry.values if entry.kind == "String" else not math.isfinite(value):
-        allowed = "one of " + ", ".join(map(repr, entry.values)) if entry.values else "a finite number"
-        yield Fault(name, f"{name} is {value!r}, expected {allowed}", "aclnn")
+    if entry.kind == "String" and value not in entry.values:
+        allowed = ", ".join(map(repr, entry.values))
+        yield Fault(name, f"{name} is {value!r}, expected one of {allowed}", "aclnn")
     else:
         yield Fault(name, f"{name} is an attribute of the CPU kernel only", "aclnn", INVALID, entry.id)
 

@@ -361,7 +361,8 @@ def _changed(rng: Rng, value: Any) -> tuple[Any, str]:
     if kind == 8:
         return np.array(3).astype(value.dtype), "a scalar"
     if kind == 9 and value.dtype.kind in "iu":
-        return value * 0 - 1 if rng.integers(0, 2) else value + 2**31 - 10, "of other integers"
+        bounds = np.iinfo(value.dtype)
+        return np.full_like(value, _pick(rng, (bounds.min, bounds.max, 0, 1, 2, 9))), "of other integers"
     if kind == 10:
         return value.tolist(), "as a Python list"
     return -value if value.dtype.kind in "fi" else value, "negated"

@@ -7,9 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry import Kind, full_attrs, get, later_attrs
+from fa_compiler.op_registry import (
+    InputError,
+    Kind,
+    OpSpec,
+    as_arrays,
+    full_attrs,
+    get,
+    later_attrs,
+    refusal,
+)
+from fa_compiler.op_registry.calls import Arrays
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
+
+# The reference of these computes what a product limits to some types and sizes, and checks its calls by itself: the
+# table of extensions has nothing of it yet.
+_UNASKED = ("PromptFlashAttention", "FusedInferAttentionScore")
 
 
 def run(
@@ -22,12 +36,14 @@ def run(
 ) -> dict[str, Array]:
     """Runs `op_type` in float64 and returns its outputs by name, in the operator's dtypes.
 
-    `inputs` maps REG_OP input names to arrays (a list of them for a dynamic input); an absent input is None
-    or missing. `outputs` asks for some outputs only; `dtype="float64"` for unrounded float64 results of pure
-    float64 arithmetic. `cann` chooses the variant of the prototype (its names, and the defaults of missing
-    attributes), the newest without.
+    `inputs` maps REG_OP input names to arrays (a list of them for a dynamic input), as `ops.run` takes them and
+    float64 besides; an absent input is None or missing. `outputs` asks for some outputs only; `dtype="float64"` for
+    unrounded float64 results of pure float64 arithmetic. `cann` chooses the variant of the prototype (its names, and
+    the defaults of missing attributes), the newest without.
 
-    Raises ReferenceInputError for inputs the operator, or this reference, does not take.
+    The registry is asked first, as for `ops.run`. Raises UnknownOp, UnknownVariant, NodeError (an attribute that is
+    unknown, missing or of a wrong type), and ReferenceInputError for everything else that the operator, or this
+    reference, does not take.
     """
     spec = get(op_type, cann)
     function = OPERATORS.get(op_type)
@@ -37,35 +53,37 @@ def run(
         )
     if dtype not in (None, "float64"):
         raise ReferenceInputError(op_type, "dtype", f'must be None or "float64", got {dtype!r}')
-    _check_names(op_type, "input", inputs, [item.name for item in spec.inputs])
-    for item in spec.inputs:
-        if item.kind is Kind.REQUIRED and inputs.get(item.name) is None:
-            raise ReferenceInputError(op_type, item.name, "this input is needed and absent")
     output_names = [item.name for item in spec.outputs]
     wanted = output_names if outputs is None else list(outputs)
-    _check_names(op_type, "output", wanted, output_names)
-    call = Call(
-        op_type,
-        {name: _arrays(value) for name, value in inputs.items()},
-        later_attrs(spec) | full_attrs(spec, dict(attrs)),
-        exact=dtype is not None,
-    )
-    results = function(call)
+    for name in wanted:
+        if name not in output_names:
+            raise ReferenceInputError(
+                op_type, name, f"is no output of this operator; they are {', '.join(output_names)}"
+            )
+    attributes, arrays = full_attrs(spec, attrs), _arrays(spec, inputs)
+    if op_type not in _UNASKED:
+        broken = refusal(spec, arrays, attributes, cann, doubles=True)
+        if broken is not None:
+            problem = broken.message.removeprefix(f"{broken.tensor} ")
+            raise ReferenceInputError(op_type, broken.tensor, f"{problem} ({broken.constraint})")
+    results = function(Call(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None))
     with np.errstate(over="ignore"):
         return {
             name: results[name].data if dtype else results[name].data.astype(results[name].dtype) for name in wanted
         }
 
 
-def _arrays(value: Any) -> Array | list[Array] | None:
-    if value is None:
-        return None
-    if isinstance(value, list | tuple):
-        return [np.asarray(item) for item in value]
-    return np.asarray(value)
-
-
-def _check_names(op_type: str, what: str, names: Mapping[str, Any] | Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise ReferenceInputError(op_type, name, f"is no {what} of this operator; they are {', '.join(known)}")
+def _arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
+    for name in inputs:
+        if name not in spec.input_names:
+            raise ReferenceInputError(
+                spec.name, name, f"is no input of this operator; they are {', '.join(spec.input_names)}"
+            )
+    try:
+        arrays = as_arrays(spec, inputs)
+    except InputError as error:
+        raise ReferenceInputError(spec.name, error.input, error.problem) from None
+    for item in spec.inputs:
+        if item.kind is not Kind.OPTIONAL and item.name not in arrays:
+            raise ReferenceInputError(spec.name, item.name, "this input is needed and absent")
+    return arrays

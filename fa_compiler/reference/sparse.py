@@ -213,7 +213,11 @@ def chosen(entries: Array, block: int, visible: int, capped: bool) -> Ints:
     count = int(ended[0]) if ended.size else len(entries)
     if capped:
         count = min(count, -(-visible // block))
-    tokens = (np.asarray(entries[:count], np.int64)[:, None] * block + np.arange(block)).reshape(-1)
+    listed = np.asarray(entries[:count], np.int64)
+    # Blocks behind the last visible key, and the part of a block behind it, are not written out: a block may be larger
+    # than memory.
+    listed = listed[listed < -(-visible // block)]
+    tokens = (listed[:, None] * block + np.arange(min(block, visible))).reshape(-1)
     return tokens[tokens < visible]
 
 

@@ -24,6 +24,7 @@ from fa_compiler.op_registry import (
     OpSpec,
     OutputSpec,
     TensorInfo,
+    as_arrays,
     bind_inputs,
     count_attrs,
     dtypes,
@@ -31,6 +32,7 @@ from fa_compiler.op_registry import (
     get,
     infer,
     place_inputs,
+    refusal,
 )
 
 Array = npt.NDArray[Any]
@@ -62,36 +64,63 @@ def run(
 ) -> dict[str, Array]:
     """Runs `op_type` on the CPU kernel and returns its outputs by name.
 
-    `inputs` maps REG_OP names to arrays (a list of them for a dynamic input, bfloat16 as `ml_dtypes.bfloat16`);
-    an absent input is None or missing; `outputs` asks for some outputs only. `cann` chooses the variant of the
-    prototype (its names, their order, and the defaults of missing attributes), the newest without; the kernel has the
-    orders that ONNX Runtime can tell apart by their types. Raises UnknownOp, UnknownVariant, NodeError (unknown or
-    missing name) and KernelError.
+    `inputs` maps REG_OP names to arrays (a list of them for a dynamic input, bfloat16 as `ml_dtypes.bfloat16`); an
+    absent input is None or missing. Arrays of any byte order and strides are taken, and Python numbers and lists of
+    them. `outputs` asks for some outputs only. `cann` chooses the variant of the prototype (its names, their order, and
+    the defaults of missing attributes), the newest without; the kernel has the orders that ONNX Runtime can tell apart
+    by their types.
+
+    The registry is asked first: what it refuses, and no extension allows, does not get to the kernel. Raises UnknownOp,
+    UnknownVariant, NodeError (an unknown or missing name, a value of a wrong type) and KernelError.
     """
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
     if op_type not in OPERATORS:
         raise KernelError(f"{op_type} has no CPU kernel; there is one for {', '.join(OPERATORS)}")
+    attributes = full_attrs(spec, attrs)
+    arrays = as_arrays(spec, inputs)
+    place_inputs(spec, arrays)  # the required ones are there
+    broken = refusal(spec, arrays, attributes, cann)
+    if broken is not None:
+        raise KernelError(f"{op_type}: {broken.message} ({broken.constraint})")
+    return compute(spec, arrays, attributes, outputs, cann)
+
+
+def compute(
+    spec: OpSpec,
+    arrays: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[str] | None = None,
+    cann: str | None = None,
+) -> dict[str, Array]:
+    """`run` without the question to the registry: the kernel refuses by itself what it cannot compute, as it does in a
+    model, by a KernelError. `arrays` are as `as_arrays` makes them, `attributes` as `full_attrs`."""
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
     for name in wanted:
         spec.output(name)
-    placed = [None if value is None else np.asarray(value) for value in place_inputs(spec, inputs)]
+    placed = place_inputs(spec, arrays)
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
-    attributes = {**full_attrs(spec, attrs), **count_attrs(spec, inputs)}
+    attributes = {**attributes, **count_attrs(spec, arrays)}
     try:
         settings = tuple(map(os.environ.get, _KERNEL_SETTINGS))
-        session = _session(op_type, cann, tuple(attributes.items()), types, frozenset(wanted), settings)
+        session = _session(spec.name, cann, tuple(attributes.items()), types, frozenset(wanted), settings)
         # One tensor for one array: a kernel may see that two inputs are the same memory.
         tensors = {id(array): _to_ort(array) for array in placed if array is not None}
-        feeds = {_input_name(i): tensors[id(array)] for i, array in enumerate(placed) if array is not None}
+        names = _input_names(spec, attributes)
+        feeds = {name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
         results = session.run_with_ort_values(list(wanted), feeds)
     except _ORT_ERRORS as error:
-        raise KernelError(_own_words(str(error))) from None
+        raise KernelError(_own_words(spec, str(error))) from None
     return {name: _from_ort(result) for name, result in zip(wanted, results, strict=True)}
 
 
-def _input_name(position: int) -> str:
-    return f"input_{position}"
+def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
+    """What the inputs of the model are called: as the operator's own, so that ONNX Runtime's errors name them."""
+    names: list[str] = []
+    for entry in spec.inputs:
+        count = int(attributes.get(f"{entry.name}_count", 1)) if entry.kind is Kind.DYNAMIC else 1
+        names += [entry.name] if count == 1 else [f"{entry.name}[{n}]" for n in range(count)]
+    return names
 
 
 def _element_type(spec: OpSpec, array: Array) -> int:
@@ -115,9 +144,10 @@ def _session(
     output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]
     while output_names and not output_names[-1]:
         output_names.pop()
+    names = _input_names(spec, dict(attributes))
     node = helper.make_node(
         op_type,
-        ["" if dtype is None else _input_name(i) for i, dtype in enumerate(types)],
+        ["" if dtype is None else name for name, dtype in zip(names, types, strict=False)],
         output_names,
         name=op_type,
         domain=DOMAIN,
@@ -127,8 +157,8 @@ def _session(
         [node],
         op_type,
         [
-            helper.make_tensor_value_info(_input_name(i), dtype, None)
-            for i, dtype in enumerate(types)
+            helper.make_tensor_value_info(name, dtype, None)
+            for name, dtype in zip(names, types, strict=False)
             if dtype is not None
         ],
         [
@@ -175,7 +205,7 @@ def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, A
 
 
 def _to_ort(array: Array) -> ort.OrtValue:
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")  # np.ascontiguousarray makes a scalar a vector
     if array.dtype.name == "bfloat16":
         # NumPy itself knows no bfloat16, so neither does the plain conversion.
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
@@ -191,7 +221,7 @@ def _from_ort(value: ort.OrtValue) -> Array:
     return bits.view(dtypes.to_numpy("DT_BF16"))
 
 
-def _own_words(text: str) -> str:
-    """What the kernel said, without what ONNX Runtime wraps around it."""
+def _own_words(spec: OpSpec, text: str) -> str:
+    """What the kernel said, without what ONNX Runtime wraps around it; else what ONNX Runtime says, on one line."""
     start = text.find("node '")
-    return text if start < 0 else text[start:].strip()
+    return f"{spec.name}: {' '.join(text.split())}" if start < 0 else text[start:].strip()

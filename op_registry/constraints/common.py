@@ -11,10 +11,11 @@ import numpy as np
 
 from fa_compiler.op_registry.constraints.core import Call, Fault, Stage, number, size_text, text
 from fa_compiler.op_registry.dtypes import FLOATS
-from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, shape_of
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
 
 FP8 = ("DT_HIFLOAT8", "DT_FLOAT8_E5M2", "DT_FLOAT8_E4M3FN")
+FP8_SCALES = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
 COMPRESSED_ROWS = 1024
 MASK_SIZE = {
     2: (2048, 2048),
@@ -50,9 +51,13 @@ def equal_types(call: Call, names: tuple[str, ...]) -> Iterator[Fault]:
     first = call.dtype(names[0])
     for name in names[1:]:
         dtype = call.dtype(name)
-        if first and dtype and dtype != first:
+        if first in (*FLOATS, *FP8) and dtype and dtype != first:
             yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
     if first is None or first in FLOATS:
+        for scale in FP8_SCALES if first is not None and call.product is None else ():
+            if call[scale] is not None:
+                message = f"{scale} is given beside a {names[0]} of type {first}, expected none: it scales 8-bit floats"
+                yield Fault(scale, message, "document")
         return
     allowed = ", ".join(FLOATS)
     if first not in FP8:
@@ -92,7 +97,8 @@ def head_count(call: Call) -> Iterator[Fault]:
             yield Fault("head_num", f"head_num is {head_num}, expected a divisor of the width {width} of query")
         return
     heads = shape[{"BSND": 2, "BNSD": 1, "TND": 1}[layout]]
-    if differ(heads, head_num):
+    # A query without heads is empty, and nothing is done, whatever head_num says.
+    if heads != 0 and differ(heads, head_num):
         yield Fault("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
 
 
@@ -380,7 +386,8 @@ def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[F
     if tensor is None:
         return
     if g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
-        yield Fault(shift, f"{shift} is given although a sequence is empty, expected none", "document")
+        message = f"{shift} is given although a sequence is empty, expected none"
+        yield Fault(shift, message, "document", extension="EXT-EMPTY-SEQUENCES")
     if tensor.shape is None:
         return
     shape = tensor.shape
@@ -406,6 +413,10 @@ def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[F
         if all(differ(shape[0], size) for size in sizes):
             message = f"{shift} has {shape[0]} as dimension 0, expected {sizes[0]} or {sizes[1]} elements"
             yield Fault(shift, message)
+        elif any(size != 1 for size in shape[1:]):
+            yield Fault(shift, f"{shift} has the shape {text(shape)}, expected all elements on dimension 0")
+        elif sizes[0] == sizes[1] and any(q != 1 for q in g.q_lens):
+            yield Fault(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
 
 
 def band(call: Call) -> Iterator[Fault]:
@@ -486,7 +497,8 @@ def prefix_lengths(call: Call) -> Iterator[Fault]:
         shape = shape_of(call["atten_mask"], 4)
         if call.rank("atten_mask") == 2 or (shape[0] == 1 and isinstance(g.b, int)):
             forms = f"{text((g.b, g.n1, g.s1, g.s2))} or {text((g.b, 1, g.s1, g.s2))}"
-            yield Fault("atten_mask", f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5")
+            message = f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5"
+            yield Fault("atten_mask", message, extension="EXT-MASK-BROADCAST")
     if tensor is None:
         if mode == 6:
             yield Fault("prefix", "prefix is absent, expected a length for each sequence in sparse_mode 6")
@@ -540,6 +552,17 @@ def sink_shape(call: Call) -> Iterator[Fault]:
         yield Fault("sink", f"sink has the shape {text(tensor.shape)}, expected {text((g.n1,))}")
 
 
+def starts(call: Call) -> Iterator[Fault]:
+    """The start indices are vectors, and their difference fits 32 bits; an absent one is 0."""
+    names = ("q_start_idx", "kv_start_idx")
+    for name in names:
+        if call.rank(name) not in (1, None):
+            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
+    query, key = ([0] if call[name] is None else call.content(name) for name in names)
+    if query and key and not -(2**31) <= key[0] - query[0] < 2**31:
+        yield Fault("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
+
+
 def given_key_length(call: Call) -> bool:
     """Does actual_seq_kvlen say how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)?"""
     given = call["actual_seq_kvlen"] is not None and call.geometry.layout in SEQUENCE_AXIS
@@ -547,10 +570,16 @@ def given_key_length(call: Call) -> bool:
 
 
 def key_length(call: Call) -> Iterator[Fault]:
-    """Outside TND actual_seq_kvlen is one number, at most the rows of key and value."""
-    name, g = "actual_seq_kvlen", call.geometry
-    if not given_key_length(call):
+    """Outside TND there are no lengths; but actual_seq_kvlen may be one number, at most the rows of key and value,
+    where the operator has that extension."""
+    g = call.geometry
+    numbered = given_key_length(call)
+    for name in ("actual_seq_qlen", "actual_seq_kvlen"):
+        if call[name] is not None and g.layout in SEQUENCE_AXIS and not (numbered and name == "actual_seq_kvlen"):
+            yield Fault(name, f"{name} is given for {g.layout}, expected none: it has a meaning for TND only", "aclnn")
+    if not numbered:
         return
+    name = "actual_seq_kvlen"
     sizes, content = shape_of(call[name], 1), call.content(name)
     if call.rank(name) not in (1, None) or differ(sizes[0], 1):
         yield Fault(name, f"{name} has the shape {text(sizes)}, expected [1]")
@@ -596,11 +625,29 @@ def rope_shapes(call: Call) -> Iterator[Fault]:
             continue
         if rope.dtype and base.dtype and rope.dtype != base.dtype:
             yield Fault(name, f"{name} is {rope.dtype}, expected {base.dtype} as {like}", "document")
-        if rope.shape is None or base.shape is None or call.geometry.layout in ("BSH", "SBH"):
+        if rope.shape is None or base.shape is None:
             continue
+        heads = call.geometry.n1 if like == "query" else call.geometry.n2
+        if call.geometry.layout in ("BSH", "SBH") and len(rope.shape) == 3 and isinstance(heads, int):
+            width = rope.shape[2]
+            if isinstance(width, int) and width % heads if heads else differ(width, 0):
+                yield Fault(name, f"{name} has the width {width}, expected a multiple of its {heads} heads", "document")
         apart = {axis for axis, sizes in enumerate(zip(rope.shape[:-1], base.shape, strict=False)) if differ(*sizes)}
         if name == "key_rope" and given_key_length(call):
             apart.discard(SEQUENCE_AXIS[call.geometry.layout])
         if len(rope.shape) != len(base.shape) or apart:
             wanted = text((*base.shape[:-1], "Dr"))
             yield Fault(name, f"{name} has the shape {text(rope.shape)}, expected {wanted}", "document")
+            return
+    sizes = [_rope_size(call, name) for name in ("query_rope", "key_rope")]
+    if differ(*sizes):
+        yield Fault("key_rope", f"key_rope has the head size {sizes[1]}, expected {sizes[0]} as query_rope", "document")
+
+
+def _rope_size(call: Call, name: str) -> Dim:
+    """The head size of a rope input, None where it is unknown."""
+    rope, g = call[name], call.geometry
+    if rope is None or not rope.shape:
+        return None
+    heads = g.n1 if name == "query_rope" else g.n2
+    return divide(rope.shape[-1], heads) if g.layout in ("BSH", "SBH") else rope.shape[-1]

@@ -45,10 +45,12 @@ Rule = Callable[["Call"], Iterator[Fault]]
 
 
 class Rules:
-    """The constraints of one operator, by number. `Rules("FA")` decorates functions: `@rules(3)`."""
+    """The constraints of one operator, by number. `Rules("FA")` decorates functions: `@rules(3)`. `reading` is how the
+    operator reads a call before all rules."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, reading: Callable[[Call], Call] = lambda call: call) -> None:
         self.prefix = prefix
+        self.reading = reading
         self.table: dict[int, Rule] = {}
 
     def __call__(self, number: int) -> Callable[[Rule], Rule]:

@@ -27,8 +27,6 @@ OWN_TYPES = (
 )
 """Inputs whose type a numbered rule looks after."""
 
-_INT32 = range(-(2**31), 2**31)
-
 
 @rules(1)
 def types(call: Call) -> Iterator[Fault]:
@@ -150,6 +148,9 @@ def sink(call: Call) -> Iterator[Fault]:
     yield from common.sink_shape(call)
     if tensor.shape is not None and len(tensor.shape) != 1:
         yield Fault("sink", f"sink has the shape {text(tensor.shape)}, expected {text((call.geometry.n1,))}")
+    if call.attrs.get("cpu_empty_rows") not in (None, "", "zero"):
+        found = f"cpu_empty_rows is {call.attr('cpu_empty_rows')!r} beside a sink"
+        yield Fault("cpu_empty_rows", f"{found}, which no mask excludes, expected '' or 'zero'")
     if call.dtype("query") == "DT_FLOAT":
         message = "query is DT_FLOAT beside a sink, expected DT_FLOAT16 or DT_BF16"
         yield Fault("query", message, "document", extension="EXT-SINK-FLOAT")
@@ -187,12 +188,7 @@ def rope(call: Call) -> Iterator[Fault]:
 @rules(19)
 def starts(call: Call) -> Iterator[Fault]:
     """The start indices are vectors, and their difference fits 32 bits."""
-    for name in ("q_start_idx", "kv_start_idx"):
-        if call.rank(name) not in (1, None):
-            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
-    query, key = call.content("q_start_idx"), call.content("kv_start_idx")
-    if query and key and key[0] - query[0] not in _INT32:
-        yield Fault("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
+    yield from common.starts(call)
 
 
 @rules(20)
@@ -227,5 +223,5 @@ def empty(call: Call) -> Iterator[Fault]:
         for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):
             if queries and not keys:
                 message = f"actual_seq_kvlen gives sequence {index} no key for {queries} queries, expected keys"
-                yield Fault("actual_seq_kvlen", message, "document")
+                yield Fault("actual_seq_kvlen", message, "document", extension="EXT-EMPTY-SEQUENCES")
                 return

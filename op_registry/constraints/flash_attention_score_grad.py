@@ -117,18 +117,20 @@ def masking(call: Call) -> Iterator[Fault]:
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if mode in (0, 4, 7, 8) and pre + nxt <= 0:
         message = f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"
-        yield Fault("pre_tockens", f"{message} in sparse_mode {mode} of TND")
+        yield Fault("pre_tockens", f"{message} in sparse_mode {mode} of TND", extension="EXT-BAND-OUTSIDE")
     if mode == 7 and call["pse_shift"] is not None:
-        yield Fault("pse_shift", "pse_shift is given, expected none in sparse_mode 7")
+        message = "pse_shift is given, expected none in sparse_mode 7"
+        yield Fault("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
     if mode == 8 and call["pse_shift"] is not None and g.q_lens and g.kv_lens and g.q_lens[1:] != g.kv_lens[1:]:
         message = "pse_shift is given although lengths of query and key differ, expected equal ones in sparse_mode 8"
-        yield Fault("pse_shift", message)
+        yield Fault("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
 
 
 @rules(9)
 def pse(call: Call) -> Iterator[Fault]:
-    """pse_type is known and fits pse_shift; slopes have their type and shape."""
+    """pse_type is known and fits pse_shift; slopes have their type and shape, and starts they are counted from."""
     yield from common.pse_type_known(call, "pse_shift")
+    yield from common.starts(call)
     if call.attr("pse_type") in (2, 3) and call["pse_shift"] is not None:
         yield from common.slopes(call, "pse_shift")
         yield from common.inner_pse_positions(call, "pse_shift")
@@ -227,12 +229,13 @@ def forward_result(call: Call) -> Iterator[Fault]:
 
 @rules(14)
 def lengths(call: Call) -> Iterator[Fault]:
-    """TND has cumulative lengths; an empty sequence forbids a bias."""
+    """TND has cumulative lengths, other layouts none; an empty sequence forbids a bias."""
     yield from common.packed_lengths(call)
+    yield from common.key_length(call)
     g = call.geometry
     if call["pse_shift"] is not None and g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
         message = "pse_shift is given although a sequence is empty, expected none"
-        yield Fault("pse_shift", message, "document")
+        yield Fault("pse_shift", message, "document", extension="EXT-EMPTY-SEQUENCES")
 
 
 @rules(15)
@@ -264,13 +267,9 @@ def reserved(call: Call) -> Iterator[Fault]:
 
 @rules(17)
 def prefix(call: Call) -> Iterator[Fault]:
-    """prefix goes with sparse_mode 6 (and 5 where not packed) and fits the lengths."""
+    """prefix fits the lengths in sparse_mode 5 and 6. In other modes it is not read: the sample of
+    aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0."""
     yield from common.prefix_lengths(call)
-    mode, tnd = call.attr("sparse_mode"), call.geometry.tnd
-    modes = (6,) if tnd else (5, 6)
-    if call["prefix"] is not None and mode not in modes:
-        wanted = " or ".join(map(str, modes))
-        yield Fault("prefix", f"prefix is given in sparse_mode {mode}, expected sparse_mode {wanted}")
 
 
 @rules(18)
@@ -281,8 +280,9 @@ def bias_shape(call: Call) -> Iterator[Fault]:
     g = call.geometry
     if g.tnd:
         # Empty sequences are FAG.14's.
-        if not (g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens)):
-            yield from common.packed_bias_shape(call, "pse_shift", flat_rank_one=True)
+        for fault in common.packed_bias_shape(call, "pse_shift", flat_rank_one=True):
+            if fault.extension != "EXT-EMPTY-SEQUENCES":
+                yield fault
     elif g.layout in LAYOUTS:
         yield from common.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
 

@@ -7,6 +7,7 @@ the operator's tiling. Products: A2, A3, 950 and, with fewer features, 310P.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
@@ -21,7 +22,14 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
 from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
 from fa_compiler.op_registry.node import TensorInfo
 
-rules = Rules("IFA")
+
+def _without_empty(call: Call) -> Call:
+    """To the operator an optional input that is an empty tensor is absent."""
+    tensors = {name: info for name, info in call.tensors.items() if name == "query" or 0 not in (info.shape or ())}
+    return replace(call, tensors=tensors)
+
+
+rules = Rules("IFA", _without_empty)
 
 OWN_TYPES = (
     "query",
@@ -212,7 +220,8 @@ def mask(call: Call) -> Iterator[Fault]:
     if tensor.dtype and tensor.dtype not in legal:
         yield Fault("atten_mask", f"atten_mask is {tensor.dtype}, expected {' or '.join(legal)}")
     if tensor.value is not None and tensor.dtype in ("DT_INT8", "DT_UINT8") and not ((tensor.value | 1) == 1).all():
-        yield Fault("atten_mask", "atten_mask holds other values than 0 and 1", "document")
+        message = "atten_mask holds other values than 0 and 1"
+        yield Fault("atten_mask", message, "document", extension="EXT-DECODE-MASK-BYTES")
     shape = tensor.shape
     if shape is None:
         return
@@ -325,7 +334,8 @@ def padding(call: Call) -> Iterator[Fault]:
         needed = max(0, behind[0]) + max(content)
         if needed > sizes.s:
             message = f"kv_padding_size is {behind[0]} behind up to {max(content)} keys"
-            yield Fault("kv_padding_size", f"{message}, expected at most {sizes.s} in all")
+            message = f"{message}, expected at most {sizes.s} in all"
+            yield Fault("kv_padding_size", message, extension="EXT-DECODE-PADDING")
 
 
 @rules(11)

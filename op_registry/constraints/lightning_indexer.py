@@ -52,7 +52,7 @@ def count(call: Call) -> Iterator[Fault]:
     value = call.attr("sparse_count")
     if not 1 <= value <= 2048:
         message = f"sparse_count is {value}, expected 1 to 2048"
-        yield Fault("sparse_count", message, extension=sparse.SIZES if value > 0 else None)
+        yield Fault("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
 
 
 @rules(5)

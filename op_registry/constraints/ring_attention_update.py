@@ -107,7 +107,7 @@ def lengths(call: Call) -> Iterator[Fault]:
     ends, result = call.content("actual_seq_qlen"), call["prev_attn_out"]
     if ends is None:
         return
-    tokens = result.shape[0] if result is not None and result.shape is not None else None
+    tokens = result.shape[0] if result is not None and result.shape else None
     rising = all(a <= b for a, b in pairwise(ends))
     if not ends or ends[0] != 0 or not rising or (isinstance(tokens, int) and ends[-1] > tokens):
         message = f"actual_seq_qlen is {ends}, expected rising numbers from 0 to {tokens}"

@@ -239,6 +239,8 @@ def packed_lengths(
     for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
         if call[name] is None:
             yield Fault(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+        elif call.rank(name) not in (1, None):
+            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
         else:
             yield from ends(call, name, total, exact)
     counts = [tensor.shape[0] if (tensor := call[name]) is not None and tensor.shape else None for name in names]
@@ -273,12 +275,34 @@ def lengths(call: Call, sizes: SparseSizes, names: tuple[str, str], key: str, ba
     if layout == "TND":
         if call[names[0]] is None:
             yield Fault(names[0], f"{names[0]} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+        elif call.rank(names[0]) not in (1, None):
+            yield Fault(names[0], f"{names[0]} has rank {call.rank(names[0])}, expected 1")
         yield from ends(call, names[0], sizes.queries[0], exact=False)
     elif layout == "BSND":
         yield from batch_lengths(call, names[0], sizes.queries[0], sizes.queries[1])
     if key_layout == PAGED and call[names[1]] is None:
         yield Fault(names[1], f"{names[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
-    yield from batch_lengths(call, names[1], batch, sizes.keys[1] if key_layout == "BSND" else None)
+    most = sizes.keys[1] if key_layout in ("BSND", PAGED) else None
+    if key_layout == PAGED:
+        pages = shape_of(call["block_table"], 2)[1]
+        most = pages * most if isinstance(pages, int) and isinstance(most, int) else None
+    yield from batch_lengths(call, names[1], batch, most)
+
+
+def _pages(call: Call, sizes: SparseSizes) -> Iterator[Fault]:
+    """The used entries of a constant table name pages that are there."""
+    table, (count, page) = call["block_table"], sizes.keys
+    name = next(name for name in ("actual_seq_lengths_kv", "actual_seq_lengths_key") if name in call.spec.input_names)
+    values = call.content(name)
+    if table is None or table.value is None or table.value.ndim != 2 or values is None:
+        return
+    if not isinstance(count, int) or not isinstance(page, int) or page == 0:
+        return
+    for length, row in zip(values, table.value, strict=False):
+        for used in row[: max(0, -(-length // page))]:
+            if not 0 <= used < count:
+                yield Fault("block_table", f"block_table names page {used}, expected 0 to {count - 1}")
+                return
 
 
 def paging(call: Call, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
@@ -293,4 +317,5 @@ def paging(call: Call, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fau
         yield Fault("block_table", f"block_table is absent, expected one with {PAGED}", "aclnn", NULLPTR)
     elif table.shape is not None:
         yield from shaped(call, "block_table", (batch, None))
+        yield from _pages(call, sizes)
     yield from one_of("key", "the block size", sizes.keys[1], range(16, 1025, 16))

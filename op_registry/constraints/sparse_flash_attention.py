@@ -93,7 +93,7 @@ def block_size(call: Call) -> Iterator[Fault]:
     allowed = (1,) if only_one else sparse.POWERS
     if size not in allowed:
         message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
-        yield Fault("sparse_block_size", message, extension=sparse.SIZES if size > 0 else None)
+        yield Fault("sparse_block_size", message, extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None)
     sizes = _sizes(call)
     page = sizes.keys[1] if sizes is not None and call.attr("layout_kv") == PAGED else None
     if isinstance(page, int) and size > 0 and page % size:

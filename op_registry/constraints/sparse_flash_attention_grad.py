@@ -79,7 +79,8 @@ def block_size(call: Call) -> Iterator[Fault]:
     size = call.attr("sparse_block_size")
     if size not in (1, 8, 16, 32, 64):
         message = f"sparse_block_size is {size}, expected 1, 8, 16, 32 or 64"
-        yield Fault("sparse_block_size", message, "document", extension=sparse.SIZES if size > 0 else None)
+        extension = sparse.SIZES if 0 < size <= sparse.INT32_MAX else None
+        yield Fault("sparse_block_size", message, "document", extension=extension)
 
 
 @rules(7)

@@ -6,6 +6,7 @@ node can break them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
@@ -98,6 +99,9 @@ def head_sizes(call: Call) -> Iterator[Fault]:
 def mode(call: Call) -> Iterator[Fault]:
     """sparse_mode is 3."""
     yield from sparse.sparse_mode(call, "sparse_mode", (3,))
+    floor = call.attrs.get("cpu_loss_floor")
+    if floor is not None and floor < 0 and math.isfinite(floor):
+        yield Fault("cpu_loss_floor", f"cpu_loss_floor is {floor:g}, expected at least 0")
 
 
 @rules(9)

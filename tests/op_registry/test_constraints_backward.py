@@ -119,33 +119,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.8", backward({"atten_mask": mask(B, 1, 2, S2)}), "atten_mask"),
     ("FAG.8", backward({"atten_mask": mask(S1, S2)}, {"sparse_mode": 2}), "atten_mask"),
     ("FAG.8", backward({"atten_mask": tensor((S1, S2), "DT_FLOAT16")}), "atten_mask"),
-    (
-        "FAG.8",
-        backward(
-            packed((10, 16), (12, 24), atten_mask=TRIANGLE),
-            {"sparse_mode": 4, "pre_tockens": 0, "next_tockens": 0},
-            "TND",
-        ),
-        "pre_tockens",
-    ),
-    (
-        "FAG.8",
-        backward(
-            packed((10, 16), (12, 24), atten_mask=TRIANGLE, pse_shift=tensor((N1 * 24,))),
-            {"sparse_mode": 7, "next_tockens": 0},
-            "TND",
-        ),
-        "pse_shift",
-    ),
-    (
-        "FAG.8",
-        backward(
-            packed((10, 16), (12, 24), atten_mask=TRIANGLE, pse_shift=tensor((N1 * 24,))),
-            {"sparse_mode": 8},
-            "TND",
-        ),
-        "pse_shift",
-    ),
     # 9: pse_type
     ("FAG.9", backward(attrs={"pse_type": 3}), "pse_shift"),
     ("FAG.9", backward({"pse_shift": tensor((B, N1, S1, S2))}, {"pse_type": 9}), "pse_type"),
@@ -186,7 +159,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     # 14: packed sequences
     ("FAG.14", backward({"actual_seq_kvlen": None}, layout="TND"), "actual_seq_kvlen"),
     ("FAG.14", backward({"actual_seq_qlen": constant([16])}, layout="TND"), "actual_seq_kvlen"),
-    ("FAG.14", backward({"pse_shift": tensor((N1 * 24,))}, layout="TND"), "pse_shift"),
+    ("FAG.14", backward({"actual_seq_kvlen": constant([S2])}), "actual_seq_kvlen"),
     # 15: sink
     ("FAG.15", backward({"sink": tensor((N1,))}), "sink"),
     ("FAG.15", backward({"sink": tensor((N2,), "DT_FLOAT")}), "sink"),
@@ -205,7 +178,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
         "dpse",
     ),
     # 17: prefix
-    ("FAG.17", backward({"prefix": constant([S2, S2])}), "prefix"),
     ("FAG.17", backward({"atten_mask": mask(3072, 2048)}, {"sparse_mode": 6}), "prefix"),
     (
         "FAG.17",
@@ -355,6 +327,34 @@ EXTENDED = [
     ("EXT-MASK-BROADCAST", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)})),
     ("EXT-BAND-MASK", "FAG.8", backward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 3})),
     ("EXT-BAND-OUTSIDE", "FAG.8", backward({"atten_mask": mask(S1, S2)}, {"pre_tockens": -1, "next_tockens": -1})),
+    (
+        "EXT-BAND-OUTSIDE",
+        "FAG.8",
+        backward(
+            packed((10, 16), (12, 24), atten_mask=TRIANGLE),
+            {"sparse_mode": 4, "pre_tockens": 0, "next_tockens": 0},
+            "TND",
+        ),
+    ),
+    (
+        "EXT-GRAD-BIAS-MODES",
+        "FAG.8",
+        backward(
+            packed((10, 16), (12, 24), atten_mask=TRIANGLE, pse_shift=tensor((N1 * 24,))),
+            {"sparse_mode": 7, "next_tockens": 0},
+            "TND",
+        ),
+    ),
+    (
+        "EXT-GRAD-BIAS-MODES",
+        "FAG.8",
+        backward(
+            packed((10, 16), (12, 24), atten_mask=TRIANGLE, pse_shift=tensor((N1 * 24,))),
+            {"sparse_mode": 8},
+            "TND",
+        ),
+    ),
+    ("EXT-EMPTY-SEQUENCES", "FAG.14", backward({"pse_shift": tensor((N1 * 24,))}, layout="TND")),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((1, N1, 1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((B, 1, S1, S2))})),
     ("EXT-SHIFT-FLOAT", "FAG.1", backward({"pse_shift": tensor((B, N1, S1, S2), "DT_FLOAT")})),

@@ -64,7 +64,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     # 7: keep_prob
     ("FA.7", forward(attrs={"keep_prob": 0.0}), "keep_prob"),
     ("FA.7", forward(attrs={"keep_prob": 1.5}), "keep_prob"),
-    ("FA.7", forward(attrs={"keep_prob": float("nan")}), "keep_prob"),
     # 8: pse_type
     ("FA.8", forward({"real_shift": tensor((B, N1, S1, S2))}, {"pse_type": 4}), "pse_type"),
     ("FA.8", forward(attrs={"pse_type": 0}), "real_shift"),
@@ -212,12 +211,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FA.14", forward(prefix(S2, S2 + 1), {"sparse_mode": 6}), "prefix"),
     ("FA.14", forward(prefix(S2), {"sparse_mode": 6}), "prefix"),
     ("FA.14", forward(packed((10, 16), (12, 24)) | prefix(1, 12), {"sparse_mode": 6}, "TND"), "prefix"),
-    ("FA.14", forward({"atten_mask": mask(S1, S2), "prefix": constant([S2, S2])}, {"sparse_mode": 5}), "atten_mask"),
-    (
-        "FA.14",
-        forward({"atten_mask": mask(1, 1, S1, S2), "prefix": constant([S2, S2])}, {"sparse_mode": 5}),
-        "atten_mask",
-    ),
     # 15: dropout
     ("FA.15", forward({"drop_mask": tensor((B * N1 * S1 * S2 // 8 - 1,), "DT_UINT8")}, HALF), "drop_mask"),
     ("FA.15", forward({"drop_mask": tensor((10**6,), "DT_BOOL")}, HALF), "drop_mask"),
@@ -233,10 +226,21 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FA.17", forward(packed((10, 10, 17)), layout="TND"), "actual_seq_qlen"),
     ("FA.17", forward(packed((10, 8, 16)), layout="TND"), "actual_seq_qlen"),
     ("FA.17", forward({"actual_seq_qlen": tensor((1, 3), "DT_INT64")}, layout="TND"), "actual_seq_qlen"),
+    ("FA.17", forward({"actual_seq_qlen": constant(Q_ENDS)}), "actual_seq_qlen"),
     ("FA.17", forward({"actual_seq_kvlen": constant([S2 + 1])}), "actual_seq_kvlen"),
     ("FA.17", forward({"actual_seq_kvlen": constant([4, 5])}), "actual_seq_kvlen"),
     # 18: rope
     ("FA.18", forward({"query_rope": tensor((S1, N1, 64))}, layout="TND"), "key_rope"),
+    (
+        "FA.18",
+        forward({"query_rope": tensor((S1, N1, 64)), "key_rope": tensor((S2, N2, 32))}, layout="TND"),
+        "key_rope",
+    ),
+    (
+        "FA.18",
+        forward({"query_rope": tensor((B, S1, N1 * 8)), "key_rope": tensor((B, S2, N2 * 8 + 1))}, layout="BSH"),
+        "key_rope",
+    ),
     (
         "FA.18",
         forward({"query_rope": tensor((S1, N1, 64)), "key_rope": tensor((S2, N1, 64))}, layout="TND"),
@@ -250,6 +254,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     # 19: start indices
     ("FA.19", forward({"q_start_idx": constant([[0]])}), "q_start_idx"),
     ("FA.19", forward({"q_start_idx": constant([0]), "kv_start_idx": constant([2**31])}), "kv_start_idx"),
+    ("FA.19", forward({"q_start_idx": constant([2**31 + 1])}), "kv_start_idx"),
     # 20 to 22
     ("FA.20", forward({"padding_mask": tensor((B, S2))}), "padding_mask"),
     ("FA.21", forward(attrs={"softmax_out_layout": "TND"}), "softmax_out_layout"),
@@ -263,7 +268,7 @@ BROKEN: list[tuple[str, NodeView, str]] = [
 @pytest.mark.parametrize(("constraint", "node", "culprit"), BROKEN)
 def test_one_broken_constraint_is_found(constraint: str, node: NodeView, culprit: str, target: str) -> None:
     found = verify(node, target)
-    extension = "EXT-BAND-OUTSIDE" if constraint == "FA.13" else None
+    extension = {"FA.13": "EXT-BAND-OUTSIDE", "FA.23": "EXT-EMPTY-SEQUENCES"}.get(constraint)
     assert [(v.constraint, v.code, v.tensor, v.extension) for v in found] == [(constraint, 161002, culprit, extension)]
     assert culprit in found[0].message
 
@@ -361,6 +366,16 @@ EXTENDED = [
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(1, N1, S1, S2)})),
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(1, S2)})),
     ("EXT-MASK-BROADCAST", "FA.11", forward({"atten_mask": mask(S1, 1)}, layout="BSH")),
+    (
+        "EXT-MASK-BROADCAST",
+        "FA.14",
+        forward({"atten_mask": mask(S1, S2), "prefix": constant([S2, S2])}, {"sparse_mode": 5}),
+    ),
+    (
+        "EXT-MASK-BROADCAST",
+        "FA.14",
+        forward({"atten_mask": mask(1, 1, S1, S2), "prefix": constant([S2, S2])}, {"sparse_mode": 5}),
+    ),
     ("EXT-BAND-OUTSIDE", "FA.13", forward({"atten_mask": FULL}, {"pre_tockens": -1, "next_tockens": -1})),
     ("EXT-SHIFT-BROADCAST", "FA.10", forward({"real_shift": tensor((B, 1, 1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FA.10", forward({"real_shift": tensor((1, 1, S1, S2))})),

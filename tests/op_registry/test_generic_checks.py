@@ -49,6 +49,9 @@ def test_a_missing_required_attribute_is_a_null_pointer() -> None:
         ({}, {"headnum": 8}, "headnum"),
         ({}, {"scale_value": "x"}, "scale_value"),
         ({}, {"sparse_mode": 1.5}, "sparse_mode"),
+        *(({}, {"scale_value": value}, "scale_value") for value in (float("nan"), float("inf"), float("-inf"), 1e39)),
+        ({}, {"keep_prob": float("nan")}, "keep_prob"),
+        ({}, {"cpu_mask_value": float("-inf")}, "cpu_mask_value"),
     ],
 )
 def test_what_the_prototype_does_not_have(inputs: Any, attrs: Any, culprit: str) -> None:

@@ -32,10 +32,11 @@ def test_shapes_and_dtypes(layout, dtype, optional):
     inputs = {name: to_layout(np.ones((2, *shape), dtype), layout) for name, shape in shapes.items()}
     if optional:
         inputs["sink"] = np.zeros(4, np.float32)
-        inputs["real_shift"] = np.zeros(4, np.float32)
+        # Slopes want as many queries as keys, but in TND.
+        inputs["real_shift"] = np.zeros(4, np.float32) if layout == "TND" else np.zeros((2, 4, 3, 5), dtype)
     if layout == "TND":
         inputs |= {"actual_seq_qlen": cumulative(3, 3), "actual_seq_kvlen": cumulative(5, 5)}
-    attrs = {"head_num": 4, "input_layout": layout, "pse_type": 2 if optional else 1}
+    attrs = {"head_num": 4, "input_layout": layout, "pse_type": 2 if optional and layout == "TND" else 1}
     results = check("FlashAttentionScore", inputs, attrs)
     inputs |= {name: results[name] for name in ("softmax_max", "softmax_sum")}
     inputs |= {"attention_in": results["attention_out"], "dy": results["attention_out"]}

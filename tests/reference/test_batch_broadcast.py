@@ -46,13 +46,15 @@ def test_bias_slopes_rope_and_dropout_are_those_of_the_common_batch():
     bits = np.random.default_rng(4).integers(0, 256, B * N1 * S1 * S2 // 8, np.uint8)
     for extra, attrs in (
         ({"real_shift": random(5, B, 1, S1, S2)}, {"pse_type": 0}),
-        ({"real_shift": random(5, B, N1)}, {"pse_type": 2}),
+        ({"real_shift": random(5, B, N1), "key": key[:, :, :S1], "value": value[:, :, :S1]}, {"pse_type": 2}),
         ({"query_rope": random(5, 1, N1, S1, 2), "key_rope": random(6, B, N2, S2, 2)}, {}),
         ({"drop_mask": bits}, {"keep_prob": 0.5}),
     ):
         got = forward({"query": query, "key": key, "value": value, **extra}, **attrs)
         if "query_rope" in extra:
             extra = extra | {"query_rope": repeated(extra["query_rope"])}
+        if "value" in extra:
+            extra = extra | {"value": repeated(extra["value"])}
         want = forward({"query": repeated(query), "key": key, "value": repeated(value), **extra}, **attrs)
         for name, array in want.items():
             np.testing.assert_array_equal(got[name], array)
@@ -68,5 +70,5 @@ def test_packed_heads_of_one_are_no_batch():
     """In TND dimension 0 is tokens and dimension 1 heads: nothing is repeated."""
     lengths = {"actual_seq_qlen": np.array([2, 4]), "actual_seq_kvlen": np.array([3, 5])}
     inputs = {"query": random(0, 4, 1, 3), "key": random(1, 5, 1, 3), "value": random(2, 1, 1, 3)}
-    with pytest.raises(reference.ReferenceInputError, match="value: shape"):
+    with pytest.raises(reference.ReferenceInputError, match="value: has 1 as T, expected 5 as key"):
         forward(inputs | lengths, input_layout="TND")

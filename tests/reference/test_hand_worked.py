@@ -58,15 +58,15 @@ def test_slopes():
 
 
 def test_slopes_with_square_root():
-    """Distances 0 and 9 with type 3 count as 0 and 3: weights 8 : 1."""
+    """Distances 0 and 9 with type 3 count as 0 and 3: weights 8 : 1 in row 0, the first of as many rows as keys."""
     inputs = {
-        "query": tensor(0),
+        "query": tensor(*[0] * 10),
         "key": tensor(0, *[0] * 9),
         "value": tensor(8, *[0] * 8, 80),
         "real_shift": np.array([[LN2]]),
-        "atten_mask": np.array([[0] + [1] * 8 + [0]], dtype=np.uint8),
+        "atten_mask": np.array([[0] + [1] * 8 + [0]] * 10, dtype=np.uint8),
     }
-    np.testing.assert_allclose(out(inputs, pse_type=3), [[[[16.0]]]], **EXACT)
+    np.testing.assert_allclose(out(inputs, pse_type=3)[0, 0, 0], [16.0], **EXACT)
 
 
 def test_mask_excludes_where_it_is_true():

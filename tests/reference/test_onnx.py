@@ -147,5 +147,6 @@ def test_errors_name_the_node():
     model = parse(SIGNATURE.format(more="") + "{" + fused("q, k, v", '"", "", "", y') + "}")
     model.graph.node[0].name = "layer.7"
     wrong = {**feeds(), "k": np.zeros((1, 2, 3, 5), np.float32)}
-    with pytest.raises(reference.ReferenceInputError, match=r"node 'layer\.7': FlashAttentionScore: key: head size 5"):
+    expected = r"node 'layer\.7': FlashAttentionScore: key: has the head size 5, expected 4"
+    with pytest.raises(reference.ReferenceInputError, match=expected):
         reference.evaluator(model).run(None, wrong)

@@ -176,21 +176,24 @@ def test_full_bias_of_1024_rows_is_not_compressed():
     np.testing.assert_allclose(got[[4, 5, 6]], [6.0, 7.0, 6.0], **EXACT)
 
 
-@pytest.mark.parametrize(("mode", "last"), [(8, 5.0), (3, 4.0)])
-def test_start_indices_and_mode_8(mode, last):
+@pytest.mark.parametrize(
+    ("mode", "first", "expected"), [(8, 6, [0, 0, 0, 0, 3, 5, 3, 5]), (3, 2, [3.0, 4.0, 3.0, 4.0])]
+)
+def test_start_indices_and_mode_8(mode, first, expected):
     """Mode 8 uses the start indices for batch 0 only; the other modes for every batch.
 
-    Row 1 of a batch sees both keys: with a start of 4 their distances are 3 and 4, without it 1 and 0.
+    The last row of a batch sees both keys. In batch 1 their distances are 3 and 4 with a start of 4, and 1 and 0
+    without it. Mode 8 wants batch 0 to have as many queries more than keys as the start says.
     """
     inputs = {
-        "query": np.zeros((4, 1, 1)),
+        "query": np.zeros((first + 2, 1, 1)),
         "key": np.zeros((4, 1, 1)),
         "value": np.array([3.0, 6.0, 3.0, 6.0]).reshape(4, 1, 1),
         "real_shift": np.array([math.log(2.0)]),
         "kv_start_idx": np.array([4]),
-        "actual_seq_qlen": np.array([2, 4]),
+        "actual_seq_qlen": np.array([first, first + 2]),
         "actual_seq_kvlen": np.array([2, 4]),
         "atten_mask": causal_constant(),
     }
     got = out(inputs, input_layout="TND", pse_type=2, sparse_mode=mode, next_tockens=0)
-    np.testing.assert_allclose(got.reshape(-1), [3.0, 4.0, 3.0, last], **EXACT)
+    np.testing.assert_allclose(got.reshape(-1), expected, **EXACT)

@@ -101,7 +101,7 @@ def test_pages_change_nothing(seed: int) -> None:
                 rows = np.concatenate([row[:count] for row, count in zip(rows, inputs[lengths], strict=True)])
             unpaged[name] = rows
         if attrs["layout_query"] == "TND":
-            unpaged[lengths] = np.cumsum(inputs[lengths])
+            unpaged[lengths] = np.cumsum(inputs[lengths], dtype=np.int32)
         again = run(op, unpaged, attrs | {key: attrs["layout_query"]})
         for name, value in run(op, inputs, attrs).items():
             np.testing.assert_array_equal(value, again[name])
@@ -214,6 +214,9 @@ def test_index_gradients_are_derivatives(seed: int) -> None:
             np.testing.assert_allclose(gradients[gradient][place], slope, rtol=1e-5, atol=1e-7)
 
 
+ENDS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_loss_gradients_are_derivatives(seed: int) -> None:
     inputs, attrs = problems.indexer_loss(seed, np.float64)
@@ -222,7 +225,10 @@ def test_loss_gradients_are_derivatives(seed: int) -> None:
     inputs |= {name: 0.2 * inputs[name] for name in ("query", "weight")}
     # In float64, for the target must add up to 1 for dI = y - p to be the derivative.
     keys = inputs.get("actual_seq_lengths_key")
-    ends = {} if keys is None else {"actual_seq_lengths_kv": keys}
+    ends = {}
+    if keys is not None:
+        queries = inputs["actual_seq_lengths_query"]
+        ends = {name: given.astype(np.int32) for name, given in zip(ENDS, (queries, keys), strict=True)}
     layouts = {"layout_query": attrs["layout"], "layout_kv": attrs["layout"]}
     forward = {name: value for name, value in inputs.items() if "softmax" not in name and "index" not in name}
     forward = {name: value for name, value in forward.items() if name not in ("weight", "actual_seq_lengths_key")}

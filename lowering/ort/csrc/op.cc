@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -189,9 +190,15 @@ int64_t NodeInfo::integer(const char* name, int64_t fallback) const {
   return found(ort::KernelInfoGetAttribute_int64(api_, info_, name, &value), name) ? value : fallback;
 }
 
+// No attribute of an operator has a meaning as NaN or infinity; only a fallback may be one of them.
 float NodeInfo::number(const char* name, float fallback) const {
   float value = fallback;
-  return found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value), name) ? value : fallback;
+  if (!found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value), name)) return fallback;
+  if (!std::isfinite(value)) {
+    throw Error{ort::ErrorCode::invalid_argument,
+                title_ + ": attribute " + name + " is " + std::to_string(value) + ", expected a finite number"};
+  }
+  return value;
 }
 
 std::string NodeInfo::string(const char* name, const std::string& fallback) const {

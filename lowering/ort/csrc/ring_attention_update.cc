@@ -123,6 +123,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Tensor& ends = all[input_actual_seq_qlen];
   const auto* end = static_cast<const int64_t*>(ends.data);
   const int64_t count = ends.present() ? ends.count() : 0;
+  if (ends.rank() != 1) refuse(5, "input actual_seq_qlen has shape " + text_of(ends.dims) + ", expected rank 1");
   bool rising = count > 0 && end[0] == 0 && end[count - 1] <= out[0];
   for (int64_t i = 1; i < count; ++i) rising = rising && end[i - 1] <= end[i];
   if (!rising) refuse(5, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));

@@ -38,9 +38,6 @@ class Reader {
     a.masked_bias = one_of<bool>(Topic::mask, "cpu_masked_bias", {{"", false}, {"added", true}});
     a.masked_values = one_of<bool>(Topic::mask, "cpu_masked_values", {{"", true}, {"zero", false}});
     a.mask_value = info_.number("cpu_mask_value", -__builtin_inff());
-    if (!(a.mask_value < __builtin_inff())) {
-      complaints_.invalid(Topic::mask, "cpu_mask_value is " + std::to_string(a.mask_value) + ", expected a finite number");
-    }
     if (a.masked_bias && !(has(Role::pse) && has(Role::atten_mask))) {
       complaints_.invalid(Topic::mask, std::string("cpu_masked_bias is \"added\" without the inputs atten_mask and ") +
                                            signature_.name(Role::pse) + ", expected \"\"");
@@ -72,8 +69,8 @@ class Reader {
   int64_t sparse_mode(Layout layout) const {
     const int64_t mode = info_.integer("sparse_mode", 0);
     const std::string found = "sparse_mode is " + std::to_string(mode);
+    if (!has(Role::atten_mask)) return 0;  // the operator ignores the mode
     if (mode < 0 || mode > 8) complaints_.invalid(Topic::mode, found + ", expected 0 to 8");
-    if (!has(Role::atten_mask)) return 0;
     if (layout == Layout::TND ? mode == 5 : mode > 6) {
       const char* modes = layout == Layout::TND ? "0 to 4 or 6 to 8" : "0 to 6";
       complaints_.invalid(Topic::mode, found + ", expected " + modes + " for input_layout " + text_of(layout));

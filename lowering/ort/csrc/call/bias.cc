@@ -38,6 +38,17 @@ void Call::read_pse() {
   }
 }
 
+// Where the diagonal of slopes begins. Wrong starts are refused without slopes, too, as everywhere.
+void Call::read_start() {
+  const int64_t query_start = first_integer(Role::query_start);
+  const int64_t key_start = first_integer(Role::key_start);
+  if (__builtin_sub_overflow(key_start, query_start, &start_) || start_ < std::numeric_limits<int32_t>::min() ||
+      start_ > std::numeric_limits<int32_t>::max()) {
+    invalid(Topic::starts, text(Role::key_start) + " less " + signature_.name(Role::query_start) +
+                               " needs more than 32 bits");
+  }
+}
+
 void Call::read_slopes() {
   const Tensor& slopes = in(Role::pse);
   const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads};
@@ -57,14 +68,7 @@ void Call::read_slopes() {
                                std::to_string(query_.length) + " and " + std::to_string(key_.length));
   }
   if (mode == 7) invalid(Topic::slopes, "sparse_mode 7 takes no slopes, expected pse_type 0 or 1");
-  const int64_t query_start = first_integer(Role::query_start);
-  const int64_t key_start = first_integer(Role::key_start);
-  int64_t start = 0;
-  if (__builtin_sub_overflow(key_start, query_start, &start) || start < std::numeric_limits<int32_t>::min() ||
-      start > std::numeric_limits<int32_t>::max()) {
-    invalid(Topic::starts, text(Role::key_start) + " less " + signature_.name(Role::query_start) +
-                               " needs more than 32 bits");
-  }
+  const int64_t start = start_;
   for (size_t b = 0; mode == 8 && b < lengths_.size(); ++b) {
     if (lengths_[b].key - lengths_[b].query != (b == 0 ? -start : 0)) {
       invalid(Topic::slopes, "pse_type " + std::to_string(a_.pse_type) + " in sparse_mode 8 needs batch " +

@@ -17,6 +17,7 @@ Call::Call(const Signature& signature, const std::string& node, const Attributes
   read_rope();
   read_lengths();
   read_sequences();
+  read_start();
   if (has_mask()) read_mask();
   if (inputs_.has(Role::pse)) read_pse();
   if (a_.keep_prob < 1.0f) read_dropout();

@@ -70,6 +70,7 @@ class Call {
 
   // bias.cc: what is added to the scores
   void read_pse();
+  void read_start();
   void read_slopes();
   void read_bias();
   void read_packed_bias();
@@ -91,6 +92,7 @@ class Call {
   Dims out_dims_;
   Operand query_rope_;
   Operand key_rope_;
+  int64_t start_ = 0;  // kv_start_idx less q_start_idx
   int64_t batch_ = 1;  // common to query, key and value; of TND: 1
   int64_t longest_query_ = 0;
   int64_t longest_key_ = 0;

@@ -176,6 +176,7 @@ void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
 std::vector<int64_t> SparseCall::ends(const char* name, const Tensor& tensor, int64_t total) const {
   const std::string title = std::string("the lengths ") + name;
   if (!tensor.present()) checks_.fail(checks_.rules().lengths, title + " are absent, expected cumulative ones with TND");
+  if (tensor.rank() != 1) checks_.fail(checks_.rules().lengths, title + " have shape " + text_of(tensor.dims) + ", expected rank 1");
   std::vector<int64_t> found;
   int64_t before = 0;
   for (int64_t i = 0; i < tensor.count(); ++i) {
@@ -193,7 +194,7 @@ std::vector<int64_t> SparseCall::ends(const char* name, const Tensor& tensor, in
 std::vector<int64_t> SparseCall::counts(const char* name, const Tensor* tensor, int64_t batch, int64_t most) const {
   std::vector<int64_t> found(static_cast<size_t>(batch), most);
   if (tensor == nullptr || !tensor->present()) return found;
-  if (tensor->count() != batch) {
+  if (tensor->rank() != 1 || tensor->count() != batch) {
     checks_.fail(checks_.rules().lengths, std::string("the lengths ") + name + " are " + std::to_string(tensor->count()) +
                                               ", expected " + std::to_string(batch));
   }

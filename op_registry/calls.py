@@ -1,0 +1,108 @@
+"""A call with arrays: the inputs as arrays that every user of them can read, and what the registry says of the call.
+
+The CPU kernel run eagerly and the reference both begin here, so they take the same inputs and refuse the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.errors import InputError, NodeError, suggestion
+from fa_compiler.op_registry.node import NodeView, TensorInfo
+from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec
+from fa_compiler.op_registry.verify import Violation, verify
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array | list[Array]]
+"""Inputs by name, absent ones missing; a dynamic input is a list."""
+
+
+def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
+    """The inputs of a call as arrays in the machine's byte order; an input that is None is absent.
+
+    What is an array in that order already stays the very same object. Python numbers and lists of them become arrays
+    of the one type that the prototype gives the input, if it gives only one and their values fit. A dynamic input takes
+    a sequence of tensors, or its only tensor.
+
+    Raises NodeError for an unknown name, and its subclass InputError for an input that is no tensor of numbers: a
+    masked array with masked elements, objects, strings, a list of arrays in the place of one tensor.
+    """
+    for name in inputs:
+        if name not in spec.input_names:
+            raise NodeError(f"{spec.name} has no input {name!r}{suggestion(name, spec.input_names)}")
+    found: Arrays = {}
+    for entry in spec.inputs:
+        value = inputs.get(entry.name)
+        if value is None:
+            continue
+        if entry.kind is not Kind.DYNAMIC:
+            found[entry.name] = _array(spec, entry, value, entry.name)
+            continue
+        tensors = list(value) if isinstance(value, (list, tuple)) else [value]
+        if tensors:
+            found[entry.name] = [_array(spec, entry, each, f"{entry.name}[{n}]") for n, each in enumerate(tensors)]
+    return found
+
+
+def refusal(
+    spec: OpSpec, arrays: Arrays, attrs: Mapping[str, Any], cann: str | None = None, doubles: bool = False
+) -> Violation | None:
+    """The first constraint that the call breaks and no extension of the CPU kernel allows, or None.
+
+    `doubles` takes float64 for float32: the reference computes both alike.
+    """
+
+    def info(array: Array) -> TensorInfo:
+        dtype = dtypes.from_numpy(array.dtype) or ""
+        if doubles and dtype == "DT_DOUBLE":
+            dtype = "DT_FLOAT"
+        # No rule that a call is refused by reads the content of floats.
+        return TensorInfo(dtype, array.shape, array if array.dtype.kind in "biu" else None)
+
+    tensors = {
+        name: [info(each) for each in value] if isinstance(value, list) else info(value)
+        for name, value in arrays.items()
+    }
+    found = verify(NodeView(spec.name, spec.name, tensors, {}, attrs), cann=cann)
+    return next((violation for violation in found if violation.extension is None), None)
+
+
+def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:
+    if np.ma.is_masked(value):
+        raise InputError(spec.name, name, "is an array with masked elements, which have no value; fill them first")
+    if isinstance(value, (list, tuple)) and any(each is None or isinstance(each, np.ndarray) for each in value):
+        raise InputError(spec.name, name, f"is a list of {len(value)}, expected one tensor")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(spec.name, name, f"is no array: {error}") from None
+    if array.dtype.hasobject and not isinstance(value, np.ndarray):
+        raise InputError(spec.name, name, f"is a {type(value).__name__}, expected an array of numbers")
+    if array.dtype.hasobject or dtypes.from_numpy(array.dtype) is None:
+        raise InputError(spec.name, name, f"is an array of dtype {array.dtype}, which no input has")
+    if not hasattr(value, "dtype"):
+        array = _of_the_only_type(entry, array)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def _of_the_only_type(entry: InputSpec, array: Array) -> Array:
+    """What was made of Python numbers, in the type the input has in any case; unchanged where it has several or the
+    numbers do not fit."""
+    if len(entry.dtypes) != 1 or dtypes.lookup(entry.dtypes[0]).numpy is None:
+        return array
+    wanted = dtypes.to_numpy(entry.dtypes[0])
+    if array.dtype.kind == "i" and wanted.kind in "iu":
+        limits = np.iinfo(wanted)
+        fits = array.size == 0 or (limits.min <= array.min() and array.max() <= limits.max)
+        return array.astype(wanted) if fits else array
+    if (array.dtype.kind == wanted.kind == "f") or array.size == 0:
+        with np.errstate(over="ignore"):
+            return array.astype(wanted)
+    return array
