@@ -21,9 +21,9 @@ from fa_compiler.op_registry.calls import Arrays
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
 
-# The reference of these computes what a product limits to some types and sizes, and checks its calls by itself: the
-# table of extensions has nothing of it yet.
-_UNASKED = ("PromptFlashAttention", "FusedInferAttentionScore")
+UNASKED = ("PromptFlashAttention", "FusedInferAttentionScore")
+"""The operators whose reference checks its calls by itself: it computes what a product limits to some types and sizes,
+and the table of extensions has nothing of that yet."""
 
 
 def run(
@@ -61,7 +61,7 @@ def run(
                 op_type, name, f"is no output of this operator; they are {', '.join(output_names)}"
             )
     attributes, arrays = full_attrs(spec, attrs), _arrays(spec, inputs)
-    if op_type not in _UNASKED:
+    if op_type not in UNASKED:
         broken = refusal(spec, arrays, attributes, cann, doubles=True)
         if broken is not None:
             problem = broken.message.removeprefix(f"{broken.tensor} ")
