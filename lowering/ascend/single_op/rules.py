@@ -157,6 +157,10 @@ def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[Finding
         yield CONST_SIZE(node, f"{place} has {len(values)} values for the shape {tensor['shape']}")
 
 
+_LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
+"""What a float attribute can hold; ATC would read a larger number as infinity."""
+
+
 def _attr(attr: Mapping[str, Any], node: str, place: str) -> Iterator[Finding]:
     name, word = attr.get("name"), attr.get("type")
     if not isinstance(name, str) or not isinstance(word, str) or "value" not in attr:
@@ -173,7 +177,7 @@ def _fits(word: str, value: Any) -> bool:
     if word == "data_type":
         return attr_name(value) is not None if _is_int(value) else isinstance(value, str) and is_type(value)
     tests = {"bool": lambda: isinstance(value, bool), "string": lambda: isinstance(value, str)}
-    tests |= {"int": lambda: _is_int(value), "float": lambda: _is_number(value)}
+    tests |= {"int": lambda: _is_int(value), "float": lambda: _is_number(value) and abs(value) <= _LARGEST_FLOAT}
     return tests[word]()
 
 

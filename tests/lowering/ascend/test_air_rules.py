@@ -175,6 +175,7 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_prototypes.REQUIRED_ATTR, lambda p: op(p, "attn").attr.pop("head_num")),
     (check_prototypes.ATTR_KIND, lambda p: setattr(op(p, "attn").attr["scale_value"], "i", 1)),
     (check_shapes.MISFIT, lambda p: setattr(op(p, "attn").attr["input_layout"], "s", b"TND")),
+    (check_shapes.MISFIT, lambda p: setattr(op(p, "attn").attr["scale_value"], "f", float("nan"))),
     (check_shapes.DECLARED, lambda p: op(p, "attn").output_desc[3].shape.dim.__setitem__(0, 5)),
     (check_prototypes.UNKNOWN_ATTR, lambda p: setattr(op(p, "attn").attr["head_nun"], "i", 1)),
 ]

@@ -115,6 +115,7 @@ BROKEN: list[tuple[Rule, Change]] = [
     (rules.KEY, lambda d: d[0]["attr"][0].pop("value")),
     (rules.KEY, lambda d: d[0]["attr"][0].update(type="int", value="12")),
     (rules.KEY, lambda d: d[0]["attr"][0].update(type="data_type", value="DT_NONE")),
+    (rules.KEY, lambda d: d[0]["attr"][0].update(type="float", value=1e39)),
     (rules.NAME, lambda d: d[0].__setitem__("name", "..")),
     (rules.WORDS, lambda d: d[0]["input_desc"][0].__setitem__("type", "bf16")),
     (rules.WORDS, lambda d: d[0]["input_desc"][0].__setitem__("format", "NHDW")),
