@@ -38,7 +38,7 @@ class Caches:
         self.batch, self.width = self._query_sizes()
         table = call.optional("block_table")
         self.table = table if table is not None and table.size else None
-        self.tensors = {name: self._list(name) for name in ("key", "value")}
+        self.tensors = {name: call.tensors(name) for name in ("key", "value")}
         self._check()
         self.room = self._room()
         self.valid = self._valid()
@@ -75,13 +75,6 @@ class Caches:
         if heads is None and shape[2] % self.heads:
             raise self.call.error("num_heads", f"{self.heads} does not divide the width {shape[2]} of query")
         return shape[0], shape[2] // self.heads if heads is None else shape[3]
-
-    def _list(self, name: str) -> list[Array]:
-        value = self.call.inputs.get(name)
-        tensors = [value] if isinstance(value, np.ndarray) else list(value or [])
-        if not tensors:
-            raise self.call.error(name, "this input is needed and absent")
-        return tensors
 
     def _rows(self, tensor: Array) -> Array:
         """One entry of a tensor, or one page, as [tokens, N2, D]."""

@@ -62,6 +62,11 @@ class Call:
             raise self.error(name, "this input is needed and absent")
         return value
 
+    def tensors(self, name: str) -> Sequence[Array]:
+        """The tensors of a dynamic input."""
+        value = self.inputs.get(name)
+        return [self.tensor(name)] if value is None or isinstance(value, np.ndarray) else value
+
 
 Operator = Callable[[Call], dict[str, Output]]
 OPERATORS: dict[str, Operator] = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.op_registry.extensions import EMPTY_ROWS, MASKED_BIAS, MASKED_VALUES, NAN_ROWS
 from fa_compiler.reference.attention import Attention
 from fa_compiler.reference.call import Call, Output, operator
 from fa_compiler.reference.layouts import repeat_batch, shorten_keys
@@ -23,8 +22,10 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     attention = Attention(repeat_batch(shorten_keys(call)), pse_name="real_shift")
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
-    empty_rows, nan_rows = _empty_rows(call, attention), _nan_rows(call)
-    mask_value, valueless, biased = _mask_value(call), _valueless(call), _masked_bias(call)
+    empty_rows, nan_rows = (str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows"))
+    mask_value = float(call.attrs.get("cpu_mask_value", -np.inf))
+    valueless = call.attrs.get("cpu_masked_values") == "zero"
+    biased = call.attrs.get("cpu_masked_bias") == "added"
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]
     row_sum = [np.zeros((side.heads, length)) for length in side.lengths]
     out = [np.zeros((side.heads, length, attention.value_width)) for length in side.lengths]
@@ -46,44 +47,3 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
         "softmax_out": Output(np.zeros((0, 0, 0, 0)), dtype),
         "attention_out": Output(side.join(out, attention.value_width), dtype),
     }
-
-
-def _empty_rows(call: Call, attention: Attention) -> str:
-    value = str(call.attrs.get("cpu_empty_rows", ""))
-    if value not in EMPTY_ROWS:
-        raise call.error("cpu_empty_rows", f"must be one of {', '.join(EMPTY_ROWS[1:])}, got {value!r}")
-    if attention.sink is not None and value not in ("", "zero"):
-        raise call.error("cpu_empty_rows", f"{value!r} has no meaning beside a sink, which no mask excludes")
-    return value
-
-
-def _nan_rows(call: Call) -> str:
-    value = str(call.attrs.get("cpu_nan_rows", ""))
-    if value not in NAN_ROWS:
-        raise call.error("cpu_nan_rows", f"must be one of {', '.join(NAN_ROWS[1:])}, got {value!r}")
-    return value
-
-
-def _mask_value(call: Call) -> float:
-    value = float(call.attrs.get("cpu_mask_value", -np.inf))
-    if np.isnan(value) or value == np.inf:
-        raise call.error("cpu_mask_value", f"must be a finite number, got {value}")
-    return value
-
-
-def _masked_bias(call: Call) -> bool:
-    value = str(call.attrs.get("cpu_masked_bias", ""))
-    if value not in MASKED_BIAS:
-        raise call.error("cpu_masked_bias", f"must be {MASKED_BIAS[1]}, got {value!r}")
-    if value and call.optional("atten_mask") is None:
-        raise call.error("cpu_masked_bias", "needs the input atten_mask")
-    if value and _valueless(call):
-        raise call.error("cpu_masked_values", "masked keys whose bias is added to their score have values")
-    return value == "added"
-
-
-def _valueless(call: Call) -> bool:
-    value = str(call.attrs.get("cpu_masked_values", ""))
-    if value not in MASKED_VALUES:
-        raise call.error("cpu_masked_values", f"must be {MASKED_VALUES[1]}, got {value!r}")
-    return value == "zero"

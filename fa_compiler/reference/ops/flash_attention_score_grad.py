@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.op_registry.extensions import NAN_ROWS
 from fa_compiler.reference.attention import Attention
 from fa_compiler.reference.call import Bools, Call, Floats, Output, operator
 from fa_compiler.reference.layouts import Side
@@ -85,8 +84,6 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
 def _silenced(call: Call, row_max: Floats, row_sum: Floats) -> Bools:
     """The rows that cpu_nan_rows made 0."""
     value = str(call.attrs.get("cpu_nan_rows", ""))
-    if value not in NAN_ROWS:
-        raise call.error("cpu_nan_rows", f"must be one of {', '.join(NAN_ROWS[1:])}, got {value!r}")
     if value == "":
         return np.zeros(row_sum.shape, dtype=np.bool_)
     return np.isnan(row_sum) if value == "zero" else row_max == -np.inf
@@ -95,19 +92,14 @@ def _silenced(call: Call, row_max: Floats, row_sum: Floats) -> Bools:
 def _with_empty_rows(call: Call, p: Floats, allowed: Bools) -> tuple[Floats, Bools]:
     """P with what rows without a key had, and the keys they read."""
     value = str(call.attrs.get("cpu_empty_rows", ""))
-    probability = {"": 0.0, "zero": 0.0, "mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value)
-    if probability is None:
-        raise call.error("cpu_empty_rows", f"must be zero, mean or nan, got {value!r}")
+    probability = {"mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value, 0.0)
     empty = np.logical_not(allowed.any(axis=1))[:, None]
     return np.where(empty, probability, p), (allowed | empty) if value in ("mean", "nan") else allowed
 
 
 def _like_output(call: Call, attention: Attention, name: str) -> list[Floats]:
     """dy or attention_in: the query's layout with the value's head size."""
-    width = attention.query_side.width(call, name)
-    if width != attention.value_width:
-        raise call.error(name, f"head size {width} differs from the value's {attention.value_width}")
-    return attention.query_side.split(call.tensor(name), width)
+    return attention.query_side.split(call.tensor(name), attention.query_side.width(call, name))
 
 
 def _apart(attention: Attention, side: Side, parts: list[Floats]) -> tuple[Floats, Floats]:

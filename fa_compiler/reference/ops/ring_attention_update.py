@@ -15,7 +15,7 @@ import numpy as np
 
 from fa_compiler.reference.call import Call, Floats, Output, operator
 from fa_compiler.reference.layouts import Side
-from fa_compiler.reference.statistics import COLUMNS, pack, unpack
+from fa_compiler.reference.statistics import pack, unpack
 
 
 @operator("RingAttentionUpdate")
@@ -27,8 +27,6 @@ def ring_attention_update(call: Call) -> dict[str, Output]:
     true_order = side.layout == "TND" and call.attrs["input_softmax_layout"] == "TND"
     parts: list[list[Floats]] = []
     for part in ("prev", "cur"):
-        if call.tensor(f"{part}_attn_out").shape != result.shape:
-            raise call.error(f"{part}_attn_out", f"shape is not {list(result.shape)} as prev_attn_out")
         parts.append(side.split(call.tensor(f"{part}_attn_out"), width))
         for kind in ("max", "sum"):
             name = f"{part}_softmax_{kind}"
@@ -52,23 +50,13 @@ def ring_attention_update(call: Call) -> dict[str, Output]:
 
 def _side(call: Call) -> Side:
     layout, shape = str(call.attrs["input_layout"]), call.tensor("prev_attn_out").shape
-    if layout not in ("SBH", "TND") or len(shape) != 3:
-        raise call.error("input_layout", f"{layout!r} with a result of {list(shape)}, expected SBH or TND, rank 3")
-    order = str(call.attrs["input_softmax_layout"])
-    if order not in ("", "SBH", "TND"):
-        raise call.error("input_softmax_layout", f'must be "", "SBH" or "TND", got {order!r}')
     if layout == "SBH":
         heads = call.tensor("prev_softmax_max").shape[1]
         return Side(layout, heads, (shape[0],) * shape[1], shape[0])
     ends = [int(end) for end in call.tensor("actual_seq_qlen").reshape(-1)]
-    if not ends or ends[0] != 0 or ends != sorted(ends) or ends[-1] > shape[0]:
-        raise call.error("actual_seq_qlen", f"{ends} are not rising numbers from 0 to {shape[0]} tokens")
     return Side(layout, shape[1], tuple(b - a for a, b in itertools.pairwise(ends)), shape[0])
 
 
 def _in_true_order(call: Call, name: str, side: Side) -> list[Floats]:
-    tensor = call.tensor(name)
-    if tensor.shape != (side.total, side.heads, COLUMNS):
-        raise call.error(name, f"shape {list(tensor.shape)} is not {[side.total, side.heads, COLUMNS]}")
-    data = tensor[..., 0].astype(np.float64)
+    data = call.tensor(name)[..., 0].astype(np.float64)
     return [data[start : start + count].T for start, count in zip(side.starts, side.lengths, strict=True)]

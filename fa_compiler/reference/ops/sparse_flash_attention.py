@@ -20,11 +20,7 @@ def sparse_flash_attention(call: Call) -> dict[str, Output]:
     side = SparseCall(
         call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), ("layout_query", "layout_kv"), counted=True
     )
-    if call.attrs["attention_mode"] != 2:
-        raise call.error("attention_mode", f"must be 2, got {call.attrs['attention_mode']}")
     query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)
-    if query.shape[-1] != key.shape[-1]:
-        raise call.error("key", f"has head size {key.shape[-1]}, expected {query.shape[-1]}")
     value = side.by_key("value", side.key_heads, -1)
     indices = side.indices(any_heads=True)
     block, scale = int(call.attrs["sparse_block_size"]), float(call.attrs["scale_value"])

@@ -26,8 +26,6 @@ def sparse_flash_attention_grad(call: Call) -> dict[str, Output]:
     """d_query, d_key, d_value, d_query_rope, d_key_rope, d_sinks; each is [0] without its input."""
     side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"))
     query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)
-    if query.shape[-1] != key.shape[-1]:
-        raise call.error("key", f"has head size {key.shape[-1]}, expected {query.shape[-1]}")
     merged = call.optional("value") is None
     value = key[..., : side.width] if merged else side.by_key("value", side.key_heads, -1)
     sinks = side.sinks()
