@@ -21,10 +21,6 @@ from fa_compiler.op_registry.calls import Arrays
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
 
-UNASKED = ("PromptFlashAttention", "FusedInferAttentionScore")
-"""The operators whose reference checks its calls by itself: it computes what a product limits to some types and sizes,
-and the table of extensions has nothing of that yet."""
-
 
 def run(
     op_type: str,
@@ -61,11 +57,10 @@ def run(
                 op_type, name, f"is no output of this operator; they are {', '.join(output_names)}"
             )
     attributes, arrays = full_attrs(spec, attrs), _arrays(spec, inputs)
-    if op_type not in UNASKED:
-        broken = refusal(spec, arrays, attributes, cann, doubles=True)
-        if broken is not None:
-            problem = broken.message.removeprefix(f"{broken.tensor} ")
-            raise ReferenceInputError(op_type, broken.tensor, f"{problem} ({broken.constraint})")
+    broken = refusal(spec, arrays, attributes, cann, doubles=True)
+    if broken is not None:
+        problem = broken.message.removeprefix(f"{broken.tensor} ")
+        raise ReferenceInputError(op_type, broken.tensor, f"{problem} ({broken.constraint})")
     results = function(Call(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None))
     with np.errstate(over="ignore"):
         return {

@@ -15,7 +15,7 @@ from fa_compiler import ops, reference
 from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
-from fa_compiler.reference.runner import UNASKED
+from fa_compiler.op_registry.calls import UNASKED
 from tests.corrupted import TRIANGLE, Case, corrupted
 
 from .refusals import refused
