@@ -16,7 +16,7 @@ from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
 from fa_compiler.op_registry.calls import UNASKED
-from tests.corrupted import TRIANGLE, Case, corrupted
+from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, corrupted
 
 from .refusals import refused
 
@@ -110,6 +110,11 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         BNSD | {"sparse_mode": 5},
     ),
     "prefix in sparse_mode 0": ("FlashAttentionScore", packed((2, 3), (3, 4), prefix=np.array([0])), TND),
+    "any prefix of a sequence without queries": (
+        "FlashAttentionScore",
+        packed((0, 3), (4, 4), atten_mask=PREFIX_MASK, prefix=np.array([9, 2])),
+        TND | {"sparse_mode": 6},
+    ),
     "mode 7": ("FlashAttentionScore", packed((2, 3), (3, 4), atten_mask=TRIANGLE), TND | MODE_7),
     "bytes in a mask": (
         "IncreFlashAttention",
