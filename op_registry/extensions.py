@@ -80,6 +80,11 @@ EXTENSIONS = (
         "have no queries or no keys",
     ),
     Extension(
+        "EXT-GRAD-NO-KEYS",
+        _BACKWARD,
+        "key and value may have no heads: all gradients are 0 or empty then",
+    ),
+    Extension(
         "EXT-GRAD-BIAS-MODES",
         _BACKWARD,
         "pse_shift of pse_type 0 and 1 may stand beside sparse_mode 7, and beside sparse_mode 8 with any lengths",

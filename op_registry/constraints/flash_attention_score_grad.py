@@ -80,7 +80,7 @@ def sizes(call: Call) -> Iterator[Fault]:
     """N1 is a multiple of N2; one batch size; key and value alike."""
     yield from common.head_groups(call)
     if call.geometry.n2 == 0:
-        yield Fault("key", "key has 0 heads, expected 1 or more")
+        yield Fault("key", "key has 0 heads, expected 1 or more", extension="EXT-GRAD-NO-KEYS")
     yield from common.batch_and_sequence(call, prefix_batch=1 << 10)
 
 

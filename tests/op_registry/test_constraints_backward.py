@@ -103,7 +103,6 @@ BROKEN: list[tuple[str, NodeView, str]] = [
     ("FAG.5", backward(sized(d=769)), "query"),
     # 6: sizes; the ranges are in EXTENDED
     ("FAG.6", backward({"key": tensor((B, 3, S2, D)), "value": tensor((B, 3, S2, DV))}), "key"),
-    ("FAG.6", backward({"key": tensor((B, 0, S2, D)), "value": tensor((B, 0, S2, DV))}), "key"),
     ("FAG.6", backward({"value": tensor((B, N2, S2 - 1, DV))}), "value"),
     ("FAG.6", backward({"key": tensor((1, N2, S2, D))}), "key"),
     ("FAG.6", backward({"value": tensor((S2, 1, N2 * DV))}, layout="SBH"), "value"),
@@ -354,6 +353,7 @@ EXTENDED = [
             "TND",
         ),
     ),
+    ("EXT-GRAD-NO-KEYS", "FAG.6", backward({"key": tensor((B, 0, S2, D)), "value": tensor((B, 0, S2, DV))})),
     ("EXT-EMPTY-SEQUENCES", "FAG.14", backward({"pse_shift": tensor((N1 * 24,))}, layout="TND")),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((1, N1, 1, S2))})),
     ("EXT-SHIFT-BROADCAST", "FAG.18", backward({"pse_shift": tensor((B, 1, S1, S2))})),
