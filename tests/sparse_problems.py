@@ -100,6 +100,21 @@ def paged(rng: Rng, inputs: Inputs, names: tuple[str, ...], sizes: Sizes, length
     return found | {"block_table": table, lengths: sizes.k_lens.astype(np.int32)}
 
 
+def unpaged(inputs: Inputs, attrs: dict[str, Any], layout: str) -> Problem:
+    """The same problem without pages, the keys in the query's layout; `layout` is the attribute that says theirs."""
+    lengths = next(name for name in inputs if name.startswith("actual_seq_lengths_k"))
+    found = {name: value for name, value in inputs.items() if name != "block_table"}
+    table = inputs["block_table"]
+    for name in [name for name in ("key", "value", "key_rope") if name in inputs]:
+        rows = inputs[name][np.maximum(table, 0)].reshape(len(table), -1, *inputs[name].shape[2:])
+        if attrs["layout_query"] == "TND":
+            rows = np.concatenate([row[:count] for row, count in zip(rows, inputs[lengths], strict=True)])
+        found[name] = rows
+    if attrs["layout_query"] == "TND":
+        found[lengths] = np.cumsum(inputs[lengths], dtype=np.int32)
+    return found, attrs | {layout: attrs["layout_query"]}
+
+
 def attention(seed: int, dtype: Any = np.float32, plain: bool = False, sinks: bool = False) -> Problem:
     """A SparseFlashAttention. `plain` leaves out what its gradient does not have: lengths in BSND, pages, and
     sinks unless they are asked for."""

@@ -110,6 +110,8 @@ def test_indexer(seed: int, dtype: Any) -> None:
     """Two scores that differ by less than their rounding may change places; a listed key's own score is right."""
     inputs, attrs = problems.indexer(seed, dtype)
     found = ops.run("LightningIndexer", inputs, attrs)["sparse_indices"]
+    if "block_table" in inputs:  # beside which there are no values
+        inputs, attrs = problems.unpaged(inputs, attrs, "layout_key")
     everything = reference.run(
         "LightningIndexer", inputs, attrs | {"sparse_count": 200, "return_values": True}, dtype="float64"
     )

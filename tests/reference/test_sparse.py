@@ -92,17 +92,7 @@ def test_pages_change_nothing(seed: int) -> None:
         inputs, attrs = make(seed, np.float64)
         if attrs[key] != "PA_BSND":
             continue
-        lengths = next(name for name in inputs if name.startswith("actual_seq_lengths_k"))
-        unpaged = {name: value for name, value in inputs.items() if name != "block_table"}
-        table = inputs["block_table"]
-        for name in [name for name in ("key", "value", "key_rope") if name in inputs]:
-            rows = inputs[name][np.maximum(table, 0)].reshape(len(table), -1, *inputs[name].shape[2:])
-            if attrs["layout_query"] == "TND":
-                rows = np.concatenate([row[:count] for row, count in zip(rows, inputs[lengths], strict=True)])
-            unpaged[name] = rows
-        if attrs["layout_query"] == "TND":
-            unpaged[lengths] = np.cumsum(inputs[lengths], dtype=np.int32)
-        again = run(op, unpaged, attrs | {key: attrs["layout_query"]})
+        again = run(op, *problems.unpaged(inputs, attrs, key))
         for name, value in run(op, inputs, attrs).items():
             np.testing.assert_array_equal(value, again[name])
 
