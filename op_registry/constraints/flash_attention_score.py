@@ -106,8 +106,15 @@ def shift_shape(call: Call) -> Iterator[Fault]:
 
 @rules(11)
 def mask(call: Call) -> Iterator[Fault]:
-    """atten_mask has the type, shape and content of its mode."""
+    """atten_mask has the type, shape and content of its mode, and masked keys with a biased score have a bias."""
     yield from common.mask_shape(call, "EXT-MASK-BROADCAST")
+    if call.attrs.get("cpu_masked_bias") != "added":
+        return
+    for name in ("atten_mask", "real_shift"):
+        if call[name] is None:
+            yield Fault("cpu_masked_bias", f"cpu_masked_bias is 'added' without {name}, expected ''")
+    if call.attrs.get("cpu_masked_values") == "zero":
+        yield Fault("cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''")
 
 
 @rules(12)
