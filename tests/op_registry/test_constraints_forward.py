@@ -384,7 +384,13 @@ EXTENDED = [
     ("EXT-EMPTY-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_empty_rows": "mean"})),
     ("EXT-NAN-ROWS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_nan_rows": "zero"})),
     ("EXT-MASK-VALUE", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_mask_value": -1e4})),
-    ("EXT-MASKED-BIAS", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_masked_bias": "added"})),
+    (
+        "EXT-MASKED-BIAS",
+        "G0",
+        forward(
+            {"atten_mask": mask(S1, S2), "real_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}
+        ),
+    ),
     ("EXT-MASKED-VALUES", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_masked_values": "zero"})),
     ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 2})),
     ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(1, N1, 1, 1)}, {"sparse_mode": 4})),

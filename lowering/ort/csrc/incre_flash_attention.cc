@@ -29,8 +29,10 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Dims& dims = call.out_dims();
   check(api_, ort::KernelContext_GetOutput(api_, context, 0, dims.data(), dims.size(), &value));
   const Tensor out = tensor_of(api_, value);
+  const Decode& decode = call.decode(out.data, out.type);
+  if (out.count() == 0) return;  // only heads of size 0 may be more than there is memory for
   CallRuntime runtime(api_, context, allocator_.get());
-  runtime.finish(variant_.decode(call.decode(out.data, out.type), runtime.runtime()), node_);
+  runtime.finish(variant_.decode(decode, runtime.runtime()), node_);
 }
 
 std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node) {

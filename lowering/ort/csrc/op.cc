@@ -8,6 +8,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "checked.hpp"
+
 namespace fa {
 
 void check(ort::Api api, ort::Status* status) {
@@ -34,6 +36,20 @@ int64_t Tensor::count() const {
 
 namespace {
 
+// So many elements have addresses whatever their type, with room for the small factors that statistics and bits add.
+constexpr int64_t kMostElements = int64_t{1} << 59;
+
+// Sizes of 0 do not count: what else is made of the others must not wrap either.
+void check_elements(const char* what, std::span<const int64_t> dims) {
+  Checked product = 1;
+  for (int64_t dim : dims) {
+    if (dim != 0) product = product * dim;
+  }
+  if (product.fits() && product.value() <= kMostElements) return;
+  throw Error{ort::ErrorCode::invalid_argument,
+              std::string(what) + " has the shape " + text_of(dims) + ", expected sizes that make at most 2^59 numbers"};
+}
+
 // The table of a runtime that has shape references; runtimes without them, in the same process, have another.
 std::atomic<ort::Api> with_shape_references{nullptr};
 
@@ -43,6 +59,7 @@ void set_rank(Tensor& tensor, size_t rank, const int64_t* dims) {
                                                       std::to_string(Dims::kMaxRank)};
   }
   tensor.dims = Dims(std::span(dims, rank));
+  check_elements("an input", tensor.dims);
 }
 
 void read_shape(ort::Api api, const ort::Value* value, Tensor& tensor) {
@@ -103,6 +120,7 @@ void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const D
   size_t count = 0;
   check(api, ort::KernelContext_GetOutputCount(api, context, &count));
   if (index >= count) return nullptr;
+  check_elements("an output", dims);
   ort::Value* value = nullptr;
   check(api, ort::KernelContext_GetOutput(api, context, index, dims.data(), dims.size(), &value));
   if (value == nullptr) return nullptr;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "../checked.hpp"
 #include "call.hpp"
 
 namespace fa {
@@ -126,14 +127,20 @@ void Call::check_compressed_bias() const {
 // 0 of a tensor of rank 2 or more, in the gradient the rank is 1.
 void Call::read_packed_bias() {
   const Dims& d = in(Role::pse).dims;
-  int64_t full = 0;
-  int64_t rows = 0;
+  Checked all = 0;
+  Checked one_row = 0;
   bool differ = false;
   for (const Lengths& own : lengths_) {
-    full += query_.heads * own.query * own.key;
-    rows += query_.heads * own.key;
+    all = all + Checked(query_.heads) * own.query * own.key;
+    one_row = one_row + Checked(query_.heads) * own.key;
     differ = differ || own.query != 1;
   }
+  if (!all.fits() || !one_row.fits()) {
+    invalid(Topic::bias, text(Role::pse) + " has " + std::to_string(in(Role::pse).count()) +
+                             " elements, fewer than these sequences have scores");
+  }
+  const int64_t full = all.value();
+  const int64_t rows = one_row.value();
   const int64_t count = in(Role::pse).count();
   const bool rank_fits = signature_.forward ? d.size() >= 2 : d.size() == 1;
   if (!rank_fits || d[0] != count || (count != full && count != rows)) {

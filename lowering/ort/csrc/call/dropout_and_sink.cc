@@ -1,4 +1,5 @@
 // drop_mask, one bit a score, and sink, one score a head that has no value.
+#include "../checked.hpp"
 #include "call.hpp"
 
 namespace fa {
@@ -6,15 +7,16 @@ namespace fa {
 // Bit 1 keeps, least significant bit first, [B,N1,S1,S2] without any padding; in TND [N1,S1,S2] of each batch.
 void Call::read_dropout() {
   const Tensor& mask = in(Role::drop_mask);
-  int64_t bits = 0;
+  Checked bits = 0;
   size_t n = 0;
   for (size_t b = 0; b < lengths_.size(); ++b) {
-    if (n < sequences_.size() && batch_of_[n] == b) sequences_[n++].drop = bits;
-    bits += query_.heads * lengths_[b].query * lengths_[b].key;
+    if (n < sequences_.size() && batch_of_[n] == b) sequences_[n++].drop = bits.value();
+    bits = bits + Checked(query_.heads) * lengths_[b].query * lengths_[b].key;
   }
-  if (mask.count() * 8 < bits) {
+  if (!bits.fits() || mask.count() < bits.value() / 8 + (bits.value() % 8 != 0)) {
+    const std::string expected = bits.fits() ? std::to_string(bits.value() / 8 + (bits.value() % 8 != 0)) : "2^60";
     invalid(Topic::dropout, text(Role::drop_mask) + " has " + std::to_string(mask.count()) + " bytes, expected at least " +
-                                std::to_string((bits + 7) / 8) + ", a bit for each score");
+                                expected + ", a bit for each score");
   }
   problem_.drop_mask = static_cast<const uint8_t*>(mask.data);
   problem_.keep_prob = a_.keep_prob;

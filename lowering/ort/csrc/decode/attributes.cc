@@ -1,5 +1,7 @@
 #include "attributes.hpp"
 
+#include <limits>
+
 namespace fa::incre_flash_attention {
 namespace {
 
@@ -42,6 +44,9 @@ Attributes read_attributes(const NodeInfo& info) {
   if (a.keys < 1 || a.keys != a.values) {
     refuse(info.title(), 5, "value_count is " + std::to_string(a.values) + ", expected " + std::to_string(a.keys) +
                                 " as key_count");
+  }
+  if (a.keys > std::numeric_limits<int32_t>::max() || !info.has_input(static_cast<size_t>(2 * a.keys))) {
+    refuse(info.title(), 5, "key_count is " + std::to_string(a.keys) + ", expected the number of keys in the list");
   }
   return a;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../checked.hpp"
+
 namespace fa::sparse {
 namespace {
 
@@ -158,7 +160,12 @@ void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
     checks_.fail(rules.lengths, "the lengths of the keys are absent, expected them with PA_BSND");
   }
   const int64_t page = key_dims_[1], row = table.dims[1];
-  const std::vector<int64_t> lengths = counts("of the keys", &sides.key_lengths, batch, row * page);
+  const Checked room = Checked(row) * page;
+  if (!room.fits()) {
+    checks_.fail(rules.paging, "input block_table has shape " + text_of(table.dims) + " beside pages of " +
+                                   std::to_string(page) + " keys, expected fewer than 2^63 keys in all");
+  }
+  const std::vector<int64_t> lengths = counts("of the keys", &sides.key_lengths, batch, room.value());
   batch_.page = page;
   for (size_t b = 0; b < lengths.size(); ++b) {
     const auto* pages = static_cast<const int32_t*>(table.data) + static_cast<int64_t>(b) * row;
@@ -279,8 +286,12 @@ Lists SparseCall::lists(const Tensor& indices, int64_t block, bool any_heads, bo
   lists.entries = static_cast<const int32_t*>(indices.data);
   lists.heads = heads;
   lists.count = indices.dims.back();
-  lists.block = block;
+  // A block that is longer than every sequence selects what one of that length does.
+  int64_t longest = 1;
+  for (const Sequence& sequence : sequences_) longest = std::max(longest, sequence.keys);
+  lists.block = std::min(block, longest);
   lists.capped = capped;
+  lists.room = std::min(lists.count, longest / lists.block + 1) * lists.block;
   return lists;
 }
 

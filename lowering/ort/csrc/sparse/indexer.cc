@@ -62,6 +62,7 @@ class Kernel final : public sparse::Kernel {
     s.indices = static_cast<int32_t*>(output(context, output_sparse_indices, dims));
     s.values = output(context, output_sparse_values, values_ ? dims : Dims{0});
     if (!values_) s.values = nullptr;
+    if (s.indices == nullptr && s.values == nullptr) return;
     if (call.has_gaps()) {
       const float none = -std::numeric_limits<float>::infinity();
       for (int64_t i = 0; i < call.tokens() * count_; ++i) {
@@ -72,7 +73,7 @@ class Kernel final : public sparse::Kernel {
         if (s.index.query.type == Type::bfloat16) static_cast<uint16_t*>(s.values)[i] = 0xff80;
       }
     }
-    if (s.index.batch.rows == 0 || (s.indices == nullptr && s.values == nullptr)) return;
+    if (s.index.batch.rows == 0) return;
     run(context, &sparse::Kernels::select, s);
   }
 

@@ -10,6 +10,10 @@ namespace fa::sparse {
 
 inline constexpr float kEmptyMax = -2e38f;  // softmax_max of a row without a key; its softmax_sum is 0
 
+// Attention's probabilities are divided by what the sinks leave of the heads; if that is less than so much of them, by
+// their own sum (see reference.cc).
+inline constexpr double kLeastLeft = 0x1p-10;
+
 // A tensor with a row of numbers for each token and head, and optionally a rope part that continues each row.
 struct Rows {
   const void* plain = nullptr;
@@ -49,6 +53,7 @@ struct Lists {
   int64_t count = 0;
   int64_t block = 1;
   bool capped = false;  // no more entries are read than there are blocks to see
+  int64_t room = 0;     // if capped: no row selects more tokens
 };
 
 struct Attention {
@@ -137,12 +142,13 @@ static inline int64_t selected_tokens(const Batch& batch, const Lists& lists, co
   const int64_t visible = visible_keys(batch, sequence, row);
   const int32_t* list = lists.entries + ((sequence.query + row) * lists.heads + head) * lists.count;
   int64_t entries = lists.count;
-  const int64_t blocks = (visible + lists.block - 1) / lists.block;
+  const int64_t blocks = visible / lists.block + (visible % lists.block != 0);
   if (lists.capped && blocks < entries) entries = blocks;
   int64_t count = 0;
   for (int64_t e = 0; e < entries && list[e] >= 0; ++e) {
+    if (list[e] >= blocks) continue;  // and so no product here exceeds `visible`, however long a block is
     const int64_t first = list[e] * lists.block;
-    const int64_t end = first + lists.block < visible ? first + lists.block : visible;
+    const int64_t end = visible - first > lists.block ? first + lists.block : visible;
     for (int64_t place = first; place < end; ++place, ++count) {
       if (out != nullptr) out[count] = key_token(batch, sequence, place);
     }

@@ -11,17 +11,22 @@ namespace fa::FA_ISA {
 struct IntegerScratch {
   float* scores;
   float* row;
-  int32_t* sums;
+  int64_t* sums;
+  int32_t* part;  // of kPartTokens tokens
 
   static size_t bytes(int64_t length, int64_t size) {
-    return static_cast<size_t>(length + kLanes + 2 * size) * sizeof(float);
+    return static_cast<size_t>(length + kLanes + 2 * size) * sizeof(float) + static_cast<size_t>(size + 1) * sizeof(int64_t);
   }
   IntegerScratch(void* memory, int64_t length, int64_t size) {
     scores = static_cast<float*>(memory);
     row = scores + length + kLanes;
-    sums = reinterpret_cast<int32_t*>(row + size);
+    part = reinterpret_cast<int32_t*>(row + size);
+    sums = reinterpret_cast<int64_t*>((reinterpret_cast<uintptr_t>(part + size) + 7) / 8 * 8);
   }
 };
+
+// So many products of two int8 always fit 32 bits.
+inline constexpr int64_t kPartTokens = 1 << 16;
 
 FA_INLINE int32_t dot(const int8_t* a, const int8_t* b, int64_t size) {
   int32_t sum = 0;
@@ -51,12 +56,16 @@ static void attend_integers(const Decode& d, int64_t index, int64_t head, void* 
   }
   const float total = exponentials(s.scores, entry.length, 1.0f, exp_origin(top));
   for (int64_t i = 0; i < d.size; ++i) s.sums[i] = 0;
-  for (int64_t j = 0; j < entry.length; ++j) {
-    const int32_t weight = to_int8(s.scores[j] * d.quant_scale1);
-    if (weight == 0) continue;
-    const int8_t* value = static_cast<const int8_t*>(entry.value) + row_of(d, entry, j) +
-                          head / d.group() * entry.head_stride;
-    for (int64_t i = 0; i < d.size; ++i) s.sums[i] += weight * value[i];
+  for (int64_t first = 0; first < entry.length; first += kPartTokens) {
+    for (int64_t i = 0; i < d.size; ++i) s.part[i] = 0;
+    for (int64_t j = first; j < smaller(first + kPartTokens, entry.length); ++j) {
+      const int32_t weight = to_int8(s.scores[j] * d.quant_scale1);
+      if (weight == 0) continue;
+      const int8_t* value = static_cast<const int8_t*>(entry.value) + row_of(d, entry, j) +
+                            head / d.group() * entry.head_stride;
+      for (int64_t i = 0; i < d.size; ++i) s.part[i] += weight * value[i];
+    }
+    for (int64_t i = 0; i < d.size; ++i) s.sums[i] += s.part[i];
   }
   for (int64_t i = 0; i < d.size; ++i) s.row[i] = static_cast<float>(s.sums[i]) * d.dequant_scale2 / total;
   write_result(d, at, head, s.row);

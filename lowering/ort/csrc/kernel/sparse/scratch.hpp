@@ -9,8 +9,11 @@ template <class T>
 class Scratch {
  public:
   Scratch(const Runtime& runtime, int64_t count)
-      : runtime_(runtime),
-        data_(static_cast<T*>(runtime.allocate(runtime.self, static_cast<size_t>(larger(count, 1)) * sizeof(T)))) {}
+      : runtime_(runtime) {
+    size_t bytes;
+    if (__builtin_mul_overflow(static_cast<size_t>(larger(count, 1)), sizeof(T), &bytes)) return;
+    data_ = static_cast<T*>(runtime.allocate(runtime.self, bytes));
+  }
   ~Scratch() { runtime_.release(runtime_.self, data_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -20,7 +23,7 @@ class Scratch {
 
  private:
   const Runtime& runtime_;
-  T* data_;
+  T* data_ = nullptr;
 };
 
 // f(first, last) for parts of [0, count) of `step` each. What a part computes may not depend on which thread does it.
