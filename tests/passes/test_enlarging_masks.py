@@ -58,3 +58,32 @@ def test_a_larger_batch_of_a_mask_is_refused(term: str, mask: str) -> None:
     assert run(model, feeds)[0].shape[0] == 3
     with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="real_shift|atten_mask|actual_seq_qlen"):
         run(result, feeds)
+
+
+def test_why_a_larger_batch_of_a_mask_is_refused() -> None:
+    """A Reshape to the query's batch behind the attention joins the batches of the mask with the tokens: the fused
+    operator takes it for what it is beside equal batches, and must not run beside others."""
+    body = """
+        form = Constant<value=int64[4] {0, 0, 4, 8}>()
+        q4 = Reshape(q3, form) k4 = Reshape(k3, form) v4 = Reshape(v3, form)
+        q = Transpose<perm=[0, 2, 1, 3]>(q4) kt = Transpose<perm=[0, 2, 3, 1]>(k4) v = Transpose<perm=[0, 2, 1, 3]>(v4)
+        s = MatMul(q, kt) x = Where(m, s, low) p = Softmax<axis=-1>(x) o = MatMul(p, v)
+        t = Transpose<perm=[0, 2, 1, 3]>(o) batch = Shape<start=0, end=1>(q3)
+        rest = Constant<value=int64[2] {-1, 32}>() joined = Concat<axis=0>(batch, rest) y = Reshape(t, joined)
+    """
+    inputs = "float[B,S,32] q3, float[B,S,32] k3, float[B,S,32] v3"
+    model = parse(
+        body, "bool[O,1,1,S] m", inputs=inputs, outputs="float[B,M,32] y", initializers="<float low = {-1e30}>"
+    )
+    result, report = fused(model)
+    assert [block.status for block in report.blocks] == ["fused"]
+    for batch, own in ((2, 2), (2, 1), (1, 3)):
+        feeds = {name: value[:batch] for name, value in random_feeds(model, m=np.ones((own, 1, 1, 5), bool)).items()}
+        feeds["m"] = np.ones((own, 1, 1, 5), bool)
+        want = run(model, feeds)[0]
+        if own <= batch:
+            assert_same(run(result, feeds)[0], want, 1e-5)
+            continue
+        assert want.shape == (1, 15, 32)
+        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+            run(result, feeds)
