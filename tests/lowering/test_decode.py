@@ -285,7 +285,7 @@ def test_the_type_of_results_beside_lists() -> None:
     """INT8 results need quant_scale2 in its place, which lists move: the limit is told, not overrun."""
     form = Form(storage="list", lists=(5, 7))
     inputs = form.inputs(np.random.default_rng(4)) | {"quant_scale2": ONE}
-    with pytest.raises(ops.KernelError, match="int8"):
+    with pytest.raises(ops.KernelError, match="input quant_scale2 is given beside a list of 2 keys"):
         ops.run(OP, inputs, form.all_attrs)
 
 
@@ -353,3 +353,39 @@ def test_merges_are_refused_by_number(op: str, inputs: Inputs, attrs: dict[str, 
     with pytest.raises(ops.KernelError) as error:
         ops.run(op, inputs, attrs)
     assert str(error.value).endswith(f"({constraint})")
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("layout", ["SBH", "TND"])
+def test_rings_keep_what_is_not_a_number(layout: str, dtype: str) -> None:
+    """A NaN among the statistics of either side is one of the result, also beside -inf and +inf."""
+    rng = np.random.default_rng(3)
+    specials = np.array([0.5, np.nan, np.inf, -np.inf], np.float32)
+    pairs = [(a, b) for a in specials for b in specials]
+    rows = len(pairs)
+    shape = (rows, 1, 64) if layout == "TND" else (rows, 1, 8)
+    statistic = (rows, 1, 8) if layout == "TND" else (1, 1, rows, 8)
+    inputs: Inputs = {}
+    for side, name in enumerate(("prev", "cur")):
+        inputs[f"{name}_attn_out"] = rng.standard_normal(shape).astype(DTYPES[dtype])
+        column = np.array([pair[side] for pair in pairs], np.float32)[:, None]
+        inputs[f"{name}_softmax_max"] = np.broadcast_to(column, (rows, 8)).reshape(statistic).copy()
+        inputs[f"{name}_softmax_sum"] = np.ones(statistic, np.float32)
+    if layout == "TND":
+        inputs["actual_seq_qlen"] = np.array([0, rows])
+    attrs = {"input_layout": layout}
+    got, want = (run("RingAttentionUpdate", inputs, attrs) for run in (ops.run, reference.run))
+    for name, value in want.items():
+        np.testing.assert_array_equal(np.isnan(got[name]), np.isnan(value), name)
+        np.testing.assert_array_equal(np.isinf(got[name]), np.isinf(value), name)
+    assert np.isnan(got["softmax_max"]).any()
+
+
+def test_ranks_keep_what_is_not_a_number() -> None:
+    specials = np.array([0.5, np.nan, -np.inf], np.float32)
+    pairs = np.array([(a, b) for a in specials for b in specials], np.float32)
+    inputs = {"lse": [pairs[:, 0].copy(), pairs[:, 1].copy()], "go": [np.ones((len(pairs), 4), np.float32)] * 2}
+    attrs = {"update_type": 1, "sp": 2}
+    got, want = (run("AttentionUpdate", inputs, attrs) for run in (ops.run, reference.run))
+    for name, value in want.items():
+        np.testing.assert_array_equal(np.isnan(got[name]), np.isnan(value), name)

@@ -78,7 +78,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   std::vector<float> weights(ranks);
   for (int64_t row = 0; row < rows; ++row) {
     float top = -kInfinity;
-    for (size_t i = 0; i < ranks; ++i) top = std::fmax(top, level_of(lse[i], row));
+    for (size_t i = 0; i < ranks; ++i) top = static_cast<float>(reference::maximum(top, level_of(lse[i], row)));
     double sum = 0;
     for (size_t i = 0; i < ranks; ++i) {
       weights[i] = top == -kInfinity ? 0.0f : std::exp(level_of(lse[i], row) - top);

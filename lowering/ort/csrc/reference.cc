@@ -8,9 +8,6 @@
 namespace fa::reference {
 namespace {
 
-// IEEE maximum: a NaN stays.
-double maximum(double a, double b) { return std::isnan(a) || a > b ? a : b; }
-
 void attend(const Row& row) {
   const Problem& problem = row.problem;
   const Sequence& sequence = row.sequence;

@@ -9,6 +9,9 @@
 
 namespace fa::reference {
 
+// IEEE maximum: a NaN stays.
+inline double maximum(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
 inline float to_float(uint16_t bits, Type type) {
   if (type == Type::bfloat16) {
     const uint32_t wide = uint32_t{bits} << 16;

@@ -79,7 +79,7 @@ void Kernel::check_shapes(const std::vector<Tensor>& all) const {
 // One row of one head: `size` numbers from `from` on, and the statistics at `statistic`.
 void Kernel::merge(const Operands& o, int64_t from, int64_t statistic, int64_t size) {
   const float max[2] = {o.max[0][statistic], o.max[1][statistic]};
-  const float top = std::fmax(max[0], max[1]);
+  const auto top = static_cast<float>(reference::maximum(max[0], max[1]));
   double share[2];
   for (int i = 0; i < 2; ++i) share[i] = double{o.sum[i][statistic]} * std::exp(double{max[i]} - top);
   const double total = share[0] + share[1];
