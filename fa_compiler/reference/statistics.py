@@ -24,6 +24,12 @@ def check_order(call: Call, attribute: str) -> str:
     return order
 
 
+def unrounded(top: Floats, own: Floats) -> Floats:
+    """softmax_max in float64: where it is a row's own largest score rounded to float32, that score."""
+    with np.errstate(over="ignore"):
+        return np.where(own.astype(np.float32) == top, own, top)
+
+
 def pack(parts: list[Floats], side: Side, order: str) -> Floats:
     """Per-batch [N, S_b] statistics in the forward's output order; tokens that no batch owns have 0."""
     if side.layout != "TND":

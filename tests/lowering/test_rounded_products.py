@@ -37,12 +37,14 @@ def problem(name: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", FORMS)
 def test_rounded_products(name: str, isa: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, attrs = problem(name, rng), FORMS[name].all_attrs
-    exact = ops.run(OP, inputs, attrs, OUTPUTS)
+    both = ops.run(OP, inputs, attrs, OUTPUTS)
+    exact = ops.run(OP, inputs, attrs, ["attention_out"])
     monkeypatch.setenv(SETTING, "bfloat16")
-    got = ops.run(OP, inputs, attrs, OUTPUTS)
+    for output, value in ops.run(OP, inputs, attrs, OUTPUTS).items():
+        np.testing.assert_array_equal(value, both[output], "statistics are for the gradient, which does not round")
+    got = ops.run(OP, inputs, attrs, ["attention_out"])
     if isa != "avx512bf16":
-        for output in OUTPUTS:
-            np.testing.assert_array_equal(got[output], exact[output], output)
+        np.testing.assert_array_equal(got["attention_out"], exact["attention_out"])
         return
     assert not np.array_equal(got["attention_out"], exact["attention_out"])
     want = reference.run(OP, inputs, attrs, OUTPUTS)
@@ -50,8 +52,6 @@ def test_rounded_products(name: str, isa: str, rng: np.random.Generator, monkeyp
     norms = [np.sqrt((inputs[x].reshape(-1, size).astype(np.float64) ** 2).sum(-1)).max() for x in ("query", "key")]
     score = 2.0**-8 * attrs["scale_value"] * norms[0] * norms[1]
     largest = float(np.abs(inputs["value"]).max())
-    assert np.abs(got["softmax_max"] - want["softmax_max"]).max() <= score
-    assert np.abs(got["softmax_sum"] / want["softmax_sum"] - 1).max() <= 2 * score + 2.0**-8
     assert np.abs(got["attention_out"] - want["attention_out"]).max() <= (2 * score + 2.0**-8) * largest
 
 

@@ -512,3 +512,83 @@ def test_a_trained_indexer_has_the_losses_of_the_dense_computation() -> None:
     # Rounding grows over the steps, and near the end of a list two keys may change places.
     np.testing.assert_allclose(curves[0], curves[1], rtol=1e-3)
     assert curves[0][-20:].mean() < 0.5 * curves[0][:3].mean()
+
+
+NAN_PLACES = ("query", "key", "weight", "query_index", "key_index", "softmax_max", "softmax_sum")
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("floor", [1e-8, 0.0])
+@pytest.mark.parametrize("name", NAN_PLACES)
+def test_a_nan_shows_in_the_loss_and_its_gradients(name: str, floor: float) -> None:
+    """In the same places in every variant."""
+    for seed in (1, 2, 5, 8):
+        inputs, attrs = problems.indexer_loss(seed, np.float32)
+        inputs[name] = inputs[name].copy()
+        inputs[name].reshape(-1)[:3] = np.nan
+        compare("SparseLightningIndexerGradKLLoss", inputs, attrs | {"cpu_loss_floor": floor})
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("heads", [1, 5, 20])
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_nan_score_is_the_largest(heads: int, special: float) -> None:
+    """Also beside an infinite score, in another block of keys, and among scores of -inf."""
+    rng = np.random.default_rng(heads)
+    key = rng.uniform(0.5, 1.0, (1, 130, 1, 4)).astype(np.float32)
+    key[0, 3], key[0, 60], key[0, 100], key[0, 128] = special, np.nan, np.inf, -np.inf
+    inputs = {
+        "query": rng.uniform(0.5, 1.0, (1, 5, heads, 4)).astype(np.float32),
+        "key": key,
+        "value": rng.standard_normal((1, 130, 1, 3)).astype(np.float32),
+        "sparse_indices": np.full((1, 5, 1, 130), -1, np.int32),
+    }
+    rows = (range(50), range(130), [*range(50, 70), 100], [128, 60], [5, 128, 129])
+    for i, row in enumerate(rows):
+        inputs["sparse_indices"][0, i, 0, : len(row)] = row
+    attrs = {"scale_value": 1.0, "sparse_mode": 0, "attention_mode": 2, "return_softmax_lse": True}
+    compare("SparseFlashAttention", inputs, attrs)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("level", [10.0, 20.0, 60.0, 1000.0])
+def test_sinks_that_hold_all_of_the_mass(level: float) -> None:
+    """What they leave is lost in the rounding of the statistics, and p is what it is without them."""
+    for seed in (1, 2, 3, 4, 7):
+        inputs, attrs = problems.indexer_loss(seed, np.float32)
+        heads = inputs["query"].shape[-2]
+        inputs["softmax_max"] = np.full_like(inputs["softmax_max"], level)
+        inputs["softmax_sum"] = np.ones_like(inputs["softmax_sum"])
+        inputs["sinks"] = np.full(heads, level, np.float32)
+        compare("SparseLightningIndexerGradKLLoss", inputs, attrs)
+        found = ops.run("SparseLightningIndexerGradKLLoss", inputs, attrs)
+        for value in found.values():
+            assert np.isfinite(value).all()
+
+
+HUGE = (2**31, 2**61, 2**62, 2**63 - 1)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("block", HUGE)
+def test_blocks_longer_than_any_sequence(block: int) -> None:
+    """Their first one holds all keys, the others none: no product of their length wraps."""
+    rng = np.random.default_rng(9)
+    inputs: Any = {
+        "query": rng.standard_normal((1, 4, 2, 8)).astype(np.float32),
+        "key": rng.standard_normal((1, 30, 1, 8)).astype(np.float32),
+        "value": rng.standard_normal((1, 30, 1, 8)).astype(np.float32),
+        "sparse_indices": np.array([[0, 1, 7], [5, 0, -1], [2**31 - 1, 8, 4], [4, 2, 1]], np.int32)[None, :, None],
+    }
+    attrs = {"scale_value": 0.3, "sparse_mode": 0}
+    forward = attrs | {"attention_mode": 2, "return_softmax_lse": True}
+    compare("SparseFlashAttention", inputs, forward | {"sparse_block_size": block})
+    result = ops.run("SparseFlashAttention", inputs, forward | {"sparse_block_size": 30})
+    given = inputs | {name: result[name] for name in ("softmax_max", "softmax_sum")} | {"out": result["attention_out"]}
+    given |= {"d_out": rng.standard_normal((1, 4, 2, 8)).astype(np.float32)}
+    # Rows 2 and 3 select nothing; row 1 does, and forward it did not, for only one entry is read there.
+    given["softmax_max"][given["softmax_sum"] == 0], given["softmax_sum"][given["softmax_sum"] == 0] = 1.0, 2.0
+    compare("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": block})
+    longest = ops.run("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": 30})
+    for name, value in ops.run("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": block}).items():
+        np.testing.assert_array_equal(value, longest[name], name)

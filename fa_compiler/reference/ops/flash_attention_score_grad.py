@@ -1,7 +1,9 @@
 """FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope inputs and
 sink.
 
-P is recomputed from softmax_max and softmax_sum. With dO = dy, O = attention_in and the dropout factors F:
+P is recomputed from softmax_max and softmax_sum. No score counts as more than softmax_max, so that P never exceeds
+1 / softmax_sum, whatever the rounding of the statistics; a softmax_max that is a row's own largest score rounded to
+float32 stands for that score. With dO = dy, O = attention_in and the dropout factors F:
 
     dV = (P F)^T dO;  dP = (dO V^T) F;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q
     dsink = -sum over rows of p_sink * rowsum(P dP),  p_sink = exp(sink - max) / sum
@@ -21,7 +23,7 @@ from fa_compiler.reference.attention import Attention
 from fa_compiler.reference.call import Bools, Call, Floats, Output, operator
 from fa_compiler.reference.layouts import Side
 from fa_compiler.reference.softmax import weighted_sum
-from fa_compiler.reference.statistics import check_order, unpack
+from fa_compiler.reference.statistics import check_order, unpack, unrounded
 
 
 @operator("FlashAttentionScoreGrad")
@@ -52,7 +54,7 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         with np.errstate(invalid="ignore", over="ignore"):
             # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
             scores = np.where(allowed, attention.scores(batch, head, kv_head), mask_value)
-            p = np.where(counted, np.exp(scores - top) / total, 0.0)
+            p = np.where(counted, np.exp(_below(scores, counted, top)) / total, 0.0)
             p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
             kept = attention.dropout.factors(batch, head)
             factors = 1.0 if kept is None else kept
@@ -79,6 +81,12 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         "dk_rope": Output(d_key_rope, dtype),
         "dsink": Output(np.zeros(0) if attention.sink is None else d_sink, np.dtype(np.float32)),
     }
+
+
+def _below(scores: Floats, counted: Bools, top: Floats) -> Floats:
+    """scores [S1,S2] less softmax_max [S1,1], at most 0."""
+    own = np.where(counted, scores, -np.inf).max(axis=1, keepdims=True)
+    return np.minimum(scores - unrounded(top, own), 0.0)
 
 
 def _silenced(call: Call, row_max: Floats, row_sum: Floats) -> Bools:

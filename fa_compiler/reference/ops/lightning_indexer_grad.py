@@ -35,7 +35,7 @@ def lightning_indexer_grad(call: Call) -> dict[str, Output]:
         d = dy[row.token, :used]
         relu = np.maximum(query[row.token] @ key[places].T, 0.0)
         d_weights[row.token] = relu @ d
-        d_s = d * weights[row.token][:, None] * (relu > 0)
+        d_s = np.where(relu <= 0, 0.0, d * weights[row.token][:, None])
         d_query[row.token] = d_s @ key[places]
         np.add.at(d_key, places, d_s.T @ query[row.token])
     dtype = call.tensor("query").dtype

@@ -19,6 +19,7 @@ import numpy as np
 
 from fa_compiler.reference.call import Call, Floats, Output, operator
 from fa_compiler.reference.sparse import SparseCall, chosen, joined
+from fa_compiler.reference.statistics import unrounded
 
 
 @operator("SparseFlashAttentionGrad")
@@ -45,7 +46,8 @@ def sparse_flash_attention_grad(call: Call) -> dict[str, Output]:
             share = d_o @ out[row.token, head]
             if sinks is not None:
                 d_sinks[head] -= np.exp(sinks[head] - top[row.token, head]) / total[row.token, head] * share
-            p = np.exp(scores - top[row.token, head]) / total[row.token, head]
+            largest = unrounded(top[row.token, head], scores.max(initial=-np.inf))
+            p = np.exp(scores - largest) / total[row.token, head]
             d_s = scale * p * (value[places, kv_head] @ d_o - share)
             d_query[row.token, head] = d_s @ key[places, kv_head]
             np.add.at(d_key[:, kv_head], places, d_s[:, None] * q)

@@ -12,6 +12,9 @@ With sinks, which the statistics then include, what went to the sinks is left ou
 
     p_j = sum_g exp(...) / sum_g  /  (N1 - sum_g exp(sink_g - max_g) / sum_g)
 
+Where the sinks leave less than LEAST_LEFT of the heads, that difference is lost in the rounding of the statistics: p
+is then the sum over the heads divided by its own sum over the list.
+
 p is a constant: it sums to 1 where the statistics come from the same keys (and sinks). The gradients are those
 of the loss as long as p and y exceed 1e-8 and p sums to 1. The extension attribute cpu_loss_floor is another number
 than 1e-8; with 0 there is no floor, and a key with p = 0 adds nothing.
@@ -21,8 +24,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import Call, Floats, Output, operator
 from fa_compiler.reference.sparse import SparseCall, joined
+from fa_compiler.reference.statistics import unrounded
+
+LEAST_LEFT = 2.0**-10
+"""Of the heads, what sinks have to leave to be subtracted from their number."""
+
+
+def _target(scores: Floats, top: Floats, total: Floats, sinks: Floats | None) -> Floats:
+    """p of the listed keys [K], from the scores of attention [N1,K] and its statistics [N1]."""
+    logs = scores - unrounded(top, scores.max(axis=1))[:, None] - np.log(total)[:, None]
+    heads = float(len(top))
+    if sinks is not None:
+        left = heads - float(np.sum(np.exp(sinks - top) / total))
+        if left < LEAST_LEFT * heads:
+            p: Floats = np.exp(logs - logs.max()).sum(axis=0)
+            return p / p.sum()
+        heads = left
+    mean: Floats = np.exp(logs).sum(axis=0) / heads
+    return mean
 
 
 @operator("SparseLightningIndexerGradKLLoss")
@@ -47,10 +68,8 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
             raise call.error("sparse_indices", f"the first {used} entries of a row must all be keys of its sequence")
         places = row.sequence.keys[entries]
         scores = scale * (query[row.token] @ key[places].T)
-        heads = float(side.heads)
-        if sinks is not None:
-            heads -= float(np.sum(np.exp(sinks - top[row.token]) / total[row.token]))
-        p = np.sum(np.exp(scores - top[row.token][:, None]) / total[row.token][:, None], axis=0) / heads
+        with np.errstate(invalid="ignore"):
+            p = _target(scores, top[row.token], total[row.token], sinks)
         relu = np.maximum(query_index[row.token] @ key_index[places].T, 0.0)
         index_scores = weight[row.token] @ relu
         shifted = index_scores - index_scores.max()
@@ -61,7 +80,7 @@ def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
             parts = np.log(target) - np.maximum(log_y, np.log(floor))
         loss += float(np.sum(target[target != 0] * parts[target != 0]))
         d_weight[row.token] = relu @ d_scores
-        d_s = d_scores * weight[row.token][:, None] * (relu > 0)
+        d_s = np.where(relu <= 0, 0.0, d_scores * weight[row.token][:, None])
         d_query[row.token] = d_s @ key_index[places]
         np.add.at(d_key, places, d_s.T @ query_index[row.token])
     dtype = call.tensor("query_index").dtype

@@ -95,6 +95,10 @@ struct Problem {
   bool masked_values = true;  // does such a key add its value, too: the extension `cpu_masked_values`
   float* softmax_max = nullptr;  // null when nobody reads them
   float* softmax_sum = nullptr;
+
+  // The gradient computes the scores again and subtracts softmax_max: both must add up products in the same order, and
+  // round the same numbers. At scores of 1e5 another order is an error of a percent in every probability.
+  bool keeps_statistics() const { return softmax_max != nullptr || softmax_sum != nullptr; }
 };
 
 // What a kernel may ask of its surroundings. `parallel` runs task(data, i) for every i below count,

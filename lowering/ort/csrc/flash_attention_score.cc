@@ -74,7 +74,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   if (writes_softmax_out_) output_of(api_, context, output_softmax_out, {0, 0, 0, 0});
   void* out = output_of(api_, context, output_attention_out, out_dims);
   Problem problem = call.problem(out, softmax_max, softmax_sum);
-  problem.rounded_products = products_may_round_;
+  problem.rounded_products = products_may_round_ && !problem.keeps_statistics();
   if (call.has_gaps()) {
     const size_t element = problem.type == Type::float32 ? 4 : 2;
     if (out != nullptr) std::memset(out, 0, bytes_of(out_dims, element));

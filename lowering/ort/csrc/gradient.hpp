@@ -5,6 +5,7 @@
 //     dV = (P F)^T dO    dP = (dO V^T) F    dS = P (dP - rowsum(dO O))    dQ = scale dS K    dK = scale dS^T Q
 //     dsink = -sum over rows of p_sink rowsum(P dP),  p_sink = exp(sink - softmax_max) / softmax_sum
 //
+// A score counts as softmax_max at most, so that P never exceeds 1 / softmax_sum: statistics may be rounded otherwise.
 // P is 0 where a row does not attend (with mask_value: as of that score, but dS is 0). dK and dV add up over the query heads that share a key head.
 #pragma once
 

@@ -67,7 +67,8 @@ struct Head {
     for (int64_t j = 0; j < sequence.key_length; ++j) {
       const bool attended = row.attended(j);
       if (!attended && !filled) continue;
-      const double p = silent ? 0.0 : std::exp((attended ? row.score(j) : problem().mask_value) - max) / sum;
+      const double above = (attended ? row.score(j) : problem().mask_value) - max;
+      const double p = silent ? 0.0 : std::exp(above > 0 ? 0.0 : above) / sum;  // more than 0: rounding, or other statistics
       double dp = 0;
       for (int64_t d = 0; d < problem().value_size; ++d) {
         const double dy = read(gradients.dy, out_row(i) + d, problem().type);

@@ -18,6 +18,14 @@ FA_INLINE void slope_bias(float slope, int64_t distance, int64_t count, bool roo
 
 FA_INLINE bool has_bias(const Problem& problem) { return problem.pse != nullptr || problem.slopes != nullptr; }
 
+// The score of a product with a bias: one rounding for the sum (where there are fused instructions), one for the scale
+// behind it. The gradient has to round as the forward pass does.
+FA_INLINE Vec biased_score(const Problem& problem, Vec product, Vec bias) {
+  const float before = problem.pse_inside_scale ? 1.0f : problem.scale;
+  const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
+  return (product * before + bias) * after;
+}
+
 // `count` floats for keys [first, first + count), readable as whole vectors; `buffer` has room for as many.
 FA_INLINE const float* bias_row(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
                                 int64_t first, int64_t count, float* buffer) {

@@ -6,7 +6,7 @@
 namespace fa::FA_ISA {
 
 // Below this many multiplications (about 20 microseconds) waking other threads costs more than it gives.
-inline constexpr int64_t kInlineProducts = int64_t{1} << 20;
+inline constexpr double kInlineProducts = 1 << 20;
 
 // Workers take tasks from a common counter, so that each needs its scratch memory once.
 inline constexpr int64_t kWorkers = 64;
@@ -30,13 +30,14 @@ class Driver {
     plans_ = static_cast<HeadPlan*>(memory_);
     task_ends_ = reinterpret_cast<int64_t*>(plans_ + pairs_);
     first_scratch_ = task_ends_ + pairs_;
-    int64_t products = 0;
+    double products = 0;
     int64_t floats = 0;
     HeadPlan* own = plans_;
     for (int64_t n = 0; n < problem_.sequence_count; ++n) {
       const Sequence& s = problem_.sequences[n];
-      *own = HeadPlan(s, 0, group_, pairs_);
-      products += s.query_length * problem_.heads * s.key_length * (shape_.numbers + shape_.value_size);
+      *own = HeadPlan(s, 0, group_, pairs_, !problem_.keeps_statistics());
+      products += static_cast<double>(s.query_length * problem_.heads) *
+                  static_cast<double>(s.key_length * (shape_.numbers + shape_.value_size));
       floats += partial_floats_of(*own) * problem_.key_heads;
       const HeadPlan* first = own++;
       for (int64_t head = 1; head < problem_.key_heads; ++head, ++own) {

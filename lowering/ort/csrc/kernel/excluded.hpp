@@ -6,10 +6,9 @@
 #pragma once
 
 #include "bias.hpp"
-#include "direct.hpp"
+#include "careful.hpp"
 #include "dropout.hpp"
 #include "softmax.hpp"
-#include "span.hpp"
 
 namespace fa::FA_ISA {
 
@@ -110,7 +109,8 @@ static void add_excluded_row(const Span& span, int64_t r) {
       if (!problem.masked_values || weights[j] == 0) continue;
       const int64_t key = first + j;
       if (problem.drop_mask != nullptr && (bits_from(problem.drop_mask, bit + key, 1) & 1) == 0) continue;
-      add_value(weights[j], span.value(key), problem.value_size, sums);
+      const float* value = span.value(key);
+      for (int64_t d = 0; d < problem.value_size; ++d) sums[d] += weights[j] * (value[d] * span.s.unit[r]);
     }
     span.s.total[r] += sum;
   }
@@ -140,6 +140,17 @@ static void add_excluded(const Span& span) {
     s.max[r] = max;
     s.total[r] *= shrink;
     for (int64_t d = 0; d < columns; ++d) s.sums[r * columns + d] *= shrink;
+    if (exp_nonpositive(splat(peak - max))[0] == 0) continue;
+    float* sums = s.sums + r * columns;
+    const size_t bytes = static_cast<size_t>(columns) * sizeof(float);
+    const float total = s.total[r];
+    __builtin_memcpy(s.kept, sums, bytes);
+    add_excluded_row(span, r);
+    const float unit = unit_for(span.sequence.key_length);
+    if (s.unit[r] == unit || !overflowed(span, r, sums, 1)) continue;
+    for (int64_t d = 0; d < columns; ++d) sums[d] = s.kept[d] * unit;
+    s.unit[r] = unit;
+    s.total[r] = total;
     add_excluded_row(span, r);
   }
 }

@@ -79,14 +79,20 @@ static void attend_directly(const Span& span, int64_t first, int64_t keys) {
   few_scores<Stored>(span, first + all.begin, count, s.scores + all.begin);
   soften_rows(span, first);
   shrink_sums(span);
-  // Whether a value is inf or NaN shows only in the sums; then they are made again, carefully.
-  const size_t bytes = static_cast<size_t>(rows * columns) * sizeof(float);
-  __builtin_memcpy(s.kept, s.sums, bytes);
-  direct_values(rows, s.scores + all.begin, kScoreRow,
-                stored_rows<Stored>(problem.value, span.sequence.value, span.plan.head, first + all.begin), count,
-                problem.value_size, s.sums, columns);
-  if (all_finite(s.sums, rows * columns)) return;
-  __builtin_memcpy(s.sums, s.kept, bytes);
+  // Whether a value is inf or NaN, or some are too large for a sum, shows only in the sums; then they are made again, and
+  // those of all later blocks, carefully.
+  if (s.unit[0] == 1.0f) {
+    const size_t bytes = static_cast<size_t>(rows * columns) * sizeof(float);
+    __builtin_memcpy(s.kept, s.sums, bytes);
+    direct_values(rows, s.scores + all.begin, kScoreRow,
+                  stored_rows<Stored>(problem.value, span.sequence.value, span.plan.head, first + all.begin), count,
+                  problem.value_size, s.sums, columns);
+    if (all_finite(s.sums, rows * columns)) return;
+    __builtin_memcpy(s.sums, s.kept, bytes);
+    const float unit = unit_for(span.sequence.key_length);
+    for (int64_t r = 0; r < rows; ++r) s.unit[r] = unit;
+    for (int64_t i = 0; i < rows * columns; ++i) s.sums[i] *= unit;
+  }
   for (int64_t r = 0; r < rows; ++r) {
     add_values_carefully(span, r, first, s.scores + r * kScoreRow, 1, s.sums + r * columns, 1);
   }

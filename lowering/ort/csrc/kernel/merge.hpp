@@ -1,15 +1,15 @@
 // Rows whose keys were cut into chunks: each chunk leaves its largest scores, sums of exponentials and sums of values,
 // and the merge shrinks them to the largest score of all, as the online softmax does from block to block.
 //
-// A head's partial results are, chunk by chunk: max [rows], total [rows], sums [rows][value_columns].
+// A head's partial results are, chunk by chunk: max [rows], total [rows], unit [rows], sums [rows][value_columns].
 #pragma once
 
+#include "careful.hpp"
 #include "softmax.hpp"
-#include "span.hpp"
 
 namespace fa::FA_ISA {
 
-FA_INLINE int64_t partial_floats(const Shape& shape, int64_t rows) { return rows * (shape.value_columns() + 2); }
+FA_INLINE int64_t partial_floats(const Shape& shape, int64_t rows) { return rows * (shape.value_columns() + 3); }
 
 FA_INLINE float* partial_of(const Span& span, int64_t chunk) {
   return span.plan.partial + chunk * partial_floats(span.shape, span.rows());
@@ -20,7 +20,8 @@ static void put_partial(const Span& span, int64_t chunk) {
   float* out = partial_of(span, chunk);
   __builtin_memcpy(out, span.s.max, rows * sizeof(float));
   __builtin_memcpy(out + rows, span.s.total, rows * sizeof(float));
-  __builtin_memcpy(out + 2 * rows, span.s.sums, rows * static_cast<size_t>(span.columns()) * sizeof(float));
+  __builtin_memcpy(out + 2 * rows, span.s.unit, rows * sizeof(float));
+  __builtin_memcpy(out + 3 * rows, span.s.sums, rows * static_cast<size_t>(span.columns()) * sizeof(float));
 }
 
 static void merge_partials(const Span& span) {
@@ -37,17 +38,23 @@ static void merge_partials(const Span& span) {
       seen += own != -kInfinity ? 1 : 0;
     }
     s.max[r] = max;
-    s.total[r] = 0;
     float* sums = s.sums + r * columns;
-    for (int64_t d = 0; d < columns; ++d) sums[d] = 0;
-    for (int64_t n = 0; n < chunks; ++n) {
-      const float* from = partial_of(span, n);
-      // Alone, a chunk keeps all it has, also a largest score of +inf.
-      const bool alone = seen == 1 && from[r] != -kInfinity;
-      const float factor = alone ? 1.0f : exp_nonpositive(splat(from[r] - exp_origin(max)))[0];
-      s.total[r] += from[rows + r] * factor;
-      for (int64_t d = 0; d < columns; ++d) sums[d] += from[2 * rows + r * columns + d] * factor;
-    }
+    const auto add_up = [&](float unit) {
+      s.total[r] = 0;
+      s.unit[r] = unit;
+      for (int64_t d = 0; d < columns; ++d) sums[d] = 0;
+      for (int64_t n = 0; n < chunks; ++n) {
+        const float* from = partial_of(span, n);
+        // Alone, a chunk keeps all it has, also a largest score of +inf.
+        const bool alone = seen == 1 && from[r] != -kInfinity;
+        const float factor = alone ? 1.0f : exp_nonpositive(splat(from[r] - exp_origin(max)))[0];
+        const float change = unit / from[2 * rows + r];
+        s.total[r] += from[rows + r] * factor;
+        for (int64_t d = 0; d < columns; ++d) sums[d] += from[3 * rows + r * columns + d] * change * factor;
+      }
+    };
+    add_up(1.0f);
+    if (overflowed(span, r, sums, 1)) add_up(unit_for(span.sequence.key_length));
   }
 }
 

@@ -50,11 +50,11 @@ struct Cut {
   int64_t count = 0;
 
   Cut() = default;
-  Cut(int64_t query_length, int64_t group, int64_t heads_in_all) {
+  Cut(int64_t query_length, int64_t group, int64_t heads_in_all, bool direct) {
     const bool many = heads_in_all * group * blocks_of(query_length, kBlockRows) >= kTasksWanted;
     const int64_t most = many ? kBlockRows : kFewerRows;
     const int64_t tail = query_length % kLanes;
-    const bool alone = tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
+    const bool alone = direct && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
     body = alone ? query_length - tail : query_length;
     spans_per_head = blocks_of(body, most);
     rows = blocks_of(blocks_of(body, spans_per_head), kPanel) * kPanel;
@@ -82,6 +82,7 @@ struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
   Cut cut;
+  int64_t direct_rows;     // a span of at most so many rows goes the direct way
   int64_t few_block_keys;  // keys of a block where a span has few rows
   int64_t first_block;     // that some row sees
   int64_t end_block;
@@ -90,13 +91,15 @@ struct HeadPlan {
   int64_t left;  // chunks that are not done yet
   float* partial = nullptr;  // of chunks: see merge.hpp
 
-  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all)
-      : sequence(&s), head(key_head), cut(s.query_length, group, heads_in_all) {
+  // `direct`: the direct way, whose order of sums is its own, may be taken.
+  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all, bool direct)
+      : sequence(&s), head(key_head), cut(s.query_length, group, heads_in_all, direct),
+        direct_rows(direct ? kDirectRows : 0) {
     const KeyRange range = banded(s, 0, s.query_length - 1);
     const int64_t wanted = blocks_of(kTasksWanted, heads_in_all);
     const int64_t rows = s.query_length * group;
     few_block_keys = few_keys(larger(1, smaller(rows, kDirectRows)), range.end - range.begin, wanted);
-    const int64_t block_keys = rows <= kDirectRows ? few_block_keys : kBlockKeys;
+    const int64_t block_keys = rows <= direct_rows ? few_block_keys : kBlockKeys;
     first_block = range.begin / block_keys;
     end_block = larger(first_block, blocks_of(range.end, block_keys));
     chunk_blocks = larger(1, end_block - first_block);

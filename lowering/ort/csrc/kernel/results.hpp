@@ -1,7 +1,7 @@
 // The end of a span: sums become outputs, and rows without keys get what the operator or its extension says.
 #pragma once
 
-#include "direct.hpp"
+#include "careful.hpp"
 #include "dropout.hpp"
 #include "span.hpp"
 #include "transpose.hpp"
@@ -52,7 +52,7 @@ static void write_row(const Span& span, int64_t r, NanRows rule) {
     for (int64_t d = 0; d < columns; ++d) sums[d] = zero ? 0.0f : __builtin_nanf("");
     put(span, r, sums);
   } else {
-    put_scaled(span, r, sums, 1.0f / sum / span.problem.keep_prob);
+    put_scaled(span, r, sums, 1.0f / sum / span.problem.keep_prob / span.s.unit[r]);
   }
 }
 
@@ -94,7 +94,7 @@ static void write_panels_as(const Span& span) {
   auto* out = static_cast<typename Write::Number*>(span.problem.out.data);
   for (int64_t first = 0; first < span.rows(); first += kLanes) {
     const float* panel = s.across + first / kPanel * kPanel * span.columns() + first % kPanel;
-    const Vec factor = 1.0f / load(s.total + first) / span.problem.keep_prob;
+    const Vec factor = 1.0f / load(s.total + first) / span.problem.keep_prob / load(s.unit + first);
     const int64_t count = smaller(kLanes, span.rows() - first);
     int64_t places[kLanes];
     for (int64_t j = 0; j < count; ++j) {
@@ -124,7 +124,7 @@ static void write_panels(const Span& span) {
 }
 
 // Into `mean`, by way of sums of a block each: shorter sums lose less. With dropout it is that of row r.
-static void mean_of_values(const Span& span, int64_t r, float* mean, float* block) {
+static void mean_of_values(const Span& span, int64_t r, float* mean, float* block, float unit) {
   const Problem& problem = span.problem;
   const int64_t length = span.sequence.key_length;
   const int64_t columns = span.columns();
@@ -134,12 +134,11 @@ static void mean_of_values(const Span& span, int64_t r, float* mean, float* bloc
     for (int64_t d = 0; d < columns; ++d) block[d] = 0;
     for (int64_t j = first; j < smaller(length, first + kBlockKeys); ++j) {
       const bool kept = problem.drop_mask == nullptr || (bits_from(problem.drop_mask, bit + j, 1) & 1) != 0;
-      const float weight = kept ? 1.0f : 0.0f;
-      add_value(weight, span.value(j), problem.value_size, block);
+      add_value(kept ? unit : 0.0f, span.value(j), problem.value_size, block);
     }
     for (int64_t d = 0; d < columns; ++d) mean[d] += block[d];
   }
-  for (int64_t d = 0; d < columns; ++d) mean[d] /= static_cast<float>(length) * problem.keep_prob;
+  for (int64_t d = 0; d < columns; ++d) mean[d] /= static_cast<float>(length) * problem.keep_prob * unit;
 }
 
 // Every row of `sums` is written out by now.
@@ -152,7 +151,10 @@ static void write_empty_rows(const Span& span) {
   bool done = rule != EmptyRows::mean;
   for (int64_t r = 0; r < span.rows(); ++r) {
     if (span.s.empty[r] == 0) continue;
-    if (!done) mean_of_values(span, r, row, row + columns);
+    if (!done) mean_of_values(span, r, row, row + columns, 1.0f);
+    if (!done && !all_finite(row, columns)) {
+      mean_of_values(span, r, row, row + columns, unit_for(span.sequence.key_length));
+    }
     done = done || span.problem.drop_mask == nullptr;  // then all rows have the same mean
     put(span, r, row);
   }

@@ -78,6 +78,17 @@ FA_INLINE Vec lesser(Vec a, Vec b) {
 #endif
 }
 
+// `x` as a number of its own: a product is rounded before it is added to something, where the compiler would otherwise make
+// one fused instruction of both.
+FA_INLINE Vec rounded(Vec x) {
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
 FA_INLINE Vec clear_where(IntVec condition, Vec v) { return (Vec)(~condition & (IntVec)v); }
 
 // All ones in the first `count` lanes.

@@ -148,9 +148,6 @@ static BiasRows bias_rows(const Span& span, const PanelView& view, int64_t first
 template <int kVectors>
 static void add_bias(const Span& span, const PanelView& view, const BiasRows& rows, Window keys) {
   const Scratch& s = span.s;
-  const float scale = span.problem.scale;
-  const float before = span.problem.pse_inside_scale ? 1.0f : scale;
-  const float after = span.problem.pse_inside_scale ? scale : 1.0f;
 #pragma GCC unroll 2
   for (int64_t lane = 0; lane < kVectors * kLanes; lane += kLanes) {
     Vec largest = load(s.top + lane);
@@ -163,7 +160,7 @@ static void add_bias(const Span& span, const PanelView& view, const BiasRows& ro
       for (int i = 0; i < kLanes; ++i) {
         if (c + i == keys.end) break;
         float* at = s.scores + (c + i) * kPanel + lane;
-        const Vec score = (load(at) * before + bias[i]) * after;
+        const Vec score = biased_score(span.problem, load(at), bias[i]);
         store(at, score);
         largest = greater(score, largest);
       }

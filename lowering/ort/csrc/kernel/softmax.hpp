@@ -8,6 +8,14 @@ namespace fa::FA_ISA {
 // While every score was -inf the row has no largest one; any finite number then makes exp(-inf) = 0.
 FA_INLINE float exp_origin(float max) { return max == -kInfinity ? 0.0f : max; }
 
+// A sum of values may overflow although their mean does not. It is made again then, of values times a power of two: no sum of
+// so many, with weights of at most 1, overflows in this unit, and nothing is lost but beside the smallest floats.
+FA_INLINE float unit_for(int64_t keys) {
+  float unit = 0.5f;
+  for (; keys > 0; keys /= 2) unit *= 0.5f;
+  return unit;
+}
+
 // Turns `count` scores into exp(score * scale - origin) in place and gives their sum. Whole vectors are read and
 // written; what lies beyond `count` becomes 0.
 FA_INLINE float exponentials(float* scores, int64_t count, float scale, float origin) {

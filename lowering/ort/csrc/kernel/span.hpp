@@ -43,6 +43,7 @@ struct Scratch {
   float* total;     // [kBlockRows]: sum of exp(score - max) so far
   float* part;      // [kBlockRows]: the same of this block
   float* shrink;    // [kBlockRows]: by this block, the factor of what was summed before
+  float* unit;      // [kBlockRows]: the sums of P V are multiplied by it; 1, or less where they would overflow (careful.hpp)
   View* views;      // [kBlockRows]
   Window* windows;  // [kBlockRows / kPanel]
   uint8_t* masked;  // [kScoreRow]
@@ -63,7 +64,7 @@ struct Scratch {
     const size_t columns = static_cast<size_t>(shape.value_columns());
     const size_t floats = query_floats(shape) + kScoreFloats + 2 * kPanelFloats + 2 * kBlockRows * columns +
                           static_cast<size_t>(shape.block_floats()) + kDirectRows * columns + row_floats(shape) +
-                          kPanel + 4 * kBlockRows;
+                          kPanel + 5 * kBlockRows;
     return kAlignment + floats * sizeof(float) + kBlockRows * (sizeof(View) + sizeof(Window) + 2) + kScoreRow;
   }
   Scratch(void* memory, const Shape& shape) {
@@ -82,7 +83,8 @@ struct Scratch {
     total = max + kBlockRows;
     part = total + kBlockRows;
     shrink = part + kBlockRows;
-    views = reinterpret_cast<View*>(shrink + kBlockRows);
+    unit = shrink + kBlockRows;
+    views = reinterpret_cast<View*>(unit + kBlockRows);
     windows = reinterpret_cast<Window*>(views + kBlockRows);
     masked = reinterpret_cast<uint8_t*>(windows + kBlockRows);
     empty = masked + kScoreRow;
@@ -101,7 +103,7 @@ struct Span {
 
   int64_t rows() const { return of.count(); }
   // Rows are so few that both products come straight from K and V.
-  bool direct() const { return rows() <= kDirectRows; }
+  bool direct() const { return rows() <= plan.direct_rows; }
   int64_t block_keys() const { return direct() ? plan.few_block_keys : kBlockKeys; }
   int64_t columns() const { return shape.value_columns(); }
   int64_t head_of(int64_t r) const { return of.head_of(r); }

@@ -70,12 +70,13 @@ static void prepare(const Span& span) {
 }
 
 // The softmax begins with the sink, where there is one, as if it were a score whose value is 0.
-static void begin_sums(const Span& span, bool with_sink) {
+static void begin_sums(const Span& span, bool with_sink, float unit = 1.0f) {
   const Scratch& s = span.s;
   const int64_t rows = blocks_of(span.rows(), kPanel) * kPanel;
   for (int64_t r = 0; r < rows; ++r) {
     s.max[r] = -kInfinity;
     s.total[r] = 0;
+    s.unit[r] = unit;
   }
   for (int64_t r = 0; with_sink && r < span.rows(); ++r) {
     s.max[r] = span.problem.sink[span.head_of(r)];
@@ -326,15 +327,18 @@ static void attend_blocks(const Span& span, int64_t begin, int64_t end, bool mas
   begin_sums(span, with_sink);
   attend_blocks_once(span, begin, end, masked, false);
   if (!span.direct()) clear_unbegun(span);
-  // Whether a value is inf or NaN shows only in the sums; then all is done again, carefully.
+  // Whether a value is inf or NaN, or some are too large for a sum, shows only in the sums; then all is done again, carefully.
   if (span.direct() || all_finite(span.s.across, blocks_of(span.rows(), kPanel) * kPanel * span.columns())) return;
   const int64_t last = smaller(end * span.block_keys(), span.sequence.key_length);
   bool finite = true;
   for (int64_t j = begin * span.block_keys(); finite && j < last; ++j) {
     finite = all_finite(span.value(j), span.problem.value_size);
   }
+  for (int64_t r = 0; finite && r < span.rows(); ++r) {
+    finite = !overflowed(span, r, span.s.across + r / kPanel * kPanel * span.columns() + r % kPanel, kPanel);
+  }
   if (finite) return;
-  begin_sums(span, with_sink);
+  begin_sums(span, with_sink, unit_for(span.sequence.key_length));
   attend_blocks_once(span, begin, end, masked, true);
   clear_unbegun(span);
 }

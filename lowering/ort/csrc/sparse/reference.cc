@@ -4,9 +4,10 @@
 //     dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
 //     dsink = -sum_i exp(sink - max_i) / sum_i rowsum(dO O)_i
 //     I_ij = sum over h of w_ih r_ihj;  r_ihj = relu(q_ih . k_j);  dw_ih = sum_j dI_ij r_ihj
-//     dS_ihj = dI_ij w_ih [r_ihj > 0];  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
+//     dS_ihj = dI_ij w_ih where r_ihj > 0 (or NaN), else 0;  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
 //     loss = sum_ij p (ln p - ln y), each at least 1e-8 (or another floor);  y = softmax(I);  dI = y - p;  p = mean of P over attention's
-//     heads, or with sinks the sum of P over what the sinks leave of the heads
+//     heads, or with sinks the sum of P over what the sinks leave of the heads; if that is less than kLeastLeft of the heads,
+//     it is lost in the rounding of the statistics, and p is the sum of P made to add up to 1
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -55,6 +56,11 @@ class Sums {
   Numbers numbers_;
 };
 
+// In float32, as the operators say: so softmax_max is one of the scores.
+float score_of(const sparse::Attention& a, const Numbers& query, int64_t token, int64_t key_head) {
+  return static_cast<float>(a.scale * dot(query, row_of(a.key, token, key_head)));
+}
+
 // Calls f(sequence, row) for every computed row.
 template <class F>
 void each_row(const sparse::Batch& batch, F f) {
@@ -79,7 +85,7 @@ void attend(const sparse::Attention& a, const sparse::Sequence& sequence, int64_
   if (a.sinks != nullptr) top = a.sinks[q_head];
   Numbers p;
   const Numbers query = row_of(a.query, token, q_head);
-  for (int64_t j : tokens) p.push_back(a.scale * dot(query, row_of(a.key, j, head)));
+  for (int64_t j : tokens) p.push_back(score_of(a, query, j, head));
   for (double s : p) top = std::isnan(s) || s > top ? s : top;
   for (double& s : p) sum += s = std::exp(s - top);
   if (a.sinks != nullptr) sum += std::exp(a.sinks[q_head] - top);
@@ -130,7 +136,7 @@ double sink_share(const sparse::Attention& a, const sparse::Sequence& sequence, 
 // Attention's probability of a key in one head.
 double probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head,
                    const Numbers& query, int64_t token) {
-  return share_of(a.scale * dot(query, row_of(a.key, token, q_head / a.group())), a, sequence, row, q_head);
+  return share_of(score_of(a, query, token, q_head / a.group()), a, sequence, row, q_head);
 }
 
 Outcome attention_gradient(const sparse::Gradient& g, const Runtime&) {
@@ -191,14 +197,29 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
   return Outcome::done;
 }
 
-double mean_probability(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t token) {
-  double sum = 0, heads = 0;
+// p of the listed keys.
+Numbers target_of(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row,
+                  const std::vector<int64_t>& tokens) {
+  std::vector<Numbers> logs;  // of P, head by head
+  double heads = static_cast<double>(a.query.heads), level = -std::numeric_limits<double>::infinity();
   for (int64_t head = 0; head < a.query.heads; ++head) {
     const Numbers query = row_of(a.query, sequence.query + row, head);
-    sum += probability(a, sequence, row, head, query, token);
-    heads += a.sinks == nullptr ? 1 : 1 - sink_share(a, sequence, row, head);
+    const int64_t at = sequence.statistics + row * a.query.heads + head;
+    Numbers& own = logs.emplace_back();
+    for (int64_t token : tokens) {
+      own.push_back(double{score_of(a, query, token, 0)} - a.softmax_max[at] - std::log(double{a.softmax_sum[at]}));
+      level = maximum(level, own.back());
+    }
+    if (a.sinks != nullptr) heads -= sink_share(a, sequence, row, head);
   }
-  return sum / heads;
+  const bool lost = a.sinks != nullptr && heads < sparse::kLeastLeft * static_cast<double>(a.query.heads);
+  Numbers p(tokens.size());
+  for (const Numbers& own : logs) {
+    for (size_t n = 0; n < p.size(); ++n) p[n] += std::exp(own[n] - (lost ? level : 0.0));
+  }
+  const double whole = lost ? std::accumulate(p.begin(), p.end(), 0.0) : heads;
+  for (double& x : p) x /= whole;
+  return p;
 }
 
 // What comes back to the scores of a row's keys, from the loss; `loss` grows.
@@ -213,9 +234,10 @@ Numbers differences(const sparse::IndexGradient& g, const sparse::Sequence& sequ
   double sum = 0;
   for (double x : y) sum += std::exp(x - top);
   Numbers back;
+  const Numbers target = target_of(*g.attention, sequence, row, tokens);
   const double floor = g.floor, least = std::log(floor);
   for (size_t n = 0; n < y.size(); ++n) {
-    const double p = mean_probability(*g.attention, sequence, row, tokens[n]), log_y = y[n] - top - std::log(sum);
+    const double p = target[n], log_y = y[n] - top - std::log(sum);
     const double q = std::max(p, floor);
     if (q != 0) loss += q * (std::log(q) - std::max(log_y, least));
     back.push_back(std::exp(log_y) - p);
@@ -253,8 +275,7 @@ Outcome index_gradient_rows(const sparse::IndexGradient& g, const Runtime&) {
       const Numbers& r = relu[static_cast<size_t>(h)];
       const Numbers query = row_of(index.query, token, h);
       for (size_t n = 0; n < tokens.size(); ++n) {
-        if (!(r[n] > 0)) continue;
-        const double ds = back[n] * weights[static_cast<size_t>(h)];
+        const double ds = r[n] <= 0 ? 0 : back[n] * weights[static_cast<size_t>(h)];
         d_query.add(token, h, ds, row_of(index.key, tokens[n], 0));
         d_key.add(tokens[n], 0, ds, query);
       }

@@ -54,6 +54,7 @@ struct Heads {
   int64_t score_row;
   float* states;
   int64_t state_floats;
+  float unit;       // of the sums of values: 1, or less where they would overflow
 
   int64_t head(int64_t n, int64_t r) const { return (first + n) * rows + r; }
   State state(int64_t n) const { return State(states + n * state_floats, rows); }
@@ -166,6 +167,18 @@ FA_INLINE void soften_tokens(const Heads& h, const Tokens& t, const DecodeScratc
   }
 }
 
+// A weight does not vanish: it may meet an infinity.
+FA_INLINE void shrink_weights(const Heads& h, const Tokens& t) {
+  constexpr float kSmallest = 0x1p-126f;
+  for (int64_t r = 0; r < h.count * h.rows; ++r) {
+    float* weights = h.scores_of(0, r);
+    for (int64_t j = 0; j < t.count; ++j) {
+      const float weight = weights[j] * h.unit;
+      if (weights[j] > 0) weights[j] = weight > kSmallest ? weight : kSmallest;
+    }
+  }
+}
+
 // Adds the values of tokens [begin, end) of the step.
 template <class Stored>
 static void add_run(const Heads& h, const Tokens& t, int64_t begin, int64_t end) {
@@ -204,6 +217,7 @@ template <class Keys, class Values>
 static void attend_tokens(const Heads& h, const Tokens& t, const DecodeScratch& s) {
   score_tokens<Keys>(h, t);
   soften_tokens(h, t, s);
+  if (h.unit != 1.0f) shrink_weights(h, t);
   if (t.filled) {
     add_weighted<Values>(h, t);
     return;

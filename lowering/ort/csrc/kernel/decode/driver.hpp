@@ -104,7 +104,7 @@ class Decoder {
     const int64_t tokens = plan_.chunk_tokens(entry);
     float* own = states_ + (begin * plan_.heads_at_once + (part * chunks + chunk) * plan_.heads_at_once) * state_floats_;
     read_queries(index, part, scratch);
-    attend(index, part, chunk * tokens, smaller(entry.length, (chunk + 1) * tokens), own, false, scratch);
+    attend(index, part, chunk * tokens, smaller(entry.length, (chunk + 1) * tokens), own, false, 1.0f, scratch);
     int64_t* left = left_ + index * plan_.head_tasks + part;
     if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) {
       finish(index, part, chunks, own - chunk * plan_.heads_at_once * state_floats_, scratch);
@@ -140,15 +140,15 @@ class Decoder {
     }
   }
 
-  Heads heads_of(int64_t index, int64_t part, int64_t end, float* states, const DecodeScratch& s) const {
+  Heads heads_of(int64_t index, int64_t part, int64_t end, float* states, float unit, const DecodeScratch& s) const {
     return {d_, d_.entries[index], part * plan_.heads_at_once, plan_.heads_at_once, group_, end, columns_, s.queries,
-            s.constants, s.scores, plan_.token_row(), states, state_floats_};
+            s.constants, s.scores, plan_.token_row(), states, state_floats_, unit};
   }
 
-  void attend(int64_t index, int64_t part, int64_t begin, int64_t end, float* states, bool filled,
+  void attend(int64_t index, int64_t part, int64_t begin, int64_t end, float* states, bool filled, float unit,
               const DecodeScratch& s) const {
     const DecodeEntry& entry = d_.entries[index];
-    const Heads heads = heads_of(index, part, end, states, s);
+    const Heads heads = heads_of(index, part, end, states, unit, s);
     for (int64_t n = 0; n < heads.count; ++n) heads.state(n).clear(group_, columns_);
     for (int64_t first = begin; first < end; first += plan_.tokens) {
       Tokens tokens{first, smaller(plan_.tokens, end - first), nullptr, filled};
@@ -194,10 +194,29 @@ class Decoder {
         join(State(states + n * state_floats_, group_), State(from + n * state_floats_, group_), group_, columns_);
       }
     }
-    if (d_.entries[index].mask != nullptr && masked_tokens_matter(states)) {
-      attend(index, part, 0, d_.entries[index].length, states, true, s);
+    const int64_t length = d_.entries[index].length;
+    const bool filled = d_.entries[index].mask != nullptr && masked_tokens_matter(states);
+    if (filled) attend(index, part, 0, length, states, true, 1.0f, s);
+    float unit = 1.0f;
+    if (overflowed(states)) {
+      unit = unit_for(length);
+      attend(index, part, 0, length, states, filled, unit, s);
     }
-    write(index, heads_of(index, part, d_.entries[index].length, states, s), s.row);
+    write(index, heads_of(index, part, length, states, unit, s), s.row);
+  }
+
+  // Whether a row has a sum of values that is inf or NaN although the sum of its weights is a number.
+  bool overflowed(const float* states) const {
+    for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
+      const State state(const_cast<float*>(states) + n * state_floats_, group_);
+      for (int64_t r = 0; r < group_; ++r) {
+        if (is_nan(state.total[r])) continue;
+        float check = 0;  // inf * 0 and NaN * 0 are NaN
+        for (int64_t i = 0; i < d_.size; ++i) check += state.sums[r * columns_ + i] * 0.0f;
+        if (is_nan(check)) return true;
+      }
+    }
+    return false;
   }
 
   // A masked token has a score, too, only a very low one.
@@ -215,7 +234,7 @@ class Decoder {
     for (int64_t n = 0; n < h.count; ++n) {
       for (int64_t r = 0; r < group_; ++r) {
         const float total = h.state(n).total[r];
-        const float factor = total == 0 ? __builtin_nanf("") : 1.0f / total;  // every score is -inf
+        const float factor = total == 0 ? __builtin_nanf("") : 1.0f / total / h.unit;  // 0: every score is -inf
         const float* sums = h.state(n).sums + r * columns_;
         for (int64_t i = 0; i < d_.size; ++i) row[i] = sums[i] * factor;
         if (d_.value_scale != nullptr) {

@@ -9,7 +9,7 @@
 namespace fa::FA_ISA::grad {
 
 // Below this many multiplications (about 20 microseconds) waking other threads costs more than it gives.
-inline constexpr int64_t kInlineProducts = int64_t{1} << 20;
+inline constexpr double kInlineProducts = 1 << 20;
 
 inline constexpr int64_t kWorkers = 64;
 
@@ -21,14 +21,15 @@ class Driver {
   Driver(const Gradients& gradients, const Runtime& runtime)
       : gradients_(gradients), problem_(gradients.problem), runtime_(runtime),
         shape_(problem_), group_(problem_.heads / problem_.key_heads), pairs_(problem_.sequence_count * problem_.key_heads) {
-    for (int64_t n = 0; n < problem_.sequence_count; ++n) total_ += area(problem_.sequences[n]) * problem_.key_heads;
+    const auto key_heads = static_cast<double>(problem_.key_heads);
+    for (int64_t n = 0; n < problem_.sequence_count; ++n) total_ += area(problem_.sequences[n]) * key_heads;
   }
 
   ~Driver() { runtime_.release(runtime_.self, memory_); }
 
   Outcome run() {
     if (!prepare()) return Outcome::out_of_memory;
-    alone_ = total_ * group_ * (shape_.numbers + shape_.value_size) < kInlineProducts;
+    alone_ = total_ * static_cast<double>(group_ * (shape_.numbers + shape_.value_size)) < kInlineProducts;
     spread(pairs_, &Driver::whole_pair);
     int64_t waves = 0;
     for (int64_t n = 0; n < shared_count_; ++n) waves = larger(waves, shared_[n].waves);
@@ -45,18 +46,15 @@ class Driver {
   }
 
  private:
-  static int64_t area(const Sequence& s) { return s.query_length * s.key_length; }
+  static double area(const Sequence& s) { return static_cast<double>(s.query_length) * static_cast<double>(s.key_length); }
 
   Pair pair(int64_t n) const {
     const Sequence& s = problem_.sequences[n / problem_.key_heads];
     return Pair(s, n % problem_.key_heads, group_, share(s));
   }
 
-  // In parts of kPartsWanted, without a product that could overflow.
-  int64_t share(const Sequence& s) const {
-    return static_cast<int64_t>(static_cast<double>(kPartsWanted) * static_cast<double>(area(s)) /
-                                static_cast<double>(total_));
-  }
+  // In parts of kPartsWanted.
+  int64_t share(const Sequence& s) const { return static_cast<int64_t>(kPartsWanted * area(s) / total_); }
 
   // Lists the pairs that are shared and gives them memory: at most kPartsWanted / 2 of them.
   bool prepare() {
@@ -228,7 +226,7 @@ class Driver {
   const Shape shape_;
   const int64_t group_;
   const int64_t pairs_;
-  int64_t total_ = 0;
+  double total_ = 0;  // scores
   int64_t keys_alone_ = 0;
   int64_t wave_ = 0;
   bool alone_ = false;

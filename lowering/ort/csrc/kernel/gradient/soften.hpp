@@ -8,10 +8,10 @@
 
 namespace fa::FA_ISA::grad {
 
-// exp of a score less its row's softmax_max, which is hardly more than 0 if the two belong together; beyond 89 it is
-// infinite.
-FA_INLINE Vec probability(Vec x) {
-  return exp2_nonpositive(lesser(splat(128.4f), x * kLog2E));
+// exp of a score less its row's softmax_max. No score exceeds the largest one that the forward pass has found, so that P is
+// never more than 1 / softmax_sum; where statistics of another library differ by their rounding, that is kept to.
+FA_INLINE Vec probability(Vec score, float max) {
+  return exp2_nonpositive(lesser(Vec{}, (score - max) * kLog2E));
 }
 
 // One row. Columns count from the block's first key; bias, hidden and drop begin at the vector that holds `begin`.
@@ -41,7 +41,7 @@ struct Weights {
 };
 
 FA_INLINE Weights plain_weights(const Row& row, float scale, int64_t c) {
-  const Vec p = probability(load(row.p + c) * scale - row.max) * row.weight;
+  const Vec p = probability(rounded(load(row.p + c) * scale), row.max) * row.weight;
   return {p, p * (load(row.ds + c) - row.delta)};
 }
 
@@ -56,11 +56,11 @@ FA_INLINE Weights any_weights(const Row& row, const Problem& problem, int64_t c,
     factor = ((word - BitVec{}) & bit) == 0 ? Vec{} : splat(1.0f / problem.keep_prob);
   }
   if (row.empty) return {row.share * factor, Vec{}};
-  const bool inside = problem.pse_inside_scale && row.bias != nullptr;
   const IntVec away = row.hidden == nullptr ? IntVec{} : nonzero_bytes(row.hidden + at);
-  Vec score = load(row.p + c) * (inside ? 1.0f : problem.scale);
-  if (row.bias != nullptr) score = (score + load(row.bias + at)) * (inside ? problem.scale : 1.0f);
-  Vec p = clear_where(row.silent ? ~IntVec{} : away, probability(score - row.max) * row.weight);
+  const Vec product = load(row.p + c);
+  const Vec score =
+      row.bias == nullptr ? rounded(product * problem.scale) : rounded(biased_score(problem, product, load(row.bias + at)));
+  Vec p = clear_where(row.silent ? ~IntVec{} : away, probability(score, row.max) * row.weight);
   if (row.fill != 0) p = away ? splat(row.fill) : p;
   // What lies beyond the row's end must not get into the sum.
   const IntVec apart = (row.fill == 0 ? away : IntVec{}) | ~first_lanes(row.end - c) | first_lanes(row.begin - c);

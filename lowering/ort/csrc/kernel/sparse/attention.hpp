@@ -3,7 +3,7 @@
 // Time is rows x selected keys; memory is one block of keys and the results of one row for each thread.
 #pragma once
 
-#include "../exp.hpp"
+#include "../softmax.hpp"
 #include "block.hpp"
 #include "scratch.hpp"
 
@@ -21,8 +21,8 @@ template <class Form>
 class RowAttention {
  public:
   RowAttention(const sparse::Attention& a, const Runtime& runtime)
-      : a_(a), group_(a.group()), padded_(Form::padded(group_)), shared_(shares_key(a)),
-        tokens_(runtime, a.lists.count * a.lists.block),
+      : a_(a), runtime_(runtime), group_(a.group()), padded_(Form::padded(group_)), shared_(shares_key(a)),
+        tokens_(runtime, a.lists.room),
         floats_(runtime, query_floats() + key_floats() + value_floats() + padded_ * kGatherKeys +
                              Form::weigh_floats(group_) + padded_ * columns_of(a.value.size) + 4 * padded_ +
                              larger(a.query.numbers(), a.value.size)),
@@ -43,12 +43,16 @@ class RowAttention {
 
   explicit operator bool() const { return tokens_ && floats_; }
 
-  void run(int64_t row, int64_t head) {
+  // False where there is no memory for it.
+  bool run(int64_t row, int64_t head) {
     const sparse::Sequence& sequence = sequence_of(a_.batch, row);
     const int64_t token = sequence.query + row;
     const int64_t list = a_.lists.heads == 1 ? 0 : head;
     const int64_t count = selected_tokens(a_.batch, a_.lists, sequence, row, list, tokens_.data());
-    if (count == 0) return empty(sequence, row, head);
+    if (count == 0) {
+      empty(sequence, row, head);
+      return true;
+    }
     Form::pack_query(a_.query, token, head * group_, group_, query_, row_);
     for (int64_t h = 0; h < padded_; ++h) {
       const bool sink = a_.sinks != nullptr && h < group_;
@@ -59,15 +63,23 @@ class RowAttention {
     for (int64_t first = 0; first < count; first += kGatherKeys) {
       add_block(tokens_.data() + first, count - first, head);
     }
+    bool finite = true;
     for (int64_t h = 0; h < group_; ++h) {
-      if (a_.out == nullptr) break;
       float* out = out_ + h * columns_of(a_.value.size);
       const float factor = 1.0f / sum_[h];
-      for (int64_t d = 0; d < a_.value.size; ++d) out[d] *= factor;
+      float check = 0;  // inf * 0 and NaN * 0 are NaN
+      for (int64_t d = 0; d < a_.value.size; ++d) check += (out[d] *= factor) * 0.0f;
+      finite = finite && (check == 0 || is_nan(sum_[h]));
+    }
+    if (a_.out != nullptr && !finite && !add_again(tokens_.data(), count, head)) return false;
+    for (int64_t h = 0; h < group_; ++h) {
+      if (a_.out == nullptr) break;
+      const float* out = out_ + h * columns_of(a_.value.size);
       write_floats(a_.out, (token * a_.query.heads + head * group_ + h) * a_.value.size, out, a_.value.size,
                    a_.query.type);
     }
     statistics(sequence, row, head, top_, sum_);
+    return true;
   }
 
  private:
@@ -82,23 +94,57 @@ class RowAttention {
     if (!shared_) ask_for(a_.value, tokens + count, smaller(kGatherKeys, left - count), head, true);
     keys_.take(tokens, count, head, key_copies_);
     if (!shared_) values_.take(tokens, count, head, value_copies_);
-    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_);
-    const Vec scale = splat(a_.scale);
-    Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
+    make_scores(count);
     Form::largest(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) raise(h);
-    Form::each(scores_, group_, count, [&](Vec s, int64_t h, int64_t) {
-      return exp_nonpositive(s - Form::of_heads(top_, h));
-    });
+    make_exponentials(count);
     Form::sums(scores_, group_, count, change_);
     for (int64_t h = 0; h < padded_; ++h) sum_[h] = sum_[h] * alpha_[h] + change_[h];
     if (a_.out == nullptr) return;
     Form::weigh(scores_, group_, shared_ ? keys_ : values_, a_.value.size, count, out_, alpha_, weights_);
   }
 
+  void make_scores(int64_t count) {
+    Form::scores(query_, group_, keys_, a_.key.numbers(), count, scores_);
+    const Vec scale = splat(a_.scale);
+    Form::each(scores_, group_, count, [&](Vec s, int64_t, int64_t) { return s * scale; });
+  }
+
+  void make_exponentials(int64_t count) {
+    Form::each(scores_, group_, count, [&](Vec s, int64_t h, int64_t) {
+      return exp_nonpositive(s - Form::of_heads(top_, h));
+    });
+  }
+
+  // The means of the values in double: some value is inf or NaN, or a sum of floats overflows although the mean is one.
+  bool add_again(const int64_t* tokens, int64_t count, int64_t head) {
+    const int64_t size = a_.value.size;
+    Scratch<double> sums(runtime_, group_ * size);
+    if (!sums) return false;
+    for (int64_t i = 0; i < group_ * size; ++i) sums.data()[i] = 0;
+    for (int64_t first = 0; first < count; first += kGatherKeys) {
+      const int64_t keys = smaller(kGatherKeys, count - first);
+      keys_.take(tokens + first, keys, head, key_copies_);
+      make_scores(keys);
+      make_exponentials(keys);
+      for (int64_t j = 0; j < keys; ++j) {
+        read_numbers(a_.value, tokens[first + j], head, 0, size, row_);
+        for (int64_t h = 0; h < group_; ++h) {
+          const double p = Form::at(scores_, h, j);
+          for (int64_t d = 0; d < size; ++d) sums.data()[h * size + d] += p * row_[d];
+        }
+      }
+    }
+    for (int64_t h = 0; h < group_; ++h) {
+      float* out = out_ + h * columns_of(size);
+      for (int64_t d = 0; d < size; ++d) out[d] = static_cast<float>(sums.data()[h * size + d] / sum_[h]);
+    }
+    return true;
+  }
+
   void raise(int64_t h) {
     const float old = top_[h];
-    top_[h] = change_[h] > old ? change_[h] : old;
+    top_[h] = change_[h] > old || is_nan(change_[h]) ? change_[h] : old;
     alpha_[h] = old == -kInfinity ? 0.0f : exp_nonpositive(splat(old - top_[h]))[0];
     // Scores of -inf alone made NaN so far, which would outlive the factor 0.
     if (old == -kInfinity && top_[h] > -kInfinity && h < group_) {
@@ -122,11 +168,17 @@ class RowAttention {
     const EmptyRows rule = sequence.keys == 0 ? EmptyRows::zero : a_.empty_rows;
     for (int64_t d = 0; d < size; ++d) mean[d] = rule == EmptyRows::nan ? __builtin_nanf("") : 0.0f;
     if (rule == EmptyRows::mean) {
-      for (int64_t place = 0; place < sequence.keys; ++place) {
-        read_numbers(a_.value, key_token(a_.batch, sequence, place), head, 0, size, row_);
-        for (int64_t d = 0; d < size; ++d) mean[d] += row_[d];
-      }
-      for (int64_t d = 0; d < size; ++d) mean[d] /= static_cast<float>(sequence.keys);
+      const auto add_up = [&](float unit) {
+        float check = 0;  // inf * 0 and NaN * 0 are NaN
+        for (int64_t d = 0; d < size; ++d) mean[d] = 0;
+        for (int64_t place = 0; place < sequence.keys; ++place) {
+          read_numbers(a_.value, key_token(a_.batch, sequence, place), head, 0, size, row_);
+          for (int64_t d = 0; d < size; ++d) mean[d] += row_[d] * unit;
+        }
+        for (int64_t d = 0; d < size; ++d) check += (mean[d] /= static_cast<float>(sequence.keys) * unit) * 0.0f;
+        return check == 0;
+      };
+      if (!add_up(1.0f)) add_up(unit_for(sequence.keys));
     }
     for (int64_t h = 0; h < group_; ++h) {
       const int64_t q = head * group_ + h;
@@ -140,6 +192,7 @@ class RowAttention {
   }
 
   const sparse::Attention& a_;
+  const Runtime& runtime_;
   int64_t group_, padded_;
   bool shared_;
   Scratch<int64_t> tokens_;
@@ -157,7 +210,9 @@ static Outcome sparse_attention(const sparse::Attention& a, const Runtime& runti
     auto part = [&](int64_t first, int64_t last) {
       RowAttention<Form> rows(a, runtime);
       if (!rows) return failure.set();
-      for (int64_t i = first; i < last; ++i) rows.run(i / heads, i % heads);
+      for (int64_t i = first; i < last; ++i) {
+        if (!rows.run(i / heads, i % heads)) return failure.set();
+      }
     };
     in_parallel(runtime, a.batch.rows * heads, kRowsOfTask, part);
   };

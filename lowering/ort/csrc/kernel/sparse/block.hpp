@@ -130,16 +130,25 @@ struct Narrow {
     }
   }
 
-  // f(head vector or number) over keys: largest and sum of each head.
+  // Of each head's scores: the largest, NaN where one of them is.
   static void largest(const float* block, int64_t heads, int64_t count, float* out) {
     for (int64_t h = 0; h < heads; ++h) {
       Vec top = splat(-kInfinity);
+      IntVec undefined{};
       const float* row = block + h * kGatherKeys;
       int64_t j = 0;
-      for (; j + kLanes <= count; j += kLanes) top = greater(load(row + j), top);
+      for (; j + kLanes <= count; j += kLanes) {
+        const Vec s = load(row + j);
+        top = greater(s, top);
+        undefined |= s != s;
+      }
       float best = max_lanes(top);
-      for (; j < count; ++j) best = row[j] > best ? row[j] : best;
-      out[h] = best;
+      bool nan = sum_lanes(undefined ? splat(1.0f) : Vec{}) > 0;
+      for (; j < count; ++j) {
+        best = row[j] > best ? row[j] : best;
+        nan = nan || is_nan(row[j]);
+      }
+      out[h] = nan ? __builtin_nanf("") : best;
     }
   }
   static void sums(const float* block, int64_t heads, int64_t count, float* out) {
@@ -298,8 +307,13 @@ struct Wide {
     for (int64_t h = 0; h < heads; h += kLanes) {
       const float* at = block + h / kWidth * kPanelFloats + h % kWidth;
       Vec top = splat(-kInfinity);
-      for (int64_t j = 0; j < count; ++j) top = greater(load(at + j * kWidth), top);
-      store(out + h, top);
+      IntVec undefined{};
+      for (int64_t j = 0; j < count; ++j) {
+        const Vec s = load(at + j * kWidth);
+        top = greater(s, top);
+        undefined |= s != s;
+      }
+      store(out + h, undefined ? splat(__builtin_nanf("")) : top);
     }
   }
   static void sums(const float* block, int64_t heads, int64_t count, float* out) {

@@ -104,7 +104,7 @@ class RowGradient {
     Form::scores(d_out_, group_, shared_ ? keys_ : values_, a_.value.size, count, ds);
     const Vec scale = splat(a_.scale);
     Form::each(p, group_, count, [&](Vec s, int64_t h, int64_t) {
-      return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
+      return exp_any(rounded(s * scale) - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
     });
     Form::each(ds, group_, count, [&](Vec dp, int64_t h, int64_t place) {
       return load(p + place) * (dp - Form::of_heads(dot_, h)) * scale;

@@ -19,14 +19,15 @@ FA_INLINE int64_t index_left_floats(int64_t heads) {
 }
 
 // The mean over attention's heads of their probabilities of the listed keys; with sinks, their sum over what the sinks leave
-// of the heads, so that it adds up to 1.
+// of the heads, so that it adds up to 1. Where that is less than kLeastLeft of them, the difference has lost its digits to
+// the rounding of the statistics, and the probabilities of the listed keys are divided by their own sum.
 template <class Form>
 class RowTarget {
  public:
   RowTarget(const sparse::Attention& a, const Runtime& runtime)
       : a_(a), heads_(a.query.heads), padded_(Form::padded(heads_)),
         floats_(runtime, Form::query_floats(heads_, a.query.numbers()) + Listed<Form::kPairs>::floats(a.key) + padded_ * kGatherKeys +
-                             2 * padded_ + a.query.numbers()),
+                             3 * padded_ + a.query.numbers()),
         keys_(a.key) {
     if (!floats_) return;
     query_ = floats_.data();
@@ -34,7 +35,8 @@ class RowTarget {
     scores_ = copies_ + Listed<Form::kPairs>::floats(a.key);
     top_ = scores_ + padded_ * kGatherKeys;
     share_ = top_ + padded_;
-    row_ = share_ + padded_;
+    largest_ = share_ + padded_;
+    row_ = largest_ + padded_;
   }
 
   explicit operator bool() const { return static_cast<bool>(floats_); }
@@ -47,29 +49,73 @@ class RowTarget {
     for (int64_t h = 0; h < heads_ && a_.sinks != nullptr; ++h) {
       heads -= __builtin_exp(double{a_.sinks[h]} - a_.softmax_max[statistics + h]) / a_.softmax_sum[statistics + h];
     }
+    const bool lost = a_.sinks != nullptr && heads < sparse::kLeastLeft * static_cast<double>(heads_);
     for (int64_t h = 0; h < padded_; ++h) {
       top_[h] = h < heads_ ? a_.softmax_max[statistics + h] : 0;
       share_[h] = h < heads_ ? static_cast<float>(1.0 / (a_.softmax_sum[statistics + h] * heads)) : 0;
     }
     const Vec scale = splat(a_.scale);
-    for (int64_t first = 0; first < left.count; first += kGatherKeys, out += step) {
+    float level = 0;
+    if (lost) {
+      level = -kInfinity;
+      take_logarithms(statistics);
+      each_block(left, [&](int64_t, int64_t count) {
+        Form::each(scores_, heads_, count, [&](Vec s, int64_t h, int64_t) {
+          return rounded(s * scale) - Form::of_heads(top_, h);
+        });
+        Form::largest(scores_, heads_, count, largest_);
+        for (int64_t h = 0; h < heads_; ++h) level = largest_[h] > level || is_nan(largest_[h]) ? largest_[h] : level;
+      });
+    }
+    each_block(left, [&](int64_t first, int64_t count) {
+      Form::over_heads(scores_, heads_, count, out + first / kGatherKeys * step, [&](Vec s, int64_t h) {
+        return exp_any((rounded(s * scale) - Form::of_heads(top_, h)) - level) * Form::of_heads(share_, h);
+      });
+    });
+    if (lost) normalise(left.count, out, step);
+  }
+
+ private:
+  // Calls f(first, count) for each block of keys with their products in scores_.
+  template <class F>
+  void each_block(const Left& left, F f) {
+    for (int64_t first = 0; first < left.count; first += kGatherKeys) {
       const int64_t count = smaller(kGatherKeys, left.count - first);
       keys_.take(left.tokens + first, count, 0, copies_);
       const int64_t next = smaller(kGatherKeys, left.count - first - count);
       ask_for(a_.key, left.tokens + first + count, next, 0, !Listed<Form::kPairs>::in_place(a_.key));
       Form::scores(query_, heads_, keys_, a_.key.numbers(), count, scores_);
-      Form::over_heads(scores_, heads_, count, out, [&](Vec s, int64_t h) {
-        return exp_any(s * scale - Form::of_heads(top_, h)) * Form::of_heads(share_, h);
-      });
+      f(first, count);
     }
   }
 
- private:
+  // top_ becomes what is subtracted from a score for the logarithm of its probability, less the smallest such number: they
+  // may be large, and only their differences matter.
+  void take_logarithms(int64_t statistics) {
+    const auto of_head = [&](int64_t h) {
+      return a_.softmax_max[statistics + h] + __builtin_log(double{a_.softmax_sum[statistics + h]});
+    };
+    double lowest = of_head(0);
+    for (int64_t h = 1; h < heads_; ++h) lowest = of_head(h) < lowest ? of_head(h) : lowest;
+    for (int64_t h = 0; h < heads_; ++h) {
+      top_[h] = static_cast<float>(of_head(h) - lowest);
+      share_[h] = 1;
+    }
+  }
+
+  static void normalise(int64_t count, float* out, int64_t step) {
+    const auto at = [&](int64_t j) -> float& { return out[j / kGatherKeys * step + j % kGatherKeys]; };
+    double sum = 0;
+    for (int64_t j = 0; j < count; ++j) sum += at(j);
+    for (int64_t j = 0; j < count; ++j) at(j) = static_cast<float>(at(j) / sum);
+  }
+
   const sparse::Attention& a_;
   int64_t heads_, padded_;
   Scratch<float> floats_;
   Listed<Form::kPairs> keys_;
-  float *query_ = nullptr, *copies_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *row_ = nullptr;
+  float *query_ = nullptr, *copies_ = nullptr, *scores_ = nullptr, *top_ = nullptr, *share_ = nullptr, *largest_ = nullptr,
+        *row_ = nullptr;
 };
 
 template <class Form>
@@ -129,7 +175,7 @@ class RowIndexGradient {
       }
       Form::dot_keys(r, back, heads_, count(left, first), d_weights_);
       Form::each(r, heads_, count(left, first), [&](Vec x, int64_t h, int64_t place) {
-        return clear_where(~(x > Vec{}), Form::of_keys(back, place) * Form::of_heads(weights_, h));
+        return clear_where(x <= 0.0f, Form::of_keys(back, place) * Form::of_heads(weights_, h));  // a NaN stays
       });
       Form::weigh(r, heads_, keys_, depth_, count(left, first), d_query_, ones_, pairs_);
       Form::leave(r, heads_, count(left, first));
@@ -175,11 +221,11 @@ class RowIndexGradient {
       store(scores_ + j, exp_nonpositive(load(scores_ + j) - splat(top)));
       for (int64_t n = j; n < smaller(j + kLanes, left.count); ++n) sum += scores_[n];
     }
-    if (floor == 0) loss += mass * __builtin_log(sum);
+    if (floor == 0 && mass != 0) loss += mass * __builtin_log(sum);
     for (int64_t j = 0; j < left.count; ++j) {
       float& p = target(left, j);
       const float y = static_cast<float>(scores_[j] / sum);
-      const float p_floor = p > floor ? p : floor, y_floor = y > floor ? y : floor;
+      const float p_floor = p < floor ? floor : p, y_floor = y < floor ? floor : y;  // a NaN stays
       if (floor != 0) loss += p_floor * (__builtin_log(p_floor) - __builtin_log(y_floor));
       p = y - p;
     }
