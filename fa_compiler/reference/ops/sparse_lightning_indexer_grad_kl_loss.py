@@ -40,7 +40,8 @@ def _target(scores: Floats, top: Floats, total: Floats, sinks: Floats | None) ->
         left = heads - float(np.sum(np.exp(sinks - top) / total))
         if left < LEAST_LEFT * heads:
             p: Floats = np.exp(logs - logs.max()).sum(axis=0)
-            return p / p.sum()
+            p /= p.sum()
+            return p
         heads = left
     mean: Floats = np.exp(logs).sum(axis=0) / heads
     return mean
