@@ -360,7 +360,10 @@ def test_masked_keys_that_keep_a_probability(changes: Mapping[str, str], express
 
 
 BIASED = {
-    "a selection before a bias": {"m": "m0 = Where(keep, x, low) m = Add(m0, b)", "dm": "dm = Identity(ds)"},
+    "a selection before a bias": {
+        "m": "m0 = Where(keep, x, low) tb = Tanh(b) m = Add(m0, tb)",
+        "dm": "dm = Identity(ds)",
+    },
     "a selection behind a bias": {"m": "m0 = Add(x, b) m = Where(keep, m0, low)", "dm": "dm = Where(keep, ds, zero)"},
 }
 
@@ -373,8 +376,14 @@ def test_selections_beside_a_bias(changes: Mapping[str, str]) -> None:
     agree(original, changed)
 
 
+def test_a_bias_behind_a_selection_that_may_cancel_its_number() -> None:
+    """The gradient has no score of masked keys to which a bias is added."""
+    changes = {"m": "m0 = Where(keep, x, low) m = Add(m0, b)", "dm": "dm = Identity(ds)"}
+    declined(model(changes, f"{KEEP}, float[1,4,6,6] b"), Code.MASK_VALUE)
+
+
 def test_a_selection_that_becomes_a_bias_cannot_zero_a_row() -> None:
-    changes = {"m": "m0 = Where(keep, x, low) m = Add(m0, b)", "dm": "dm = Where(keep, ds, zero)"}
+    changes = {"m": "m0 = Where(keep, x, low) tb = Tanh(b) m = Add(m0, tb)", "dm": "dm = Where(keep, ds, zero)"}
     declined(model(changes, f"{KEEP}, float[1,4,6,6] b"), Code.EMPTY_ROWS)
 
 

@@ -27,6 +27,10 @@ def same(proto: onnx.ModelProto) -> str:
     return block.status if block.code is None else block.code.value
 
 
+POSITIONS = "b1 = Tanh(tall) b2 = Tanh(wide) a1 = Add(a0, b1) a = Add(a1, b2) "
+"""Biases that are known not to round the scores."""
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -40,7 +44,7 @@ def same(proto: onnx.ModelProto) -> str:
 )
 @pytest.mark.parametrize(
     "terms",
-    ["", "a1 = Add(a0, tall) a = Add(a1, wide) ", "c = Constant<value=float {0.3}>() a = Mul(a0, c) "],
+    ["", POSITIONS, "c = Constant<value=float {0.3}>() a = Mul(a0, c) "],
     ids=["no term", "relative positions", "scaled"],
 )
 def test_two_dimensions_of_keys(terms: str, values: str) -> None:
@@ -80,7 +84,7 @@ LOGARITHM = BOTH.replace("r = Div(e, t)", "l = Log(t) o = Add(l, n) u = Sub(a, o
 
 
 @pytest.mark.parametrize("softmax", [BOTH, LOGARITHM], ids=["written out", "by its logarithm"])
-@pytest.mark.parametrize("term", ["", "a1 = Add(a0, tall) a = Add(a1, wide) ", "a = Where(m, a0, low) "])
+@pytest.mark.parametrize("term", ["", POSITIONS, "a = Where(m, a0, low) "])
 def test_a_softmax_over_two_axes(softmax: str, term: str) -> None:
     """TensorFlow writes one so, Keras' attention_axes need it."""
     scores = SCORES.replace("a =", "a0 =") + "low = Constant<value=float {-inf}>() " if term else SCORES

@@ -91,7 +91,7 @@ def test_a_second_product_in_any_spelling(spelling: Spelling, seed: int) -> None
 
 
 BIASES = {
-    "a_bias_before_it": Spelling(order="sb = Add(s, bias) x = Add(sb, r) "),
+    "a_bias_before_it": Spelling(order="t = Tanh(bias) sb = Add(s, t) x = Add(sb, r) "),
     "something_done_to_it": Spelling(second="r2 = MatMul(qr, krt) r = Relu(r2) "),
     "keys_of_one_row": Spelling(second="r2 = MatMul(qr, krt) r = ReduceMax(r2, last) "),
 }
