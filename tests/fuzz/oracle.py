@@ -144,8 +144,8 @@ class Judge:
             original = session(self.model, custom=False)
         except Exception:  # of ONNX Runtime: it does not take the original
             return None
-        # A mask of -1e4 over a whole row rounds the scores to 0.001, which who vouches for it takes for nothing.
-        rough = 100.0 if "masks-dominate" in self.assume else 1.0
+        # A mask of -65504 over a whole row rounds the scores to 0.004, which who vouches for it takes for nothing.
+        rough = 1000.0 if "masks-dominate" in self.assume else 1.0
         what = "; ".join(sorted({_short(block) for block in report.blocks if block.status == "fused"}))
         data = self.model.SerializeToString()
         text = f"{self.note}\n{_described(report)}\n"

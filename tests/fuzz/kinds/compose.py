@@ -14,7 +14,7 @@ class Compose(GraphKind):
     def judge(self, seed: int) -> Judge:
         case = compose(seed)
         note = f"{' '.join(case.words)} {' '.join(case.assume)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
-        group = f"{case.inputs[0].dtype}, "
+        group = f"{case.inputs[0].dtype}, " + ("a factor is NaN or infinite, " if case.undefined else "")
         made = Judge(case.model, lambda: feeds(case, seed), case.assume, seed % 32 == 0, note, group)
         made.undefined = case.undefined
         return made

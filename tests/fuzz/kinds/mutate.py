@@ -53,6 +53,7 @@ class Mutate(GraphKind):
         changed = case_of(model, arrays, words)
         made = Judge(model, lambda: feeds(changed, seed, 3), again=seed % 32 == 0, note="; ".join(words))
         made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
+        made.group = "a factor is NaN or infinite, " if made.undefined else ""
         return made
 
     def _base(self, rng: random.Random) -> Case | None:
