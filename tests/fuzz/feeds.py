@@ -49,8 +49,8 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
 def feed(case: Case, style: str, rng: Rng) -> Feed:
     """Inputs of one style."""
     sizes, lenient = dict(case.sizes), False
-    # ONNX Runtime's ScatterElements divides by a size of 0, which ends the process.
-    least = any(node.op_type == "ScatterElements" for node in case.model.graph.node)
+    # ONNX Runtime's kernels of these divide by a size of 0, which ends the process.
+    least = any(node.op_type in ("ScatterElements", "Einsum") for node in case.model.graph.node)
     if style == "sizes" and case.open:
         for letter in sorted(case.open):
             if rng.random() < 0.6:

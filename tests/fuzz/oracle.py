@@ -243,7 +243,8 @@ def difference(
             masked = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
             excused |= lost & np.logical_and.reduce(masked)
     if not finite:
-        excused |= np.isinf(left) & np.isnan(right)  # no finite number was lost: 0 or next to nothing times infinity
+        # No finite number was lost: infinity times 0, or times next to nothing.
+        excused |= (np.isinf(left) & np.isnan(right)) | (np.isnan(left) & np.isinf(right))
     with np.errstate(all="ignore"):
         same = excused | (left == right) | (np.isnan(left) & np.isnan(right))
         near = np.abs(left - right) <= near_by

@@ -1,0 +1,27 @@
+"""The spellings that the ordinary tests draw (tests/passes/strategies.py), fed beyond what these feed them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from tests.fuzz.feeds import feeds
+from tests.fuzz.oracle import Judge
+from tests.fuzz.reduction import GraphKind
+from tests.fuzz.snippets import case_of
+from tests.passes.builder import build
+from tests.passes.strategies import even
+
+
+class Spellings(GraphKind):
+    """One spelling, fed in several ways."""
+
+    def judge(self, seed: int) -> Judge:
+        spelt = build(even(seed))
+        case = case_of(spelt.model, spelt.feeds(seed), [spelt.spelling.softmax])
+        case.inputs = [
+            replace(each, role="int01") if re.fullmatch(r"m\d", each.name) and each.dtype == "int64" else each
+            for each in case.inputs
+        ]
+        group = f"{spelt.spelling.dtype}, "
+        return Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, repr(spelt.spelling), group)
