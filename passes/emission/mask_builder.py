@@ -105,9 +105,10 @@ class MaskBuilder:
         total: ir.Value | None = None
         for step in steps:
             match step:
-                case Add(view, sign):
+                case Add(view, sign, unrounded):
                     view = self._whole(view)
-                    value = self._arranged(self._signed(view.base, sign, dtype), view, wanted)
+                    source = self._unrounded(view.base) if unrounded else None
+                    value = self._arranged(self._signed(source or view.base, sign, dtype), view, wanted)
                     total = value if total is None else self.builder.op("Add", [total, value], dtype)
                 case Put(view, when, fill):
                     view = self._whole(view)
@@ -125,14 +126,14 @@ class MaskBuilder:
         """What to read of 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed; None of
         others. It leaves out a Cast from float32 there."""
         maker, info = value.producer(), self.builder.info
-        if maker is None or self.options.target != "ort" or info.dtype(value) == ir.DataType.FLOAT:
+        if maker is None or info.dtype(value) == ir.DataType.FLOAT:
             return None
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return maker.inputs[0] if info.dtype(maker.inputs[0]) == ir.DataType.FLOAT else None
         return value if is_op(maker, *UNROUNDED) else None
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
-        value = self.builder.cast(self._unrounded(value) or value, dtype)
+        value = self.builder.cast(value, dtype)
         return value if sign > 0 else self.builder.op("Neg", [value], dtype)
 
     def _put(
@@ -161,9 +162,8 @@ class MaskBuilder:
         """
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
-        bias = only.view.base if isinstance(only, Add) and only.sign > 0 else None
-        plain = bias is not None and self.builder.info.dtype(bias) == query
-        if bias is not None and self._unrounded(bias) is not None:
+        plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
+        if isinstance(only, Add) and only.unrounded and self._unrounded(only.view.base) is not None:
             return ir.DataType.FLOAT
         if isinstance(only, Put) and self.options.target == "ascend":
             return query

@@ -54,7 +54,8 @@ computes in float32 is computed in float32, too."""
 def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[Shift, ...]:
     """The steps that make the bias; factors before the first of them only concern the scores.
 
-    With `stepwise` a 16-bit addend that was computed and then moved is read where it was moved to, if moving rounds it.
+    With `stepwise` 16-bit addends are as ONNX Runtime adds them, one by one: unrounded where nothing rounds them, and
+    read where they were moved to if moving does.
     """
     steps: list[Shift] = []
     for term in terms:
@@ -62,7 +63,7 @@ def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -
             view = aligned(term.value, term.dims, viewer, term.node, term.fits)
             if stepwise and _is_rounded_behind(view.base, term.value, viewer):
                 view = aligned(term.value, term.dims, viewer, term.node, term.fits, moved=False)
-            steps.append(Add(view, term.sign))
+            steps.append(Add(view, term.sign, stepwise))
         elif isinstance(term, SelectTerm):
             view = aligned(term.condition, term.dims, viewer, term.node, term.fits)
             steps.append(Put(view, not term.keep, term.fill))

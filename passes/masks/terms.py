@@ -97,10 +97,11 @@ class Masked:
 
 @dataclass(frozen=True)
 class Add:
-    """`sign * view` added to the bias."""
+    """`sign * view` added to the bias. If `unrounded`, computed 16-bit numbers go on as they were computed."""
 
     view: View
     sign: float
+    unrounded: bool = False
 
 
 @dataclass(frozen=True)

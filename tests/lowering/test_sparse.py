@@ -21,7 +21,8 @@ from onnx import TensorProto, helper
 
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort import register_custom_ops
-from fa_compiler.op_registry import DOMAIN, NodeError, full_attrs, get, place_inputs
+from fa_compiler.lowering.ort.eager import compute
+from fa_compiler.op_registry import DOMAIN, NodeError, as_arrays, full_attrs, get, place_inputs
 from tests import sparse_problems as problems
 
 from .refusals import refused
@@ -569,6 +570,12 @@ def test_sinks_that_hold_all_of_the_mass(level: float) -> None:
 HUGE = (2**31, 2**61, 2**62, 2**63 - 1)
 
 
+def unchecked(op: str, inputs: Any, attrs: Any) -> dict[str, Any]:
+    """What the kernel gives where the registry is not asked, as in a model."""
+    spec = get(op)
+    return compute(spec, as_arrays(spec, inputs), full_attrs(spec, attrs))
+
+
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("block", HUGE)
 def test_blocks_longer_than_any_sequence(block: int) -> None:
@@ -580,15 +587,17 @@ def test_blocks_longer_than_any_sequence(block: int) -> None:
         "value": rng.standard_normal((1, 30, 1, 8)).astype(np.float32),
         "sparse_indices": np.array([[0, 1, 7], [5, 0, -1], [2**31 - 1, 8, 4], [4, 2, 1]], np.int32)[None, :, None],
     }
-    attrs = {"scale_value": 0.3, "sparse_mode": 0}
+    attrs = {"scale_value": 0.3, "sparse_mode": 0, "sparse_block_size": 32}
     forward = attrs | {"attention_mode": 2, "return_softmax_lse": True}
-    compare("SparseFlashAttention", inputs, forward | {"sparse_block_size": block})
-    result = ops.run("SparseFlashAttention", inputs, forward | {"sparse_block_size": 30})
+    with pytest.raises(ops.KernelError, match="sparse_block_size"):
+        ops.run("SparseFlashAttention", inputs, forward | {"sparse_block_size": block})
+    result = unchecked("SparseFlashAttention", inputs, forward)
+    for name, value in unchecked("SparseFlashAttention", inputs, forward | {"sparse_block_size": block}).items():
+        np.testing.assert_array_equal(value, result[name], name)
     given = inputs | {name: result[name] for name in ("softmax_max", "softmax_sum")} | {"out": result["attention_out"]}
     given |= {"d_out": rng.standard_normal((1, 4, 2, 8)).astype(np.float32)}
     # Rows 2 and 3 select nothing; row 1 does, and forward it did not, for only one entry is read there.
     given["softmax_max"][given["softmax_sum"] == 0], given["softmax_sum"][given["softmax_sum"] == 0] = 1.0, 2.0
-    compare("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": block})
-    longest = ops.run("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": 30})
-    for name, value in ops.run("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": block}).items():
+    longest = unchecked("SparseFlashAttentionGrad", given, attrs)
+    for name, value in unchecked("SparseFlashAttentionGrad", given, attrs | {"sparse_block_size": block}).items():
         np.testing.assert_array_equal(value, longest[name], name)

@@ -3,6 +3,7 @@ names what is wrong, and neither computes what the other refuses."""
 
 from __future__ import annotations
 
+import re
 import warnings
 
 from fa_compiler import ops, reference
@@ -33,7 +34,7 @@ class WrongCalls(Kind):
             except Exception as error:  # any other is not meant for a user
                 return _found(f"{case.op_type}: {type(error).__name__} in the {name}", case, error)
         kernel, plain = answers.values()
-        if (kernel is None) != (plain is None):
+        if (kernel is None) != (plain is None) and "DT_DOUBLE" not in str(kernel):  # the reference takes float64
             who = "kernel" if kernel is None else "reference"
             return _found(f"{case.op_type}: only the {who} takes the call", case, kernel or plain)
         return Outcome("taken" if kernel is None else "refused")
@@ -46,7 +47,7 @@ def _operator(seed: int) -> str:
 def _names_something(text: str, case: Case) -> bool:
     """Is an input, an attribute or the operator named, and none by a number of ONNX Runtime's?"""
     names = [*case.inputs, *case.attrs, case.op_type]
-    return "input_" not in text.replace("input_layout", "") and any(name in text for name in names)
+    return not re.search(r"\binput_\d", text) and any(name in text for name in names)
 
 
 def _found(title: str, case: Case, error: Exception | None) -> Outcome:
