@@ -29,6 +29,8 @@ gradient reads them, tf2onnx makes a BatchNormalization and keeps all six."""
 _PLACEHOLDER = "fa_compiler.placeholder"
 _UNLISTED = 4
 """From this IR version on an initializer need not be an input."""
+_FUNCTIONS = 8
+"""From this IR version on the checker looks into functions; ONNX Runtime calls those of earlier models, too."""
 
 
 def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | None:
@@ -54,7 +56,8 @@ def is_left_over(node: onnx.NodeProto) -> bool:
 
 
 def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    light = onnx.ModelProto(ir_version=max(model.ir_version, _UNLISTED))
+    least = _FUNCTIONS if model.functions else _UNLISTED
+    light = onnx.ModelProto(ir_version=max(model.ir_version, least))
     light.opset_import.extend(model.opset_import)
     light.metadata_props.extend(model.metadata_props)
     local = {(function.domain, function.name) for function in model.functions}

@@ -19,3 +19,10 @@ def one_line(error: BaseException) -> str:
     """The text of `error` on one line, for messages of libraries that span several."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
+
+
+def origin(error: BaseException) -> BaseException:
+    """The error that others were raised from, `error` itself where there is none."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

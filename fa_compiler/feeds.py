@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,8 +132,13 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; give the .npz file in it") from None
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except Exception as error:  # of NumPy, zipfile and the decompressors: they share no class
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise InputError(f"{path} holds '{name}', which is no array; save the inputs by name with numpy.savez")
     return {name: _typed(path, name, arrays[name], info) for name, info in wanted.items()}
 
 

@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fa_compiler import checking, inline_weights
-from fa_compiler.errors import InputError, one_line
+from fa_compiler import checking, inline_weights, repairs
+from fa_compiler.errors import InputError, one_line, origin
 from fa_compiler.expansion import excess
 from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.repairs import OrderError, as_runtime_reads, repaired
@@ -60,10 +60,9 @@ class Loaded:
         try:
             model = ir.from_proto(self.proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(cause)}") from error
+            raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
+        if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses it; what is made of one may
+            model.graph.opset_imports[""] = repairs.NEWEST[""]
         _detach(model, self.absolute)
         return model
 

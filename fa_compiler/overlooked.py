@@ -1,6 +1,7 @@
-"""What the ONNX checker lets pass and the passes cannot do with: opsets and types that are none, names that are no
-text, calls of functions with more values than they have, and references to attributes that lead nowhere or to another
-type. Functions are inlined, and an attribute is read as the type its operator gives it.
+"""What the ONNX checker lets pass and the passes cannot do with: graphs without outputs, opsets and types that are none,
+names that are no text, tensors whose data do not fit their shape, calls of functions with more values than they have,
+and references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read as
+the type its operator gives it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from fa_compiler.tensors import is_plain
+from fa_compiler.tensors import all_tensors, content_fault, is_plain
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""
@@ -30,7 +31,15 @@ def overlooked(model: onnx.ModelProto) -> str | None:
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
-    return _node_fault(model) or _reference_fault(model)
+    if not model.graph.output:
+        return "its graph has no outputs"
+    if any(not info.name for info in model.graph.output):
+        return "an output of its graph has no name"
+    return _node_fault(model) or _reference_fault(model) or _tensor_fault(model)
+
+
+def _tensor_fault(model: onnx.ModelProto) -> str | None:
+    return next(filter(None, map(content_fault, all_tensors(model))), None)
 
 
 def _node_fault(model: onnx.ModelProto) -> str | None:

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler import checking, op_registry
-from fa_compiler.errors import InputError, InternalError
+from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.inline_weights import bring_in
 from fa_compiler.lowering import OPERATORS
 from fa_compiler.model_io import Loaded, ModelLike, load
@@ -185,7 +185,7 @@ def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto 
     fused = bool(report.count("fused"))
     if not fused and not holds_flex(loaded.proto):
         return None
-    proto = ir.to_proto(model)
+    proto = _proto_of(loaded, model)
     if (written := written_out(proto)) is not None:
         proto, note = written
         report.notes.append(note)
@@ -195,12 +195,27 @@ def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto 
     return _checked(loaded, proto)
 
 
+def _proto_of(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
+    """The serialised model. Protobuf reads texts that are not UTF-8 where nobody looks at them (a producer's name, a
+    domain that no node uses), and does not write them."""
+    try:
+        return ir.to_proto(model)
+    except ir.serde.SerdeError as error:
+        cause = origin(error)
+        if not isinstance(cause, UnicodeDecodeError):
+            raise
+        raise InputError(f"{loaded.name} holds the text {cause.object!r}, which is not UTF-8") from error
+
+
 def _checked(loaded: Loaded, proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.ir_version != loaded.proto.ir_version:
         raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")
     problem = checking.fault(proto, full=True)
     if problem is not None and checking.fault(loaded.proto, full=True) is not None:
         problem = checking.fault(proto, full=False)
+    elif problem is not None and checking.fault(proto, full=True, declared=False) is None:
+        # The result computes an output of known sizes, the original one of sizes that the checker did not follow.
+        raise InputError(f"{loaded.name} declares other sizes than its nodes compute: {problem}")
     if problem is not None:
         raise InternalError(f"{loaded.name}: the optimised model is not valid: {problem}")
     return proto

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import onnx_ir as ir
 from fa_compiler.errors import InputError
 
 _Kind = onnx.AttributeProto
+_Type = onnx.TensorProto.DataType
 _PLAIN = frozenset({_Kind.INT, _Kind.INTS, _Kind.FLOAT, _Kind.FLOATS, _Kind.STRING, _Kind.STRINGS})
 
 
@@ -152,6 +154,8 @@ def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
         length = int(entries["length"]) if "length" in entries else None
     except ValueError:
         raise InputError(f"{who} has an offset or length that is no number; export the model again") from None
+    if not is_sized(tensor):
+        raise InputError(f"{who} lies in another file, where no tensor of type {tensor.data_type} can be")
     size = nbytes(tensor)
     if start < 0 or (length is not None and length != size):
         raise InputError(
@@ -161,9 +165,44 @@ def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
     return start, size
 
 
+_UNSIZED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+
+
+def is_sized(tensor: onnx.TensorProto) -> bool:
+    """Whether the type of a tensor is one whose elements have a fixed size."""
+    return tensor.data_type in _Type.values() and tensor.data_type not in _UNSIZED
+
+
+_PARTS = {onnx.TensorProto.COMPLEX64: 2, onnx.TensorProto.COMPLEX128: 2}
+"""Numbers of an element, where it has several."""
+
+
+def content_fault(tensor: onnx.TensorProto) -> str | None:
+    """Why the type, the shape and the data inside of a tensor do not go together, None if they do. ONNX Runtime refuses
+    what is said here."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return None
+    if not is_sized(tensor):
+        return f"tensor '{tensor.name}' is of type {tensor.data_type}, which ONNX does not have"
+    if any(size < 0 for size in tensor.dims):
+        return f"tensor '{tensor.name}' has the negative shape {list(tensor.dims)}"
+    if is_external(tensor):
+        return None
+    if tensor.HasField("raw_data"):
+        wanted, found = nbytes(tensor), len(tensor.raw_data)
+    else:
+        bits = ir.DataType(tensor.data_type).bitwidth
+        wanted = math.prod(tensor.dims) * _PARTS.get(tensor.data_type, 1)
+        if bits < 8:  # several share a number
+            wanted = (wanted * bits + 7) // 8
+        typed = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
+        found = max(map(len, typed))
+    if found == wanted:
+        return None
+    unit = "bytes" if tensor.HasField("raw_data") else "numbers"
+    return f"tensor '{tensor.name}' holds {found} {unit}, its type and shape {list(tensor.dims)[:16]} need {wanted}"
+
+
 def nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of the content of a tensor that is not of strings, by its type and shape."""
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    """Bytes of the content of a tensor whose type `is_sized`, by its type and shape."""
+    return (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8

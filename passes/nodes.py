@@ -135,6 +135,22 @@ def int_attr(node: ir.Node, name: str, default: int) -> int:
     return default if attr is None else attr.as_int()
 
 
+def text_attr(node: ir.Node, name: str, default: str) -> str:
+    """A string attribute or its default. A string may hold any bytes: those that are no text are replaced, so that they
+    are no word."""
+    attr = node.attributes.get(name)
+    if attr is None:
+        return default
+    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
+
+
+def permutation(node: ir.Node, rank: int) -> list[int] | None:
+    """Which input dimension each output dimension of a Transpose is; None where its `perm` is none of this rank."""
+    attr = node.attributes.get("perm")
+    perm = list(range(rank))[::-1] if attr is None else list(attr.as_ints())
+    return perm if sorted(perm) == list(range(rank)) else None
+
+
 def reduced_axes(node: ir.Node) -> list[int] | None:
     """The axes a reduction runs over, as written; None when they are not known or all."""
     attr = node.attributes.get("axes")

@@ -25,7 +25,7 @@ from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.layout import COPY_COST
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.probabilities import only_reader
-from fa_compiler.passes.nodes import int_attr, is_op
+from fa_compiler.passes.nodes import int_attr, is_op, text_attr
 from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.values.value_sets import ValueSets
 
@@ -58,8 +58,8 @@ def _returns(scatter: ir.Node, gather: ir.Node, place: Place, tracer: Tracer) ->
     if not is_op(scatter, SCATTERS.get(gather.op_type, "")) or int_attr(gather, "batch_dims", 0) != 0:
         return False
     zeros, indices, updates = scatter.inputs
-    source, reduction = gather.inputs[0], scatter.attributes.get("reduction")
-    if zeros is None or source is None or reduction is None or reduction.as_string() != "add":
+    source = gather.inputs[0]
+    if zeros is None or source is None or text_attr(scatter, "reduction", "none") != "add":
         return False
     shape = info.shape(source)
     if shape is None or info.shape(zeros) != shape or indices is not gather.inputs[1] or updates is not place.value:

@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, bind_inputs, get, place_inputs
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
+from fa_compiler.passes.nodes import text_attr
 
 LENGTHS = {"FlashAttentionScore": "actual_seq_kvlen", "IncreFlashAttention": "actual_seq_lengths"}
 CACHES = ("key", "value", "key_rope")
@@ -28,7 +29,7 @@ def cache_inputs(node: ir.Node, axes: Mapping[ir.Value, int]) -> dict[str, ir.Va
     if node.domain != DOMAIN or node.op_type not in LENGTHS:
         return {}
     inputs = _bound(node)
-    wanted = SEQUENCE_AXIS.get(node.attributes["input_layout"].as_string())
+    wanted = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
     given = {name: _one(inputs.get(name)) for name in CACHES}
     found = {name: value for name, value in given.items() if value is not None and axes.get(value, -1) == wanted}
     if node.op_type == "FlashAttentionScore":

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import input_of, int_attr, is_op
+from fa_compiler.passes.nodes import input_of, int_attr, is_op, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -138,7 +138,7 @@ def _matmul(
 
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
     first, second = info.shape(left), info.shape(right)
-    sides = node.attributes["equation"].as_string().replace(" ", "").split("->")
+    sides = text_attr(node, "equation", "").replace(" ", "").split("->")
     terms = sides[0].split(",")
     if first is None or second is None or len(terms) != 2:
         return None

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, permutation
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
@@ -226,9 +226,8 @@ class Viewer:
             case "Slice":
                 return dims if keeps_everything(node, self.info) else None
             case "Transpose":
-                attr = node.attributes.get("perm")
-                perm = list(range(len(dims)))[::-1] if attr is None else list(attr.as_ints())
-                return tuple(dims[axis] for axis in perm) if len(perm) == len(dims) else None
+                perm = permutation(node, len(dims))
+                return None if perm is None else tuple(dims[axis] for axis in perm)
             case "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze":
                 return self._reshaped(node, dims)
             case "Expand" | "Tile":

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.nodes import constant, input_of, is_op
+from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.value_sets import MOVES, ValueSets
 
@@ -65,6 +65,6 @@ def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
 
 
 def _pads_with_zero(node: ir.Node, viewer: Viewer) -> bool:
-    mode, number = node.attributes.get("mode"), input_of(node, 2)
-    plain = mode is None or mode.as_string() == "constant"
+    number = input_of(node, 2)
+    plain = text_attr(node, "mode", "constant") == "constant"
     return plain and "value" not in node.attributes and (number is None or viewer.info.scalar(number) == 0.0)

@@ -25,7 +25,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.sink_totals import SinkTotal
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset, text_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_start, split_start
@@ -83,12 +83,11 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[AddSink, ir.Value]]:
 
 def _padded(node: ir.Node, rank: int) -> int | None:
     """The one entry of the pads that is 1 while all others are 0."""
-    mode = node.attributes.get("mode")
     attr = node.attributes.get("pads")
     pads = constant(input_of(node, 1), limit=64) if attr is None else attr.as_ints()
     if pads is None or len(pads) != 2 * rank or input_of(node, 3) is not None:
         return None
-    if mode is not None and mode.as_string() != "constant":
+    if text_attr(node, "mode", "constant") != "constant":
         return None
     places = [index for index, pad in enumerate(pads) if pad != 0]
     return places[0] if len(places) == 1 and pads[places[0]] == 1 else None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.nodes import constant, text_attr
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
 
@@ -40,8 +40,7 @@ class Scale:
     @staticmethod
     def of(call: Call, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
         """Those of keys and values; None where the caches are not quantised."""
-        words = [call.node.attributes.get(name) for name in TYPES]
-        kinds = {"NONE" if word is None else word.as_string() for word in words}
+        kinds = {text_attr(call.node, name, "NONE") for name in TYPES}
         if kinds == {"NONE"}:
             return None
         types = {call.info.dtype(call.needed(index)) for index in (3, 4)}

@@ -27,7 +27,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.terms import Add, Masked, Multiply, Put, Shift
-from fa_compiler.passes.nodes import constant, int_attr
+from fa_compiler.passes.nodes import constant, int_attr, text_attr
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
@@ -199,8 +199,7 @@ def _by_row(call: Call, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
 
 
 def _text(call: Call, name: str) -> str:
-    attr = call.node.attributes.get(name)
-    return "" if attr is None else attr.as_string()
+    return text_attr(call.node, name, "")
 
 
 def _given(call: Call, index: int) -> ir.Value | None:

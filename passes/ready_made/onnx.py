@@ -49,6 +49,8 @@ from fa_compiler.passes.values.symbolic import Dim
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""
+FIRST = 23
+"""The first opset that has the operator."""
 FIRST_WITHOUT_KERNEL = 25
 """From this opset on ONNX Runtime has no CPU kernel for the operator."""
 SMALL_HALF = 8.0
@@ -63,6 +65,9 @@ def convert(call: Call) -> Converted:
 
 def _check(call: Call) -> None:
     node = call.node
+    if call.builder.opset < FIRST:
+        reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
+        raise call.decline(Code.READY_MADE, reason)
     if call.wanted(3) is not None:
         late = int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES
         code = Code.PROBABILITIES_ARE_OUTPUT if late else Code.SCORES_ARE_OUTPUT

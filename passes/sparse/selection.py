@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.value_sets import ValueSets
 
@@ -148,8 +148,7 @@ class _Reader:
         shape = self.info.shape(value)
         if data is None or indices is None or updates is None or shape is None or len(shape) != 3:
             return None
-        reduction = node.attributes.get("reduction")
-        if int_attr(node, "axis", 0) not in (-1, 2) or (reduction is not None and reduction.as_string() != "none"):
+        if int_attr(node, "axis", 0) not in (-1, 2) or text_attr(node, "reduction", "none") != "none":
             return None
         if self._truth(data) is not when or self._truth(updates) is not (not when):
             return None

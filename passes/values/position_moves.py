@@ -10,7 +10,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import int_attr, is_op
+from fa_compiler.passes.nodes import int_attr, is_op, permutation
 from fa_compiler.passes.values.cases import Number, whole
 from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape
@@ -59,9 +59,8 @@ def moved(node: ir.Node, index: Index, reader: Reader) -> tuple[ir.Value, Index]
     elif is_op(node, *RESHAPES):
         places = _reshaped(own, shape, index, reader)
     elif is_op(node, "Transpose"):
-        attr = node.attributes.get("perm")
-        perm = list(range(len(own)))[::-1] if attr is None else list(attr.as_ints())
-        places = tuple(index[perm.index(axis)] for axis in range(len(own)))
+        perm = permutation(node, len(own))
+        places = None if perm is None else tuple(index[perm.index(axis)] for axis in range(len(own)))
     elif is_op(node, "Expand", "Tile"):
         places = fitted(own, shape, index, reader.rank)
     elif is_op(node, "Slice"):

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, input_of, is_op
+from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
 from fa_compiler.passes.values.analysis import Analysis
 
 LIMIT = 6
@@ -181,8 +181,7 @@ _ZERO: ValueSet = frozenset((0.0,))
 
 def overwrites(node: ir.Node) -> bool:
     """Does a Scatter put its updates in the place of what was there?"""
-    reduction = node.attributes.get("reduction")
-    return reduction is None or reduction.as_string() == "none"
+    return text_attr(node, "reduction", "none") == "none"
 
 
 def _held_by(numbers: Iterable[float], kind: type) -> bool:

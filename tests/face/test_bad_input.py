@@ -61,6 +61,21 @@ def _truncated_weights(folder: Path) -> Path:
     return path
 
 
+def _typed_weights(folder: Path, number: int) -> Path:
+    path, _ = projected(folder)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer[-1].data_type = number
+    return saved(model, path)
+
+
+def _unsized_weights(folder: Path) -> Path:
+    return _typed_weights(folder, TensorProto.UNDEFINED)
+
+
+def _text_weights(folder: Path) -> Path:
+    return _typed_weights(folder, TensorProto.STRING)
+
+
 def _missing_weights(folder: Path) -> Path:
     path, _ = projected(folder)
     (folder / "weights.bin").unlink()
@@ -129,6 +144,12 @@ def _call(model: onnx.ModelProto, along: float, default: bytes | None = None) ->
     model.graph.node[3].CopyFrom(call)
 
 
+def _holding(dims: list[int], **fields: object) -> Make:
+    """A constant whose data its type and shape do not go with."""
+    tensor = TensorProto(name="odd", dims=dims, **{"data_type": TensorProto.FLOAT, **fields})  # type: ignore[arg-type]
+    return _edited(lambda m: m.graph.node.insert(0, helper.make_node("Constant", [], ["odd"], "odd", value=tensor)))
+
+
 CASES: dict[str, tuple[Make, str]] = {
     "missing": (lambda folder: folder / "model.onnx", "no such file"),
     "folder": (_folder, "is a folder"),
@@ -169,6 +190,15 @@ CASES: dict[str, tuple[Make, str]] = {
         "node 'call' gives function 'Soft' more inputs or outputs",
     ),
     "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is no type"),
+    "too many numbers": (_holding([], float_data=[1.0, 2.0]), "'odd' holds 2 numbers, its type and shape [] need 1"),
+    "too many bytes": (_holding([2], raw_data=bytes(12)), "'odd' holds 12 bytes, its type and shape [2] need 8"),
+    "large tensor of no type": (_holding([1 << 16], data_type=0, raw_data=bytes(1 << 18)), "'odd' is of type 0"),
+    "large tensor, too few": (_holding([1 << 17], raw_data=bytes(1 << 18)), "'odd' holds 262144 bytes"),
+    "no outputs": (_edited(lambda m: m.graph.ClearField("output")), "its graph has no outputs"),
+    "output without a name": (_edited(lambda m: setattr(m.graph.output[0], "name", "")), "has no name"),
+    "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
+    "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),
+    "weights of text": (_text_weights, "no tensor of type 8 can be"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
     "weights truncated": (_truncated_weights, "has only 1087 bytes"),
     "weights above": (_located("../weights.bin"), "'../weights.bin', outside the model's folder"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,6 +164,37 @@ def test_bfloat16_goes_through(tmp_path: Path) -> None:
 
 
 Write = Callable[[Path], object]
+
+
+def _zipped(path: Path, entries: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
+    others = {f"{name}.npy": b"" for name in feeds()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in {**others, **entries}.items():
+            archive.writestr(name, content)
+
+
+def _archived(method: int) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as archive:
+        for name in feeds():
+            archive.writestr(f"{name}.npy", bytes(100))
+    return stream.getvalue()
+
+
+def _method(number: int) -> bytes:
+    """An archive whose entry says that it is compressed in a way nobody knows."""
+    content = bytearray(_archived(zipfile.ZIP_STORED))
+    content[8] = content[content.index(b"PK\1\2") + 10] = number
+    return bytes(content)
+
+
+def _spoiled() -> bytes:
+    """An archive whose compressed entry is no stream of its compression."""
+    content = bytearray(_archived(zipfile.ZIP_DEFLATED))
+    content[39:43] = b"\xff" * 4
+    return bytes(content)
+
+
 BAD_NPZ: dict[str, tuple[Write, str]] = {
     "missing": (lambda path: None, "no such file"),
     "text": (lambda path: path.write_text("query = 1"), "not an .npz file"),
@@ -169,6 +202,10 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "zip": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(40)), "not an .npz file"),
     "folder": (lambda path: path.mkdir(), "is a folder"),
     "pickle": (lambda path: np.savez(path, **feeds() | {"query": np.array([{}], object)}), "not an .npz file"),
+    "no array": (lambda path: _zipped(path, {"query.npy": b"text"}), "holds 'query', which is no array"),
+    "header": (lambda path: _zipped(path, {"query.npy": b"\x93NUMPY\1\0\x02\0{\n"}), "not an .npz file"),
+    "compressed otherwise": (lambda path: path.write_bytes(_method(99)), "not an .npz file"),
+    "damaged stream": (lambda path: path.write_bytes(_spoiled()), "not an .npz file"),
     "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
     "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
     "other type": (lambda path: np.savez(path, **feeds(dtype=np.float64)), "is float64"),

@@ -72,3 +72,16 @@ def test_the_installed_runtime_agrees() -> None:
     assert not {name for domain, name in schemas if domain == "com.microsoft" and ("Grad" in name)}
     assert not {("com.microsoft", name) for name in TRAINING_ONLY} & schemas
     assert {("", name) for name in RUNTIMES_OWN} <= schemas
+
+
+def test_a_model_of_other_domains_only() -> None:
+    """It imports no opset of ONNX, whose operators are written beside the fused one."""
+    sizes = ["batch", 4, 16]
+    values = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, sizes) for name in "qkvy"]
+    node = helper.make_node("MultiHeadAttention", list("qkv"), ["y"], "mha", domain="com.microsoft", num_heads=2)
+    graph = helper.make_graph([node], "g", values[:3], values[3:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+    result = fa_compiler.optimize(model)
+    assert result.report.count("fused") == 1
+    assert isinstance(result.model, onnx.ModelProto)
+    assert "" in {opset.domain for opset in result.model.opset_import}

@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
 from fa_compiler.passes.layout.layout import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
+from fa_compiler.passes.nodes import permutation
 from fa_compiler.passes.values.symbolic import Dim
 
 Array = npt.NDArray[np.int64]
@@ -281,3 +283,19 @@ def test_sizes_of_one_need_no_copy() -> None:
     assert plan == (Units((0, 2), (0, 1), ((), (), rows, depth)),)
     assert moves((rows, depth), ((), rows, depth, ())) == (Units((), (0, 3), ((), rows, depth, ())),)
     assert moves(((), rows, depth), (rows, depth)) == (Units((0,), (), (rows, depth)),)
+
+
+@pytest.mark.parametrize(("perm", "expected"), [(None, [2, 1, 0]), ([1, 0, 2], [1, 0, 2])])
+def test_permutation(perm: list[int] | None, expected: list[int]) -> None:
+    assert permutation(_transpose(perm), 3) == expected
+
+
+@pytest.mark.parametrize("perm", [[0, 1, 3], [0, 0, 1], [0, -2, 1], [0, 1], [0, 1, 2, 3]])
+def test_what_is_no_permutation(perm: list[int]) -> None:
+    """The ONNX checker takes such a Transpose."""
+    assert permutation(_transpose(perm), 3) is None
+
+
+def _transpose(perm: list[int] | None) -> ir.Node:
+    attributes = [] if perm is None else [ir.AttrInt64s("perm", perm)]
+    return ir.Node("", "Transpose", [ir.val("x")], attributes)

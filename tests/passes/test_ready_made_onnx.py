@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
+import fa_compiler
 from tests.passes.operators import Operator, check_same, declined
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
@@ -372,3 +373,12 @@ def test_random(data: st.DataObject) -> None:
     sizes = {name: sizes[name] for name in ("B", "S", "L")}
     operator = attention(opset=draw(st.sampled_from([24, 25])), fixed=fixed, **features, **sizes)
     check_same(operator, seed=draw(st.integers(0, 9)), tolerance=1e-4)
+
+
+def test_opset_before_the_operator() -> None:
+    """ONNX Runtime knows no such operator; what it would be made of may not be there either."""
+    operator = attention()
+    model = operator.model(operator.feeds())
+    model.opset_import[0].version = 22
+    (block,) = fa_compiler.optimize(model).report.blocks
+    assert (block.status, "from opset 23 on" in (block.reason or "")) == ("declined", True)

@@ -68,9 +68,11 @@ def _transpose(call: Call) -> Sequence[Fact]:
         return [x.but(None if perm is None else (UNKNOWN,) * len(perm))]
     if perm is None:
         return [x.but((UNKNOWN,) * len(x.shape))]
-    if sorted(axis % max(len(x.shape), 1) for axis in perm) != list(range(len(x.shape))):
-        raise Misfit(f"perm {perm} is no order of {len(x.shape)} axes")
-    return [x.but(tuple(x.shape[axis] for axis in perm))]
+    rank = len(x.shape)
+    order = [axis + rank if axis < 0 else axis for axis in perm]
+    if sorted(order) != list(range(rank)):
+        raise Misfit(f"perm {perm} is no order of {rank} axes")
+    return [x.but(tuple(x.shape[axis] for axis in order))]
 
 
 @rule("Squeeze", "SqueezeV3")

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -82,6 +83,8 @@ def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[Finding]:
 
 def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[str] = (DOMAIN,)) -> list[Finding]:
     """The same of a model whose weights in files lie in `folder` (None: not looked for)."""
+    if (text := _no_text(model)) is not None:
+        return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
     own = frozenset(plugins)
     imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     initial = {tensor.name for tensor in model.graph.initializer}
@@ -119,6 +122,22 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
                 found.append(GAP(_label(node), "it has an absent input and lies in a branch of an If"))
         found += check_weights(graph, folder, is_main=graph is model.graph)
     return sorted(found, key=lambda finding: finding.severity is not Severity.REJECTED)
+
+
+def _no_text(message: Any) -> bytes | None:
+    """A text of a message that is not UTF-8: protobuf refuses it in the parser's schema, and passes it on in ONNX's."""
+    if isinstance(message, onnx.TensorProto):  # not its data
+        texts = (message.name, message.doc_string)
+        return next((text for text in texts if isinstance(text, bytes)), None)
+    for field, value in message.ListFields():
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        items = [value] if isinstance(value, (str, bytes)) or hasattr(value, "ListFields") else value
+        for item in items:
+            found = item if isinstance(item, bytes) else None if isinstance(item, str) else _no_text(item)
+            if found is not None:
+                return found
+    return None
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -30,7 +30,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission import prompt
 from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.emission.prompt import PromptCall
-from fa_compiler.passes.nodes import FOLD_LIMIT, all_graphs, remember_versions
+from fa_compiler.passes.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
 from fa_compiler.passes.options import EMPTY_BIAS, Options
 from fa_compiler.passes.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.values.shapes import analyse
@@ -120,8 +120,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
 
 def _turn(node: ir.Node, builder: Builder) -> bool:
     """Bring query, key and value from SBH to BSH; the caller turns the result back."""
-    layout = node.attributes.get("input_layout")
-    if layout is None or layout.as_string() != "SBH":
+    if text_attr(node, "input_layout", "") != "SBH":
         return False
     for index, value in enumerate(node.inputs[:3]):
         assert value is not None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import UnfitNode
 from fa_compiler.passes.build import AttrValue, Builder
-from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.nodes import input_of, text_attr
 from fa_compiler.passes.surgery import replace_value
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -43,8 +43,7 @@ class Rewrite:
 
     def text(self, name: str, default: str) -> str:
         """A string attribute or its default."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_string()
+        return text_attr(self.node, name, default)
 
     def number(self, name: str, default: float) -> float:
         """A float attribute or its default."""

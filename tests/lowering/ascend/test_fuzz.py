@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,6 +187,15 @@ def test_json(data: st.DataObject) -> None:
 def test_any_bytes(data: bytes) -> None:
     read_all(data)
     assert all(str(finding) for finding in check_text(data))
+
+
+def test_names_of_several_lines() -> None:
+    proto = encode(whole())
+    op = next(op for op in proto.graph[0].op if op.type == "FlashAttentionScore")
+    op.name = "two\nlines"
+    op.input.append("q:0")
+    with pytest.raises(AirError, match="two lines"):
+        parse(proto.SerializeToString())
 
 
 def test_deep_nesting() -> None:

@@ -161,6 +161,7 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
     ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(5, 5)}, {}, "24 elements do not fill the shape"),
     ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(-1, -1)}, {}, "leaves two sizes open"),
     ("Transpose", {**X, "perm": ints(0, 0, 1)}, {}, "is no order of 3 axes"),
+    ("Transpose", {**X, "perm": ints(0, 5, 1)}, {}, "is no order of 3 axes"),
     ("Squeeze", {"x": Fact(F, (2, 3))}, {"axis": (0,)}, "axis 0 of size 2 cannot be dropped"),
     ("Squeeze", {"x": Fact(F, (2, 3))}, {"axis": (5,)}, "axis 5 is none of a tensor of rank 2"),
     ("ConcatD", {"x0": Fact(F, (2, 3)), "x1": Fact(F, (4, 4))}, {"concat_dim": 1, "N": 2}, "sizes 2 and 4"),

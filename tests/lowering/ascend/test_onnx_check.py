@@ -157,6 +157,13 @@ def test_branches() -> None:
     assert rules(result) == ["branches"]
 
 
+def test_texts_that_are_not_utf8() -> None:
+    content = parsed("g(float[4] x) => (float[4] y) { y = Relu(x) }", 17).SerializeToString()
+    for field, damaged in ((b"Relu", b"Re\xffu"), (b"\x0a\x01x", b"\x0a\x01\xff")):
+        (finding,) = check_model(onnx.ModelProto.FromString(content.replace(field, damaged)), None)
+        assert (finding.rule, "which is not UTF-8" in finding.message) == ("not-onnx", True)
+
+
 def test_sequences() -> None:
     model = parsed("g(seq(float) x) => (int64 y) { y = SequenceLength(x) }", 17)
     assert rules(model) == ["element-type"]

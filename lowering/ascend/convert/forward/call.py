@@ -13,7 +13,7 @@ from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Typ
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry import dtypes
-from fa_compiler.passes.nodes import constant
+from fa_compiler.passes.nodes import constant, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -102,8 +102,7 @@ class Call:
 
     def word(self, name: str, default: str) -> str:
         """A string attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_string()
+        return text_attr(self.node, name, default)
 
     def listed(self, name: str) -> list[int] | None:
         """A list of integers, None if the attribute is absent."""
