@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -173,7 +173,7 @@ def is_sized(tensor: onnx.TensorProto) -> bool:
     return tensor.data_type in _Type.values() and tensor.data_type not in _UNSIZED
 
 
-_PARTS = {onnx.TensorProto.COMPLEX64: 2, onnx.TensorProto.COMPLEX128: 2}
+_PARTS: Mapping[int, int] = {onnx.TensorProto.COMPLEX64: 2, onnx.TensorProto.COMPLEX128: 2}
 """Numbers of an element, where it has several."""
 
 
@@ -205,4 +205,5 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
 
 def nbytes(tensor: onnx.TensorProto) -> int:
     """Bytes of the content of a tensor whose type `is_sized`, by its type and shape."""
-    return (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    size: int = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    return size

@@ -120,7 +120,14 @@ class _Attention:
         return self.call.split_heads(value, int_attr(self.call.node, "kv_num_heads", 0))
 
     def _joined(self, index: int, new: ir.Value) -> ir.Value:
-        """The past and the new keys or values."""
+        """The past and the new keys or values, whose sizes have to go together but for the length."""
+        past, fresh = self.call.info.shape(self.call.needed(index)), self.call.shape(new)
+        if past is not None:
+            axes = (0,) if self._flat(new) else (0, 1, 3)
+            if len(past) != 4 or any(_differ(past[axis], fresh[axis]) for axis in axes):
+                sizes = (" x ".join(map(str, shape)) for shape in (past, fresh))
+                reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
+                raise self.call.decline(Code.READY_MADE, reason)
         return self.call.builder.op(
             "Concat", [self.call.needed(index), self._split(new)], self.call.info.dtype(new), {"axis": 2}
         )
@@ -243,3 +250,8 @@ class _Attention:
         if missing == 0 or dtype is None or not (missing.is_at_least(1) or shape[-1].const == 1):
             return mask
         return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
+
+
+def _differ(one: Dim, other: Dim) -> bool:
+    """Are two sizes known, and not equal?"""
+    return one.const is not None and other.const is not None and one.const != other.const

@@ -382,3 +382,14 @@ def test_opset_before_the_operator() -> None:
     model.opset_import[0].version = 22
     (block,) = fa_compiler.optimize(model).report.blocks
     assert (block.status, "from opset 23 on" in (block.reason or "")) == ("declined", True)
+
+
+@pytest.mark.parametrize("damaged", ["v", "past_key"])
+def test_past_of_another_batch(damaged: str) -> None:
+    """The checker takes it; ONNX Runtime refuses it in a run."""
+    operator = attention(**PAST, fixed=True)
+    model = operator.model(operator.feeds())
+    info = next(info for info in model.graph.input if info.name == damaged)
+    info.type.tensor_type.shape.dim[0].dim_value += 26
+    (block,) = fa_compiler.optimize(model).report.blocks
+    assert (block.status, "do not go together" in (block.reason or "")) == ("declined", True)

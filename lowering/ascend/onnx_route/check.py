@@ -127,7 +127,7 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
 def _no_text(message: Any) -> bytes | None:
     """A text of a message that is not UTF-8: protobuf refuses it in the parser's schema, and passes it on in ONNX's."""
     if isinstance(message, onnx.TensorProto):  # not its data
-        texts = (message.name, message.doc_string)
+        texts: tuple[Any, ...] = (message.name, message.doc_string)
         return next((text for text in texts if isinstance(text, bytes)), None)
     for field, value in message.ListFields():
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
