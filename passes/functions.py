@@ -40,6 +40,10 @@ def inline_functions(model: ir.Model) -> None:
         if same and identifier not in with_graphs:
             fitting.add(identifier)
             imports.update(wanted)  # what one brings in, the next one has to agree with
+    for node in nodes:  # a call may leave out the last outputs, and the pass wants all
+        called = model.functions.get(node.op_identifier())
+        if called is not None and len(node.outputs) < len(called.outputs):
+            node.resize_outputs(len(called.outputs))
     InlinePass(criteria=lambda function: function.identifier() in fitting)(model)
 
 

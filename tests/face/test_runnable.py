@@ -85,3 +85,18 @@ def test_a_model_of_other_domains_only() -> None:
     assert result.report.count("fused") == 1
     assert isinstance(result.model, onnx.ModelProto)
     assert "" in {opset.domain for opset in result.model.opset_import}
+
+
+def test_a_call_that_leaves_out_outputs() -> None:
+    model = attention()
+    nodes = [
+        helper.make_node("Softmax", ["x"], ["y"], "inner", axis=-1),
+        helper.make_node("Constant", [], ["more"], "unused", value_float=1.0),
+    ]
+    function = helper.make_function("own", "Soft", ["x"], ["y", "more"], nodes, [helper.make_opsetid("", 17)])
+    model.functions.append(function)
+    model.opset_import.add(domain="own", version=1)
+    place = next(at for at, node in enumerate(model.graph.node) if node.op_type == "Softmax")
+    softmax = model.graph.node[place]
+    softmax.CopyFrom(helper.make_node("Soft", list(softmax.input), list(softmax.output), "call", domain="own"))
+    assert fa_compiler.optimize(model).report.count("fused") == 1
