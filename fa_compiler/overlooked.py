@@ -1,7 +1,7 @@
-"""What the ONNX checker lets pass and the passes cannot do with: graphs without outputs, opsets and types that are none,
-names that are no text, tensors whose data do not fit their shape, calls of functions with more values than they have,
-and references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read as
-the type its operator gives it.
+"""What the ONNX checker lets pass and the passes cannot do with: graphs without outputs, opsets and types that are
+none, names that are no text, tensors whose data do not fit their shape, calls of functions with more values than they
+have, and references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read
+as the type its operator gives it.
 """
 
 from __future__ import annotations

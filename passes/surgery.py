@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import graphlib
+from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import all_nodes
+from fa_compiler.passes.nodes import all_nodes, producer
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -45,6 +46,31 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
             ):
                 assert value.graph is not None and value.name is not None
                 del value.graph.initializers[value.name]
+
+
+def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
+    """The dead nodes that read what a sweep from these roots would remove without them, and those behind them.
+
+    They keep it in the graph for nothing. Other dead nodes are none of a fusion's business.
+    """
+    removed: set[ir.Node] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        readers = (reader for output in node.outputs for reader, _ in output.uses())
+        needed = any(output.is_graph_output() for output in node.outputs)
+        if node in removed or needed or any(reader not in removed and reader not in dead for reader in readers):
+            continue
+        removed.add(node)
+        pending.extend(maker for value in node.inputs if (maker := producer(value)) is not None)
+    found: dict[ir.Node, None] = {}
+    waiting = list(removed)
+    while waiting:
+        for output in waiting.pop().outputs:
+            new = [reader for reader in output.consumers() if reader in dead and reader not in found]
+            found.update(dict.fromkeys(new))
+            waiting.extend(new)
+    return list(found)
 
 
 ORDER = "fa_compiler.order"

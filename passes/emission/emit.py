@@ -34,7 +34,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.surgery import dead_readers, replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
@@ -179,13 +179,13 @@ class Emitter:
             raise Decline(Code.SHAPE, reason, match.node)
 
     def finish(self) -> None:
-        """Remove what the fused nodes made superfluous and restore a topological order. Dead nodes, which may read what
-        was replaced, go with it; where nothing was replaced they stay."""
+        """Remove what the fused nodes made superfluous and restore a topological order. Dead nodes that read it go with
+        it."""
         if not self.made and not self.builder.nodes:
             return
         graph = self.builder.graph
-        dead = dead_nodes(graph) if self.replaced else ()
-        sweep(graph, [*self.replaced, *self.made, *self.builder.nodes, *dead])
+        roots = [*self.replaced, *self.made, *self.builder.nodes]
+        sweep(graph, [*roots, *dead_readers(roots, dead_nodes(graph))])
         self.builder.drop_unused_constants()
         restore_order(self.builder.graph)
 
