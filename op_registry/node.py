@@ -136,11 +136,12 @@ def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
 
 
 def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:
-    """`convert_attr` for the operators of the registry, none of which has a meaning for a Float that is NaN, infinite
-    or beyond float32. Raises NodeError for those, too."""
+    """`convert_attr` where a Float that is NaN, infinite or beyond float32 has no meaning, as for every operator of the
+    registry. Raises NodeError for those, too."""
     converted = convert_attr(op, entry, value)
-    if isinstance(converted, float) and not abs(converted) <= _LARGEST:
-        raise NodeError(f"attribute {entry.name} of {op} is {converted!r}, expected a finite float32")
+    for each in converted if isinstance(converted, list | tuple) else (converted,):
+        if isinstance(each, float) and not abs(each) <= _LARGEST:
+            raise NodeError(f"attribute {entry.name} of {op} is {each!r}, expected a finite float32")
     return converted
 
 

@@ -25,7 +25,7 @@ from fa_compiler.op_registry import NodeView, TensorInfo, get, names, verify
 from fa_compiler.op_registry.dtypes import canonical, to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
-from fa_compiler.op_registry.node import convert_attr
+from fa_compiler.op_registry.node import attr_value
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 
 FOLDER = "single_op"
@@ -228,7 +228,7 @@ def _value(spec: OpSpec, entry: AttrSpec, text: str) -> Any:
             parsed = text
     elif entry.type == "ListString":
         parsed = text.split(",")
-    return convert_attr(spec.name, entry, parsed)
+    return attr_value(spec.name, entry, parsed)
 
 
 def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:

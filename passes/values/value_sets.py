@@ -197,9 +197,9 @@ def _content(array: np.ndarray) -> ValueSet | None:
     # The first elements tell most non-masks apart without sorting a large constant.
     if len(np.unique(flat[:64])) > LIMIT:
         return None
-    values = {float(x) + 0.0 for x in np.unique(flat).astype(np.float64)}
-    if array.dtype.kind in "iu" and any(abs(x) >= EXACT for x in values):
+    if array.dtype.kind in "iu" and max(int(flat.max()), -int(flat.min())) > EXACT:
         return None
+    values = {float(x) + 0.0 for x in np.unique(flat).astype(np.float64)}
     return None if len(values) > LIMIT or any(math.isnan(x) for x in values) else frozenset(values)
 
 

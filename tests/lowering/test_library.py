@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 
 from fa_compiler import ops
 from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
-from fa_compiler.op_registry import dtypes, get
+from fa_compiler.lowering.ort.eager import compute
+from fa_compiler.op_registry import dtypes, full_attrs, get
 
 from .problems import OP, OUTPUTS, Form, agree, check
 
@@ -102,7 +103,7 @@ def test_optional_inputs_and_outputs_absent_and_present(present: int) -> None:
     if present & 1:
         inputs["real_shift"] = rng.standard_normal((1, 2, 33, 29)).astype(np.float32)
     if present & 2:
-        inputs["padding_mask"] = np.zeros(3, np.float32)  # taken and ignored, as by the operator
+        inputs["prefix"] = np.array([1, 2])  # of sparse_mode 5 and 6, taken and ignored in others
     if present & 4:
         inputs["atten_mask"] = rng.random((33, 29)) < 0.3
     for outputs in (("attention_out",), ("softmax_max", "attention_out"), OUTPUTS):
@@ -113,7 +114,9 @@ def test_ignored_inputs_do_not_matter() -> None:
     rng = np.random.default_rng(8)
     form = Form()
     inputs = form.inputs(rng)
-    plain = ops.run(OP, inputs, form.all_attrs, ["attention_out"])["attention_out"]
+    spec = get(OP)
+    attrs = full_attrs(spec, form.all_attrs)
+    plain = compute(spec, inputs, attrs, ["attention_out"])["attention_out"]
     ignored = {
         "drop_mask": np.zeros(7, np.uint8),  # keep_prob is 1
         "padding_mask": np.ones(3, np.float32),
@@ -121,7 +124,7 @@ def test_ignored_inputs_do_not_matter() -> None:
         "q_start_idx": np.array([4]),  # of pse_type 2 and 3
         "kv_start_idx": np.array([5]),
     }
-    got = ops.run(OP, inputs | ignored, form.all_attrs, ["attention_out"])["attention_out"]
+    got = compute(spec, inputs | ignored, attrs, ["attention_out"])["attention_out"]
     np.testing.assert_array_equal(got, plain)
 
 

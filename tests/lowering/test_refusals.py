@@ -371,7 +371,8 @@ def test_attributes_that_are_not_written_have_the_defaults_of_the_newest_variant
     feeds = {"query": query, "key": key, "mask": np.zeros((4, 4), np.bool_)}
     (got,) = _session(_model(None)).run(None, feeds)
     attrs = {"head_num": 1, "input_layout": "BNSD", "scale_value": 1.0}
-    want = ops.run(OP, {"query": query, "key": key, "value": key, "atten_mask": feeds["mask"]}, attrs)
+    inputs = {"query": query, "key": key, "value": key, "atten_mask": feeds["mask"]}
+    want = ops.run(OP, inputs, attrs, ["attention_out"])
     np.testing.assert_array_equal(got, want["attention_out"])
 
 

@@ -213,7 +213,8 @@ DECLINED = {
         "t": "t0 = ReduceSum<keepdims=0>(p, first) ts = ReduceSum<keepdims=1>(t0, first) t = Div(t0, ts)"
     },
     "the sum over rows, not heads": {
-        "t": "t0 = ReduceSum<keepdims=0>(p, second) t1 = MatMul(other, other) t = Mul(t1, t1)"
+        "t": "t0 = ReduceSum<keepdims=0>(p, second) t1 = MatMul(other, other) t2 = ReduceMax<keepdims=0>(t0) "
+        "t = Mul(t1, t2)"
     },
     "the target turned round": {"t": "t1 = ReduceMean<keepdims=0>(p, first) t = Transpose<perm=[0,2,1]>(t1)"},
     "a temperature": {"lg": "zz = Mul(z, half) lg = LogSoftmax<axis=-1>(zz)"},
