@@ -186,7 +186,8 @@ def overwrites(node: ir.Node) -> bool:
 
 def _held_by(numbers: Iterable[float], kind: type) -> bool:
     """Are all of them whole numbers that an integer type holds, and a float exactly?"""
-    low, high = max(int(np.iinfo(kind).min), -EXACT), min(int(np.iinfo(kind).max), EXACT)
+    # Beyond these a number may have been rounded to one that a float holds.
+    low, high = max(int(np.iinfo(kind).min), 1 - EXACT), min(int(np.iinfo(kind).max), EXACT - 1)
     return all(math.isfinite(x) and x == int(x) and low <= x <= high for x in numbers)
 
 

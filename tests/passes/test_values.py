@@ -107,7 +107,7 @@ HALF_MIN = -65504.0
         ("x = Neg(bottom)", None),
         ("x = Mul(most, n1)", None),
         ("x = Sub(odd, even)", None),
-        ("x = Sub(even, n1)", None),
+        ("x = Sub(even, n1)", {2.0**53 - 1}),
         ("c = Cast<to=6>(b) x = Sub(c, top)", {-2147483647.0, -2147483646.0}),
         ("c = Cast<to=12>(less) x = Cast<to=1>(c)", None),
         # transformers: what is not 0 is replaced, so only 0 passes through.
