@@ -300,8 +300,11 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
         codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
-    if spelling.guard in MASKING and len(spelling.masks) > 1:
+    if spelling.guard in MASKING and (len(spelling.masks) > 1 or target == "ascend"):
         codes.add("probability_term")
+    if len(spelling.masks) > 1 and any(mask.form == "add_mul" and mask.source == "int" for mask in spelling.masks):
+        # Of integers that nobody knows such a mask may hold the opposite of another's number.
+        codes.add("mask_value")
     if any(not mask.selects and -1e30 < mask.fill <= -1e3 for mask in spelling.masks) and (
         len(spelling.masks) > 1 or spelling.floor or spelling.scale == "after_mask"
     ):
