@@ -310,6 +310,11 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
     ):
         # What rounds the scores is not mixed with other terms.
         codes.add("mask_value")
+    biases = sum(mask.form == "bias" for mask in spelling.masks)
+    beside = len(spelling.masks) > 1 and (target == "ascend" or spelling.floor or spelling.guard != "none")
+    if biases > 1 or (biases and (beside or spelling.scale == "after_mask" or spelling.sink)):
+        # Nor is a bias whose numbers nobody knows, but where masked keys keep a score to which it is added.
+        codes.add("mask_value")
     kind = np.dtype(wider(spelling))
     later = spelling.factor if spelling.scale == "after_mask" else 1.0
     alone = (
