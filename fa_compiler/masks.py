@@ -8,11 +8,11 @@ it would break what the user vouched for:
     ones and zeros              all
     ones                        all
     zeros in a whole row        all        no-empty-rows, masks-dominate
-    ids of packed sequences     integers
-    numbers from -1 to 2        integers   unbroken-sequences: labels come back there
-    0 and -inf, the lowest      floats
+    ids of packed sequences     integers   binary-masks
+    numbers from -1 to 2        integers   binary-masks, unbroken-sequences: labels come back there
+    0 and -inf, the lowest      floats     binary-masks
       number, -1e9, -1e4
-    the same in a whole row     floats     no-empty-rows, masks-dominate
+    the same in a whole row     floats     binary-masks, no-empty-rows, masks-dominate
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
+from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN
 
 Mask = Callable[[tuple[int, ...], "np.dtype[Any]"], np.ndarray]
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -56,6 +56,8 @@ def kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> I
     yield Kind("masks of ones", lambda shape, dtype: np.ones(shape, dtype))
     if whole_rows:
         yield Kind("masks with zeros in a whole row", _empty_row, empty_rows=True)
+    if BINARY_MASKS in assume:
+        return
     if types - {*FLOATS, onnx.TensorProto.BOOL}:
         yield Kind("masks with the ids of packed sequences", _packed)
         if UNBROKEN not in assume:

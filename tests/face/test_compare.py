@@ -19,6 +19,7 @@ from fa_compiler.cli import main
 from fa_compiler.compare import compare_arrays, compare_models, tolerance_for
 from fa_compiler.errors import InputError
 from fa_compiler.feeds import LENGTH, load_inputs, random_inputs
+from fa_compiler.masks import kinds
 
 from .builders import attention, feeds, plain, saved
 
@@ -445,3 +446,11 @@ def test_no_size_with_which_the_original_runs(tmp_path: Path, capfd: pytest.Capt
     path = saved(_pyramid([-1, 3, -1, -1], back=31.0), tmp_path / "a.onnx")
     assert main(["verify", str(path), str(path)]) == 2
     assert "--inputs" in capfd.readouterr().err
+
+
+def test_masks_that_are_said_to_be_binary_hold_nothing_else() -> None:
+    given = [helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [2, 6])]
+    every = [kind.name for kind in kinds(given, ())]
+    binary = [kind.name for kind in kinds(given, ("binary-masks",))]
+    assert "masks with numbers from -1 to 2" in every
+    assert binary == ["masks of ones", "masks with zeros in a whole row"]
