@@ -213,7 +213,7 @@ class MaskPlanner:
             boolean = value is not None and self._may_be_boolean(live, value, guard)
             if boolean and value is not None and isinstance(term, AddTerm):
                 return self._masked(live, (), value, guard)
-        if selects and max(adds, default=-1) < selects[0]:
+        if selects and max(adds, default=-1) < selects[0] and all(self.values.outweighs(live, i) for i in selects):
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
             harmless = len(fills) == 1 and all(
                 self.values.stays_apart(live, index, min(fills), share) for index in adds

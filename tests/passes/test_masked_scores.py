@@ -155,3 +155,10 @@ def test_sums_of_float16_masks_beyond_its_range(name: str) -> None:
     result, report = fused(proto)
     assert report.blocks[0].status == "fused"
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 4e-3)  # float16 has 11 bits
+
+
+def test_a_mask_that_a_later_factor_makes_smaller_is_not_taken_for_a_mask() -> None:
+    """-1e30 times 0.35 is no number of a mask any more, and nobody vouched for it."""
+    numbers = "low30 = Constant<value=float {-1e30}>() third = Constant<value=float {0.35}>() "
+    block = compared(numbers + "t = Where(c, zero, low30) a = Add(s, t) x = Mul(a, third) ")
+    assert block.assumed == ()
