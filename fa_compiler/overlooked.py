@@ -1,4 +1,4 @@
-"""What the ONNX checker lets pass and the passes cannot do with: graphs without outputs, opsets and types that are
+"""What the ONNX checker lets pass and the passes cannot do with: outputs without a name, opsets and types that are
 none, names that are no text, tensors whose data do not fit their shape, calls of functions with more values than they
 have, and references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read
 as the type its operator gives it.
@@ -31,8 +31,6 @@ def overlooked(model: onnx.ModelProto) -> str | None:
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
-    if not model.graph.output:
-        return "its graph has no outputs"
     if any(not info.name for info in model.graph.output):
         return "an output of its graph has no name"
     return _node_fault(model) or _reference_fault(model) or _tensor_fault(model)

@@ -102,6 +102,9 @@ class _Run:
             or is_integer_softmax(node)
             or node.op_identifier() in self.calls
         ]
+        if not graph.outputs:
+            reason = "the graph has no outputs, so that nothing needs what this computes"
+            return [_declined(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in order]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [self._declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]

@@ -194,7 +194,6 @@ CASES: dict[str, tuple[Make, str]] = {
     "too many bytes": (_holding([2], raw_data=bytes(12)), "'odd' holds 12 bytes, its type and shape [2] need 8"),
     "large tensor of no type": (_holding([1 << 16], data_type=0, raw_data=bytes(1 << 18)), "'odd' is of type 0"),
     "large tensor, too few": (_holding([1 << 17], raw_data=bytes(1 << 18)), "'odd' holds 262144 bytes"),
-    "no outputs": (_edited(lambda m: m.graph.ClearField("output")), "its graph has no outputs"),
     "output without a name": (_edited(lambda m: setattr(m.graph.output[0], "name", "")), "has no name"),
     "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
     "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),

@@ -100,3 +100,14 @@ def test_a_call_that_leaves_out_outputs() -> None:
     softmax = model.graph.node[place]
     softmax.CopyFrom(helper.make_node("Soft", list(softmax.input), list(softmax.output), "call", domain="own"))
     assert fa_compiler.optimize(model).report.count("fused") == 1
+
+
+def test_a_model_without_outputs_is_left_as_it_is() -> None:
+    """ONNX Runtime loads it, as tools for training leave some behind."""
+    model = attention()
+    model.graph.ClearField("output")
+    result = fa_compiler.optimize(model)
+    assert result.model == model
+    assert [(block.status, block.reason) for block in result.report.blocks] == [
+        ("not_attention", "the graph has no outputs, so that nothing needs what this computes")
+    ]
