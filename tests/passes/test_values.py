@@ -320,7 +320,7 @@ ODD_CONSTANTS = (
     "int64 n0 = {0}, int64 largest = {9223372036854775807}, int64 odd = {9007199254740993}, float[0] none = {}, "
     "int64[1] far = {4611686018427387904}, int64[2] minus = {-1, -1}, int64[2] below = {-2147483648, 6}, "
     "int64[3] empty = {0, 4611686018427387904, 2}, int64[2] three = {3, 5}, float[2] pair = {1.0, 2.0}, "
-    "int64[1] four = {4}, int64[0] nothing = {}"
+    "int64[1] four = {4}, int64[0] nothing = {}, float[1,2] flat = {1, 2}, float[2,3] square = {1, 2, 3, 4, 5, 6}"
 )
 ODD = {
     "Range to NaN": "m = Range(nan, inf, one)",
@@ -335,6 +335,7 @@ ODD = {
     "a rank that nothing has, reshaped": "a = ConstantOfShape(far) m = Reshape(one, a)",
     "elements in negative sizes": "m = Reshape(one, minus)",
     "no elements in sizes that nothing has": "m = Reshape(none, empty)",
+    "joined sizes that differ": "m = Concat<axis = 0>(flat, square)",
     "no elements repeated": "m = Expand(none, three)",
     "two elements for five": "m = Expand(pair, three)",
     "a cut of a negative size": "a = ConstantOfShape(minus) m = Slice(a, four, far, n0)",

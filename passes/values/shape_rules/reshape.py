@@ -174,6 +174,8 @@ def _concat(ctx: Context) -> Fact:
             return content_fact(joined, dtype)
     elif all(content is not None for content in contents):
         parts = [content for content in contents if content is not None]
+        if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
+            return Fact(None, dtype)  # no run succeeds
         return content_fact(np.concatenate(parts, axis), dtype)
     known = [shape for shape in shapes if shape is not None]
     result = []
