@@ -16,7 +16,8 @@ from fa_compiler.errors import InputError, one_line, origin
 from fa_compiler.expansion import excess
 from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.repairs import OrderError, as_runtime_reads, repaired
-from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, is_plain, location
+from fa_compiler.subgraphs import graphs_below
+from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 _SMALL = 1 << 10
@@ -189,21 +190,9 @@ def _not_carried(proto: onnx.ModelProto) -> str | None:
     """What onnx-ir would silently drop from the model."""
     if proto.training_info:
         return "has training_info, which cannot be carried through; remove it"
-    if any(graph.sparse_initializer for graph in _graphs(proto.graph)):
+    if any(graph.sparse_initializer for graph in (proto.graph, *graphs_below(proto.graph))):
         return "has sparse initializers, which cannot be carried through; make them dense"
     return None
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if is_plain(attribute):
-                continue
-            if attribute.HasField("g"):
-                yield from _graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
 
 
 def _detach(model: ir.Model, files: dict[str, str]) -> None:

@@ -6,11 +6,10 @@ as the type its operator gives it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import onnx
 
-from fa_compiler.tensors import all_tensors, content_fault, is_plain
+from fa_compiler.subgraphs import all_nodes
+from fa_compiler.tensors import all_tensors, content_fault
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""
@@ -99,16 +98,3 @@ def _call_fault(node: onnx.NodeProto, wanted: _Types, most: dict[_Key, tuple[int
         if types.get(attr.name, attr.type) != attr.type:
             return f"node '{node.name}' gives function '{node.op_type}' an attribute '{attr.name}' of another type"
     return None
-
-
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for attr in node.attribute:
-            if is_plain(attr):
-                continue
-            if attr.HasField("g"):
-                yield from all_nodes(attr.g.node)
-            for graph in attr.graphs:
-                yield from all_nodes(graph.node)

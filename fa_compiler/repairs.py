@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 from onnx import defs
 
-from fa_compiler.overlooked import all_nodes
-from fa_compiler.tensors import is_plain
+from fa_compiler.subgraphs import all_nodes, graphs_below, graphs_of
 
 ONE_VERSION = frozenset(
     (
@@ -217,33 +216,12 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
     for graph in graphs_of(node):
         for inner in all_nodes(graph.node):
             yield from filter(None, inner.input)
-        for each in (graph, *_below(graph)):
+        for each in (graph, *graphs_below(graph)):
             yield from (info.name for info in each.output)
-
-
-def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for node in graph.node:
-        for inner in graphs_of(node):
-            yield inner
-            yield from _below(inner)
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """Every graph of the model, those in functions too."""
     yield model.graph
-    yield from _below(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            for inner in graphs_of(node):
-                yield inner
-                yield from _below(inner)
-
-
-def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes, those in them not included."""
-    for attribute in node.attribute:
-        if is_plain(attribute):
-            continue
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+    for body in (model.graph, *model.functions):
+        yield from graphs_below(body)

@@ -8,13 +8,13 @@ definition: ONNX Runtime has no kernel of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 from onnx import defs, inliner
 
 from fa_compiler.checking import is_left_over
-from fa_compiler.tensors import is_plain
+from fa_compiler.subgraphs import graphs_of
 
 TRAINING_DOMAIN = "com.microsoft"
 TRAINING_ONLY = frozenset(
@@ -122,13 +122,4 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     while pending:
         for node in pending.pop().node:
             yield node
-            pending.extend(_bodies(node.attribute))
-
-
-def _bodies(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
-    for attribute in attributes:
-        if is_plain(attribute):
-            continue
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
+            pending.extend(graphs_of(node))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 
 from fa_compiler.errors import InputError
+from fa_compiler.subgraphs import graphs_below
 
 Size = int | tuple[int, int]
 """A size, or the inclusive bounds of one that stays open; an upper bound of -1 is none."""
@@ -126,7 +127,7 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
         if key not in inputs:
             raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
         _fix_input(inputs[key], shape, symbols)
-    for graph in _graphs(fixed.graph):
+    for graph in (fixed.graph, *graphs_below(fixed.graph)):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.HasField("dim_param") and dim.dim_param in symbols:
@@ -199,13 +200,3 @@ def model_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The inputs that are no weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     return [value for value in proto.graph.input if value.name not in weights]
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
