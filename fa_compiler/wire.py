@@ -96,10 +96,11 @@ def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
 
 def head(number: int, length: int) -> bytes:
     """What stands before the content of a length-delimited field."""
-    return _varint(number << 3 | LENGTH_DELIMITED) + _varint(length)
+    return varint_of(number << 3 | LENGTH_DELIMITED) + varint_of(length)
 
 
-def _varint(value: int) -> bytes:
+def varint_of(value: int) -> bytes:
+    """A number from 0 to 2**64 - 1 as protobuf writes it."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

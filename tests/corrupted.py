@@ -186,14 +186,20 @@ def _ends(layout: str, names: tuple[str, str], dtype: Any) -> dict[str, Any]:
     return {names[0]: np.array([3, 5], dtype), names[1]: np.array([4, 9], dtype)} if layout == "TND" else {}
 
 
-def _selected(rng: Rng) -> Parts:
-    layout, q, k = _tokens(rng)
-    dtype = _half(rng)
-    inputs = {
+def _selection(rng: Rng, q: tuple[int, ...], k: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+    return {
         "query": _floats(rng, *q, 4, 8, dtype=dtype),
         "key": _floats(rng, *k, 2, 8, dtype=dtype),
         "value": _floats(rng, *k, 2, 6, dtype=dtype),
         "sparse_indices": rng.integers(-1, 4, (*q, 2, 3)).astype(np.int32),
+    }
+
+
+def _selected(rng: Rng) -> Parts:
+    layout, q, k = _tokens(rng)
+    dtype = _half(rng)
+    inputs = {
+        **_selection(rng, q, k, dtype),
         **_ends(layout, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), np.int32),
     }
     if rng.integers(0, 2):
@@ -215,10 +221,7 @@ def _selected_grad(rng: Rng) -> Parts:
     layout, q, k = _tokens(rng)
     dtype = _half(rng)
     inputs = {
-        "query": _floats(rng, *q, 4, 8, dtype=dtype),
-        "key": _floats(rng, *k, 2, 8, dtype=dtype),
-        "value": _floats(rng, *k, 2, 6, dtype=dtype),
-        "sparse_indices": rng.integers(-1, 4, (*q, 2, 3)).astype(np.int32),
+        **_selection(rng, q, k, dtype),
         "d_out": _floats(rng, *q, 4, 6, dtype=dtype),
         "out": _floats(rng, *q, 4, 6, dtype=dtype),
         **_statistics(q, 2, 2),

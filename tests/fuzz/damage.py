@@ -30,6 +30,7 @@ from fa_compiler import cli
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.render import printable
+from fa_compiler.wire import varint_of
 from tests.fuzz.kind import Finding, Kind, Outcome
 
 CHAIN = 20
@@ -218,7 +219,7 @@ def any_bytes(data: bytes, donor: bytes, rng: Rng) -> bytes:
         case 7:
             return data[:place] + rng.choice(TEXTS) + rest
         case _:
-            return data[:place] + varint(rng.choice(NUMBERS)) + data[place + 1 :]
+            return data[:place] + varint_of(rng.choice(NUMBERS)) + data[place + 1 :]
 
 
 # -- protobuf -------------------------------------------------------------------------------------
@@ -236,16 +237,6 @@ class Part:
     number: int
     wire: int
     value: int | bytes
-
-
-def varint(number: int) -> bytes:
-    """A number from 0 to 2**64 - 1 as protobuf writes it."""
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 def parts_of(data: bytes) -> list[Part] | None:
@@ -286,12 +277,12 @@ def message_of(parts: Sequence[Part]) -> bytes:
     """The opposite of `parts_of`."""
     out = []
     for part in parts:
-        out.append(varint(part.number << 3 | part.wire))
+        out.append(varint_of(part.number << 3 | part.wire))
         if isinstance(part.value, int):
-            out.append(varint(part.value))
+            out.append(varint_of(part.value))
         else:
             if part.wire == BYTES:
-                out.append(varint(len(part.value)))
+                out.append(varint_of(len(part.value)))
             out.append(part.value)
     return b"".join(out)
 
@@ -386,7 +377,7 @@ def _revalued(part: Part, field: Any, stock: dict[str, list[bytes]], rng: Rng) -
         if field.type == field.TYPE_BYTES:
             return Part(part.number, BYTES, any_bytes(value, b"", rng))
         packed = [rng.choice(NUMBERS) if rng.random() < 0.3 else rng.randrange(20) for _ in range(rng.randrange(8))]
-        return Part(part.number, BYTES, b"".join(map(varint, packed)))
+        return Part(part.number, BYTES, b"".join(map(varint_of, packed)))
     return Part(part.number, BYTES, _text(stock, rng))
 
 

@@ -116,6 +116,30 @@ Type type_of(ort::Element element) {
   return element == ort::Element::float16 ? Type::float16 : Type::bfloat16;
 }
 
+const char* text_of_type(ort::Element element) {
+  switch (element) {
+    case ort::Element::float32: return "float32";
+    case ort::Element::float16: return "float16";
+    case ort::Element::bfloat16: return "bfloat16";
+    case ort::Element::int8: return "int8";
+    case ort::Element::uint8: return "uint8";
+    case ort::Element::boolean: return "bool";
+    case ort::Element::int32: return "int32";
+    case ort::Element::int64: return "int64";
+    case ort::Element::uint64: return "uint64";
+    default: return "another type";
+  }
+}
+
+std::string type_fault(ort::Element found, std::initializer_list<ort::Element> expected) {
+  std::string wanted;
+  for (ort::Element element : expected) {
+    if (element == found) return "";
+    wanted += (wanted.empty() ? "" : " or ") + std::string(text_of_type(element));
+  }
+  return std::string(" is ") + text_of_type(found) + ", expected " + wanted;
+}
+
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims) {
   size_t count = 0;
   check(api, ort::KernelContext_GetOutputCount(api, context, &count));

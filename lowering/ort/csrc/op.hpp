@@ -91,6 +91,12 @@ std::vector<Tensor> tensors_of(ort::Api api, const ort::KernelContext* context, 
 // float32, float16 or bfloat16.
 Type type_of(ort::Element element);
 
+// The name of an element type, as numpy has it.
+const char* text_of_type(ort::Element element);
+
+// " is int8, expected float32 or float16"; empty if `found` is among `expected`.
+std::string type_fault(ort::Element found, std::initializer_list<ort::Element> expected);
+
 // The memory of an output of this shape; null if nobody reads the output.
 void* output_of(ort::Api api, ort::KernelContext* context, size_t index, const Dims& dims);
 

@@ -9,21 +9,6 @@ constexpr int64_t kMostSize = 512;
 constexpr int64_t kMostBlock = 512;
 constexpr int64_t kMostPageWidth = 65536;
 
-const char* text_of_type(E type) {
-  switch (type) {
-    case E::float32: return "float32";
-    case E::float16: return "float16";
-    case E::bfloat16: return "bfloat16";
-    case E::int8: return "int8";
-    case E::uint8: return "uint8";
-    case E::boolean: return "bool";
-    case E::int32: return "int32";
-    case E::int64: return "int64";
-    case E::uint64: return "uint64";
-    default: return "another type";
-  }
-}
-
 Cell cell_of(E type) {
   return type == E::float32 ? Cell::float32 : type == E::float16 ? Cell::float16 : type == E::bfloat16 ? Cell::bfloat16
                                                                                                       : Cell::int8;
@@ -64,13 +49,8 @@ void Call::wrong_shape(int constraint, Input input, const std::string& expected)
 }
 
 void Call::want_type(int constraint, Input input, std::initializer_list<E> types) const {
-  const E found = in_[input].type;
-  std::string wanted;
-  for (E type : types) {
-    if (type == found) return;
-    wanted += (wanted.empty() ? "" : " or ") + std::string(text_of_type(type));
-  }
-  refuse(constraint, text(input) + " is " + text_of_type(found) + ", expected " + wanted);
+  const std::string fault = type_fault(in_[input].type, types);
+  if (!fault.empty()) refuse(constraint, text(input) + fault);
 }
 
 void Call::read_query() {

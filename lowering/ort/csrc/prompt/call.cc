@@ -7,21 +7,6 @@ namespace {
 
 constexpr int64_t kMostSize = 768;
 
-const char* text_of_type(E type) {
-  switch (type) {
-    case E::float32: return "float32";
-    case E::float16: return "float16";
-    case E::bfloat16: return "bfloat16";
-    case E::int8: return "int8";
-    case E::uint8: return "uint8";
-    case E::boolean: return "bool";
-    case E::int32: return "int32";
-    case E::int64: return "int64";
-    case E::uint64: return "uint64";
-    default: return "another type";
-  }
-}
-
 // Head sizes of query, its rope part and value for which zero rows are heard with one row of query.
 constexpr int64_t kZeroRowSizes[][3] = {{512, 64, 512}, {128, 0, 128}, {64, 0, 64}, {192, 64, 128}, {128, 64, 128}};
 
@@ -72,13 +57,8 @@ void Call::wrong_shape(Rule rule, size_t input, const std::string& expected) con
 }
 
 void Call::want_type(Rule rule, size_t input, std::initializer_list<E> types) const {
-  const E found = in_[input].type;
-  std::string wanted;
-  for (E type : types) {
-    if (type == found) return;
-    wanted += (wanted.empty() ? "" : " or ") + std::string(text_of_type(type));
-  }
-  refuse(rule, text(input) + " is " + text_of_type(found) + ", expected " + wanted);
+  const std::string fault = type_fault(in_[input].type, types);
+  if (!fault.empty()) refuse(rule, text(input) + fault);
 }
 
 void Call::want_none(Rule rule, std::initializer_list<size_t> inputs, const std::string& beside) const {
