@@ -19,7 +19,8 @@ and 1.32) runs the node:
 The kernel for float16 also rounds score + mask to float16. That rounding decides the result of a row whose every key
 has a number like -1e4, and the operator, which adds in float32, cannot repeat it. A float16 mask is therefore taken
 only where its numbers other than the excluding ones are proven small, or where the user vouches that no row is masked
-everywhere. The function body adds in float32.
+everywhere. The function body adds in float32. Whether it gets a 16-bit sum or product that the graph computes rounded
+or not depends on where ONNX Runtime runs the body's nodes, so there the same holds of such a mask.
 
 Refused besides: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query
 of one row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
@@ -37,10 +38,11 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import DOMINATING
 from fa_compiler.passes.masks.terms import Masked, Shift
 from fa_compiler.passes.matching.probabilities import FLOATS
-from fa_compiler.passes.nodes import constant, int_attr
+from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
@@ -53,6 +55,7 @@ FIRST = 23
 """The first opset that has the operator."""
 FIRST_WITHOUT_KERNEL = 25
 """From this opset on ONNX Runtime has no CPU kernel for the operator."""
+HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 SMALL_HALF = 8.0
 """A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
@@ -212,7 +215,11 @@ class _Attention:
         if boolean or (full is mask and keys.only_excludes(mask, lowest)):
             masked, mode = keys.excluded(full, not boolean, scores, band)
             return masked, (), mode, ()
-        assumed = self._check_half(mask, lowest) if dtype == ir.DataType.FLOAT16 and self._in_runtime() else ()
+        assumed: tuple[str, ...] = ()
+        if dtype == ir.DataType.FLOAT16 and self._in_runtime():
+            assumed = self._check_half(mask, lowest, "ONNX Runtime adds it to the scores in 16 bits")
+        elif dtype in HALVES and not _is_exact(mask):
+            assumed = self._check_half(mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node")
         return *keys.added(mask, full, scores, lowest), None, assumed
 
     def _adds(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> bool:
@@ -222,9 +229,8 @@ class _Attention:
         float32 = self.call.info.dtype(mask) == ir.DataType.FLOAT
         return finite and float32 and not self._in_runtime() and self._filled_up(mask, keys, scores) is mask
 
-    def _check_half(self, mask: ir.Value, lowest: float) -> tuple[str, ...]:
-        """The kernel for float16 rounds score + mask to float16: what has to be taken for granted for that not to
-        decide a row."""
+    def _check_half(self, mask: ir.Value, lowest: float, cause: str) -> tuple[str, ...]:
+        """What has to be taken for granted for the rounding of a mask, alone or with a score, not to decide a row."""
         call = self.call
         array, values = constant(mask), call.sets.of(mask)
         numbers: Collection[float] | None = call.bounds.of(mask)
@@ -238,8 +244,8 @@ class _Attention:
             return (NO_EMPTY_ROWS,)
         raise call.decline(
             Code.MASK_VALUE,
-            f"ONNX Runtime adds the mask {mask.name!r} to the scores in float16, which rounds a row away whose every "
-            "key has a number like -1e4",
+            f"the numbers of the mask {mask.name!r} are not known to be small, and {cause}: that decides a row whose "
+            "every key has a number like -1e4",
             f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
         )
 
@@ -250,6 +256,15 @@ class _Attention:
         if missing == 0 or dtype is None or not (missing.is_at_least(1) or shape[-1].const == 1):
             return mask
         return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
+
+
+def _is_exact(value: ir.Value) -> bool:
+    """Are the numbers of a 16-bit value what they are in 16 bits, and no result that ONNX Runtime may not round yet?"""
+    node = value.producer()
+    if not is_op(node, *UNROUNDED):
+        return True
+    picks = is_op(node, "Where", "Max", "Min", "Neg", "Clip")
+    return node is not None and picks and all(each is None or _is_exact(each) for each in node.inputs)
 
 
 def _differ(one: Dim, other: Dim) -> bool:

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from tests.fuzz.difference import LARGEST
 from tests.fuzz.graph import Case, Graph, Size
-from tests.fuzz.oracle import LARGEST
 
 INF = math.inf
 FILLS = (-INF, -INF, -LARGEST, -LARGEST, -LARGEST, -1e9, -1e9, -1e4, -1e4, -65504.0, -1e30, -LARGEST / 2, -32752.0)
@@ -123,7 +123,7 @@ class _Composer:
                 value = self._repeated(value, s, d)
             made.append(value)
         if rng.random() < 0.06:
-            made[0] = g.op("Add", made[0], g.input("bias", self.dtype, ("N", 1, "D")))
+            made[0] = g.op("Add", made[0], g.input("value", self.dtype, ("N", 1, "D")))
         return made[0], made[1], made[2]
 
     def _repeated(self, value: str, tokens: str, depth: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.fuzz.oracle import LARGEST, Array
+from tests.fuzz.difference import LARGEST, Array
 from tests.passes import near_misses
 
 Change = Callable[[onnx.ModelProto, random.Random], str | None]

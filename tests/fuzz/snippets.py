@@ -20,8 +20,8 @@ import onnx
 import onnxruntime as ort
 from onnx import helper, shape_inference
 
+from tests.fuzz.difference import Array
 from tests.fuzz.graph import Case, Input, Size
-from tests.fuzz.oracle import Array
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "fuzz" / "snippets"

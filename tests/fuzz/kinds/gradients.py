@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz.oracle import Array, Feed, Judge
+from tests.fuzz.difference import Array, Feed
+from tests.fuzz.oracle import Judge
 from tests.fuzz.reduction import GraphKind
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 from tests.passes.test_backward import consistent

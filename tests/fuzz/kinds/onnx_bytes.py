@@ -17,7 +17,8 @@ from fa_compiler.model_io import load_bytes
 from fa_compiler.pipeline import make_options, run
 from fa_compiler.writing import relocate
 from tests.fuzz.damage import Damaged, Fault, Rng, any_bytes, command, message
-from tests.fuzz.oracle import Feed, Judge
+from tests.fuzz.difference import Feed
+from tests.fuzz.oracle import Judge
 from tests.fuzz.originals import EXTERNAL, EXTERNAL_BYTES, models
 
 OPTIONS = (

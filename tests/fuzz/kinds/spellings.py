@@ -24,4 +24,6 @@ class Spellings(GraphKind):
             for each in case.inputs
         ]
         group = f"{spelt.spelling.dtype}, "
-        return Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, repr(spelt.spelling), group)
+        made = Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, repr(spelt.spelling), group)
+        made.loose = spelt.spelling.symbolic
+        return made

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa_compiler.passes.values.symbolic import Dim
+from tests.fuzz.difference import Array
 from tests.fuzz.kind import Finding, Kind, Outcome
-from tests.fuzz.oracle import Array
 
 LETTERS = "BST"
 SIZES = 7

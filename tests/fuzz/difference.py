@@ -1,0 +1,201 @@
+"""Do two results agree, the original's and the fused model's? And where they do not: what excuses it?
+
+The tolerance. Both models round, in another order. How much rounding may change a result depends on the numbers: scores
+of 1e6 are known to 0.06, and so is no softmax of them. So an output agrees within `BASE` of its largest number, and
+beyond that within `FACTOR` times what a change of the inputs by half of their last bit does to the original. Numbers
+of masks are left as they are: what is lost beside them is lost on purpose. In float16 ONNX Runtime computes most nodes
+in float32, and so do the kernels: there the half of the last bit is float16's, which bounds what either rounds. An
+infinity is as near to a number as the largest number of its type.
+
+What excuses a difference where inputs hold NaN or infinities, or results do:
+1. Values at masked keys are not read (README). A key that was given NaN or an infinity is masked for an element where
+   other numbers in their place do not change the original's result: there the fused result may be the one without them.
+2. Where NaN or infinities meet, ONNX Runtime's kernels do not always compute what ONNX says: its Softmax turns NaN into
+   numbers in some lanes of a vector. A result that onnx's reference evaluation of the original gives is as good.
+3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing.
+4. Scores of attended keys are taken to be finite (README): infinite keys are looked at where NaN in their place has no
+   effect. A key that a bias lowers is attended, so NaN there may be seen.
+5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+Array = npt.NDArray[Any]
+
+BASE = {"float32": 1e-5, "float64": 1e-5, "float16": 4e-3}
+FACTOR = 32.0
+TINY = 1e-30
+"""Beside this, numbers without a normal representation may become 0."""
+SHAKES = 3
+VALUES = ("q", "k", "v")
+LAST_BIT = {"float32": 2.0**-24, "float64": 2.0**-24, "float16": 2.0**-11}
+
+LARGEST = float(np.finfo(np.float32).max)
+EXACT = (0.0, 1.0, 2.0, 3.0, 1e3, 1e4, 3e4, 32752.0, 65504.0, 1e5, 1e9, 1e10, 1e30, 3e38, LARGEST / 2, LARGEST)
+EXACT_NUMBERS = {
+    name: np.array(sorted({sign * float(np.dtype(name).type(x)) for x in EXACT for sign in (1, -1) if x < limit}), name)
+    for name, limit in (("float16", 1e5), ("float32", np.inf), ("float64", np.inf))
+}
+"""What masks are made of: never shaken."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Inputs for one run. `lenient` where sizes the graph leaves open do not agree, so that a refusal is right;
+    `spoiled` are the inputs that were given NaN or infinities."""
+
+    name: str
+    arrays: Mapping[str, Array]
+    lenient: bool = False
+    spoiled: tuple[str, ...] = ()
+
+
+@dataclass
+class Comparison:
+    """The original on one feed. `rough` widens the tolerance; `biased` where the fused model has a bias."""
+
+    model: onnx.ModelProto
+    original: ort.InferenceSession
+    feed: Feed
+    hides_nan: bool = False
+    rough: float = 1.0
+    biased: bool = False
+
+    def fault(self, index: int, wanted: Array, got: Array, least: float = 0.0) -> tuple[str, str] | None:
+        """A title and a description of how the results of an output differ; None where they agree. `least` is how large
+        the terms are that cancel in it."""
+        if not isinstance(wanted, np.ndarray):
+            return None
+        if wanted.dtype != got.dtype or wanted.shape != got.shape:
+            return "another type or shape", f"{got.dtype}{got.shape} instead of {wanted.dtype}{wanted.shape}"
+        if wanted.dtype.kind != "f":
+            return None if (wanted == got).all() else ("other numbers in an output that is no float", "")
+        base = BASE[str(wanted.dtype)] * self.rough
+        left, right = wanted.astype(np.float64), got.astype(np.float64)
+        near_by = base * max(_size(left), least) + TINY
+        if _near(left, right, near_by, wanted.dtype).all():
+            return None
+        wrong = ~_near(left, right, near_by, wanted.dtype) & ~self._excused(index, left, right, base)
+        if not wrong.any():
+            return None
+        with np.errstate(all="ignore"):
+            bound = near_by + FACTOR * self._noise(index, left)
+            wrong &= ~(np.abs(left - right) <= bound) & ~np.isinf(bound)
+        if not wrong.any():
+            return None
+        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+        text = f"{right[place]!r} instead of {left[place]!r} at {place}, {int(wrong.sum())} of {wrong.size} elements; "
+        text += f"tolerated are {bound[place]:.3g}"
+        return _title(left[place], right[place], not self.feed.spoiled), text
+
+    # -- what excuses a difference, by the numbers of the module's comment ----------------------------
+
+    def _excused(self, index: int, left: Array, right: Array, base: float) -> npt.NDArray[np.bool_]:
+        spoiled = bool(self.feed.spoiled)
+        excused: npt.NDArray[np.bool_] = np.zeros(left.shape, np.bool_)
+        with np.errstate(all="ignore"):
+            if spoiled:
+                clean = [self._without(number)[index].astype(np.float64) for number in (0.0, 1.0, -3.0)]
+                near = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
+                excused |= np.logical_and.reduce(near)  # 1
+                excused |= (np.isinf(left) & np.isnan(right)) | (np.isnan(left) & np.isinf(right))  # 3
+                if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
+                    undefined = self._without(np.nan)[index].astype(np.float64)
+                    excused |= ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
+                if self.biased and "k" in self.feed.spoiled:  # 4
+                    excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
+                if self.hides_nan:  # 5
+                    excused |= np.abs(clean[0] - clean[1]) + np.abs(clean[0] - clean[2]) > base * _size(clean[0])
+                    excused |= ~(np.abs(left - clean[0]) <= base * _size(clean[0]))
+            odd = np.full(left.shape, spoiled) | ~np.isfinite(left) | ~np.isfinite(right)
+            if (odd & ~excused).any():  # 2
+                other = self._evaluated
+                if other is not None and other[index].shape == right.shape:
+                    reference = other[index].astype(np.float64)
+                    excused |= odd & _near(reference, right, base * _size(reference) * 10 + TINY, other[index].dtype)
+        return excused
+
+    def _without(self, number: float) -> list[Array]:
+        """The original's results where a number stands in place of NaN and infinities of the inputs."""
+        arrays = dict(self.feed.arrays)
+        for name in self.feed.spoiled:
+            array = arrays[name]
+            # -inf in a mask is a number of masks.
+            wrong = ~np.isfinite(array) if name in VALUES else np.isnan(array) | np.isposinf(array)
+            arrays[name] = np.where(wrong, np.array(number, array.dtype), array)
+        return run_original(self.original, arrays)
+
+    @functools.cached_property
+    def _evaluated(self) -> list[Array] | None:
+        """The results of onnx's reference evaluation; None where it does not know an operator."""
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(each) for each in ReferenceEvaluator(self.model).run(None, dict(self.feed.arrays))]
+        except Exception:  # of the evaluation: its classes share none
+            return None
+
+    def _noise(self, index: int, plain: Array) -> Array:
+        """How far the original's result moves when its inputs move by half of their last bit, the largest of each row;
+        infinite where it is a number now and then only."""
+        rng = np.random.default_rng(0)
+        worst = np.zeros(plain.shape)
+        for _ in range(SHAKES):
+            arrays = {name: shaken(array, rng) for name, array in self.feed.arrays.items()}
+            moved = run_original(self.original, arrays)[index].astype(np.float64)
+            with np.errstate(all="ignore"):
+                change = np.abs(moved - plain)
+                change[(moved == plain) | (np.isnan(moved) & np.isnan(plain))] = 0.0
+                change[np.isnan(change)] = np.inf
+            worst = np.maximum(worst, change)
+        if plain.ndim and plain.size:
+            worst = np.broadcast_to(worst.max(axis=-1, keepdims=True), plain.shape)
+        return worst
+
+
+def run_original(original: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[Array]:
+    """All outputs of the model as it was given. A process that ends here shows a fault of ONNX Runtime, not of ours."""
+    return list(original.run(None, dict(arrays)))
+
+
+def _near(left: Array, right: Array, tolerance: float, dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Which elements agree: within the tolerance, or both NaN. An infinity is as near as the type's largest number."""
+    most = float(np.finfo(dtype).max)
+    with np.errstate(all="ignore"):
+        near: npt.NDArray[np.bool_] = np.abs(np.clip(left, -most, most) - np.clip(right, -most, most)) <= tolerance
+    return near | (np.isnan(left) & np.isnan(right))
+
+
+def _title(left: float, right: float, finite: bool) -> str:
+    inputs = "" if finite else " where inputs hold NaN or infinities"
+    if np.isnan(left) != np.isnan(right):
+        return ("NaN is lost" if np.isnan(left) else "NaN is gained") + inputs
+    if np.isinf(left) != np.isinf(right):
+        return ("infinity is lost" if np.isinf(left) else "infinity is gained") + inputs
+    return f"other numbers{inputs}"
+
+
+def _size(array: Array) -> float:
+    return float(np.max(np.abs(array), where=np.isfinite(array), initial=0.0))
+
+
+def shaken(array: Array, rng: np.random.Generator) -> Array:
+    """The array with random changes by half of the last bit, numbers of masks left alone."""
+    if array.dtype.kind != "f":
+        return array
+    steps = rng.uniform(-2.0, 2.0, array.shape) * LAST_BIT[str(array.dtype)]
+    with np.errstate(all="ignore"):
+        moved = (array.astype(np.float64) * (1.0 + steps)).astype(array.dtype)
+    return np.where(np.isin(array, EXACT_NUMBERS[str(array.dtype)]) | ~np.isfinite(moved), array, moved)
+
+
