@@ -1,0 +1,86 @@
+"""What the search calls a difference, and what excuses one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+
+from tests.fuzz.difference import LARGEST, Array, Comparison, Feed, run_original
+from tests.fuzz.oracle import session
+
+MODEL = onnx.parser.parse_model(
+    """<ir_version: 9, opset_import: ["": 17]>
+    g (float[2,4] q, float[3,4] k, float[3,4] v, float[3] m) => (float[2,4] y)
+    { t = Transpose(k) s = MatMul(q, t) a = Add(s, m) p = Softmax(a) y = MatMul(p, v) }"""
+)
+RNG = np.random.default_rng(0)
+PLAIN = {name: RNG.standard_normal(shape).astype(np.float32) for name, shape in {"q": (2, 4), "v": (3, 4)}.items()}
+KEY = RNG.standard_normal((3, 4)).astype(np.float32)
+MASK = np.array([0.0, 0.0, -np.inf], np.float32)
+"""The last key is masked."""
+
+
+def title(got: Array, key: Array = KEY, value: Array | None = None, biased: bool = False) -> str | None:
+    """Of the difference between the original and `got`."""
+    arrays = {**PLAIN, "k": key, "m": MASK, **({} if value is None else {"v": value})}
+    spoiled = tuple(name for name in ("k", "v") if not np.isfinite(arrays[name]).all())
+    original = session(MODEL, custom=False)
+    compared = Comparison(MODEL, original, Feed("", arrays, spoiled=spoiled), biased=biased)
+    fault = compared.fault(0, run_original(original, arrays)[0], got)
+    return None if fault is None else fault[0]
+
+
+def spoilt(token: int, number: float) -> Array:
+    key = KEY.copy()
+    key[token, 1] = number
+    return key
+
+
+RIGHT: Array = run_original(session(MODEL, custom=False), {**PLAIN, "k": KEY, "m": MASK})[0]
+
+
+@pytest.mark.parametrize(("change", "expected"), [(0.0, None), (1e-7, None), (1e-3, "other numbers")])
+def test_numbers(change: float, expected: str | None) -> None:
+    assert title(RIGHT + np.float32(change)) == expected
+
+
+def test_nan_at_a_masked_key() -> None:
+    """The original shows it, for -inf does not hide it; the fused model may do as if it were not there."""
+    nothing = np.full_like(RIGHT, np.nan)
+    assert title(RIGHT, spoilt(2, np.nan)) is None
+    assert title(nothing, spoilt(2, np.nan)) is None
+    assert title(RIGHT + 1, spoilt(2, np.nan)) == "NaN is lost where inputs hold NaN or infinities"
+
+
+def test_nan_at_an_attended_key() -> None:
+    assert title(RIGHT, spoilt(0, np.nan)) == "NaN is lost where inputs hold NaN or infinities"
+
+
+def test_infinite_scores() -> None:
+    """Those of attended keys are not looked at, those of masked ones are."""
+    assert title(RIGHT, spoilt(0, np.inf)) is None
+    masked = np.where(np.arange(3)[:, None] == 2, np.float32(-np.inf), KEY)
+    assert title(RIGHT, masked) is None
+
+
+def test_nan_of_a_value() -> None:
+    value = PLAIN["v"].copy()
+    value[0, 0] = np.nan
+    assert title(RIGHT, value=value) == "NaN is lost where inputs hold NaN or infinities"
+    expected = RIGHT.copy()
+    expected[:, 0] = np.nan
+    assert title(expected, value=value) is None
+    assert title(np.full_like(RIGHT, np.nan), value=value) == "NaN is gained where inputs hold NaN or infinities"
+
+
+def test_a_bias_masks_nothing() -> None:
+    """ONNX Runtime gives NaN for the row; a fused model that has a bias may, and another must not lose a number."""
+    nothing = np.full_like(RIGHT, np.nan)
+    assert title(nothing, biased=True) == title(nothing) == "NaN is gained"
+
+
+def test_a_mean_at_the_largest_number() -> None:
+    value = np.full((3, 4), LARGEST, np.float32)
+    assert title(np.full_like(RIGHT, np.inf), value=value) is None
+    assert title(np.full_like(RIGHT, -np.inf), value=value) == "infinity is gained"
