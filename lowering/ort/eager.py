@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,14 @@ def run(
     The registry is asked first: what it refuses, and no extension allows, does not get to the kernel. Raises UnknownOp,
     UnknownVariant, NodeError (an unknown or missing name, a value of a wrong type) and KernelError.
     """
+    return compute(*allowed(op_type, inputs, attrs, cann), outputs, cann)
+
+
+def allowed(
+    op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], cann: str | None = None
+) -> tuple[OpSpec, dict[str, Any], dict[str, Any]]:
+    """The entry of the registry, the arrays and the attributes of a call that the registry does not refuse. Raises as
+    `run` does."""
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
     attributes = full_attrs(spec, attrs)
@@ -80,7 +89,7 @@ def run(
     broken = refusal(spec, arrays, attributes, cann)
     if broken is not None:
         raise KernelError(f"{op_type}: {broken.message} ({broken.constraint})")
-    return compute(spec, arrays, attributes, outputs, cann)
+    return spec, arrays, attributes
 
 
 def compute(
@@ -92,24 +101,54 @@ def compute(
 ) -> dict[str, Array]:
     """`run` without the question to the registry: the kernel refuses by itself what it cannot compute, as it does in a
     model, by a KernelError. `arrays` are as `as_arrays` makes them, `attributes` as `full_attrs`."""
+    request, placed = requested(spec, arrays, attributes, outputs, cann)
+    try:
+        session = _session(request, tuple(map(os.environ.get, _KERNEL_SETTINGS)))
+        results = session.run_with_ort_values(list(request.wanted), fed(request, placed))
+    except _ORT_ERRORS as error:
+        raise KernelError(_own_words(spec, str(error))) from None
+    return {name: from_ort(result) for name, result in zip(request.wanted, results, strict=True)}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call as the node of a model: all but the numbers."""
+
+    op_type: str
+    cann: str | None
+    attributes: tuple[tuple[str, Any], ...]
+    types: tuple[int | None, ...]
+    """ONNX's numbers of the inputs' types, None for an absent input."""
+    wanted: tuple[str, ...]
+
+    @property
+    def spec(self) -> OpSpec:
+        """The operator's entry of the registry."""
+        return get(self.op_type, self.cann)
+
+
+def requested(
+    spec: OpSpec,
+    arrays: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    outputs: Sequence[str] | None,
+    cann: str | None,
+) -> tuple[Request, list[Array | None]]:
+    """The node of a call, and the arrays in the order of its inputs. Raises KernelError."""
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
     for name in wanted:
         spec.output(name)
     placed = place_inputs(spec, arrays)
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
-    attributes = {**attributes, **count_attrs(spec, arrays)}
     _check_type_of_lists(spec.name, arrays)
-    try:
-        settings = tuple(map(os.environ.get, _KERNEL_SETTINGS))
-        session = _session(spec.name, cann, tuple(attributes.items()), types, frozenset(wanted), settings)
-        # One tensor for one array: a kernel may see that two inputs are the same memory.
-        tensors = {id(array): _to_ort(array) for array in placed if array is not None}
-        names = _input_names(spec, attributes)
-        feeds = {name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
-        results = session.run_with_ort_values(list(wanted), feeds)
-    except _ORT_ERRORS as error:
-        raise KernelError(_own_words(spec, str(error))) from None
-    return {name: _from_ort(result) for name, result in zip(wanted, results, strict=True)}
+    return Request(spec.name, cann, tuple({**attributes, **count_attrs(spec, arrays)}.items()), types, wanted), placed
+
+
+def fed(request: Request, placed: Sequence[Array | None], prefix: str = "") -> dict[str, ort.OrtValue]:
+    """The model's inputs by name. One tensor for one array: a kernel may see that two inputs are the same memory."""
+    tensors = {id(array): _to_ort(array) for array in placed if array is not None}
+    names = _input_names(request.spec, dict(request.attributes))
+    return {prefix + name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
 
 
 def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
@@ -142,43 +181,38 @@ def _element_type(spec: OpSpec, array: Array) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _session(
-    op_type: str,
-    cann: str | None,
-    attributes: tuple[tuple[str, Any], ...],
-    types: tuple[int | None, ...],
-    wanted: frozenset[str],
-    settings: tuple[str | None, ...],  # only part of the key: the library reads them when a session is made
-) -> ort.InferenceSession:
-    spec = get(op_type, cann)
-    output_names = [entry.name if entry.name in wanted else "" for entry in spec.outputs]
-    while output_names and not output_names[-1]:
-        output_names.pop()
-    names = _input_names(spec, dict(attributes))
-    node = helper.make_node(
-        op_type,
-        ["" if dtype is None else name for name, dtype in zip(names, types, strict=False)],
-        output_names,
-        name=op_type,
-        domain=DOMAIN,
-    )
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
-    graph = helper.make_graph(
-        [node],
-        op_type,
-        [
-            helper.make_tensor_value_info(name, dtype, None)
-            for name, dtype in zip(names, types, strict=False)
-            if dtype is not None
-        ],
-        [
-            helper.make_tensor_value_info(entry.name, _output_type(spec, entry, types, attributes), None)
+def _session(request: Request, settings: tuple[str | None, ...]) -> ort.InferenceSession:
+    return session_of({"": request})  # the settings are only part of the key: the library reads them here
+
+
+def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
+    """A session with a node for each request; the names of its inputs and outputs have the key in front."""
+    nodes, inputs, results = [], [], []
+    for prefix, request in requests.items():
+        spec, attributes = request.spec, request.attributes
+        output_names = [prefix + entry.name if entry.name in request.wanted else "" for entry in spec.outputs]
+        while output_names and not output_names[-1]:
+            output_names.pop()
+        given = list(zip(_input_names(spec, dict(attributes)), request.types, strict=False))
+        node = helper.make_node(
+            spec.name,
+            ["" if dtype is None else prefix + name for name, dtype in given],
+            output_names,
+            name=prefix + spec.name,
+            domain=DOMAIN,
+        )
+        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
+        nodes.append(node)
+        inputs += [helper.make_tensor_value_info(prefix + name, dtype, None) for name, dtype in given if dtype]
+        results += [
+            helper.make_tensor_value_info(
+                prefix + entry.name, _output_type(spec, entry, request.types, attributes), None
+            )
             for entry in spec.outputs
-            if entry.name in wanted
-        ],
-    )
+            if entry.name in request.wanted
+        ]
     model = helper.make_model(
-        graph,
+        helper.make_graph(nodes, "calls", inputs, results),
         ir_version=_IR_VERSION,
         opset_imports=[helper.make_opsetid("", _ONNX_OPSET), helper.make_opsetid(DOMAIN, VERSION)],
     )
@@ -222,7 +256,7 @@ def _to_ort(array: Array) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _from_ort(value: ort.OrtValue) -> Array:
+def from_ort(value: ort.OrtValue) -> Array:
     if value.data_type() != "tensor(bfloat16)":
         array: Array = value.numpy()
         return array

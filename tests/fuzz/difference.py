@@ -113,7 +113,7 @@ class Comparison:
                 if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
                     undefined = self._without(np.nan)[index].astype(np.float64)
                     excused |= ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
-                if self.biased and "k" in self.feed.spoiled:  # 4
+                if self.biased and ("k" in self.feed.spoiled or self.hides_nan):  # 4
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
                 if self.hides_nan:  # 5
                     excused |= np.abs(clean[0] - clean[1]) + np.abs(clean[0] - clean[2]) > base * _size(clean[0])

@@ -77,7 +77,8 @@ def gradient_bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> dict
     keys, rows = max(inputs["key"].shape[:3]), max(inputs["query"].shape[:3]) * (heads // max(1, key_heads))
     largest = norm["dy"] * (norm["value"] / keep + norm["attention_in"])
     r = p + (math.sqrt(value_size) + 6) * unit
-    column = float(np.nan_to_num(columns).max(initial=0.0))
+    # A row that is NaN hides what the others add up to, which is at most 1 each.
+    column = float(np.where(np.isnan(columns), rows, columns).max(initial=0.0))
     dq = scale * norm["key"] * largest * (r + t + math.sqrt(keys) * unit)
     dk = scale * norm["query"] * largest * (r + t + math.sqrt(rows) * unit) * column
     return {

@@ -5,28 +5,39 @@ from __future__ import annotations
 import functools
 import re
 
-from tests.fuzz.calls import DRAWN, NoCase, variant, variants
+from tests.fuzz.calls import DRAWN, NoCase, Together, remembered, variant, variants
 from tests.fuzz.kind import Finding, Kind, Outcome
+
+ROUNDS = 2
+"""A case has this many calls of each operator."""
+PLAIN = 8
+"""One in so many cases runs on the plain loops, too, which are slow."""
 
 
 class Calls(Kind):
-    """One call, on each instruction set that the machine has."""
+    """Calls of every operator, on each instruction set that the machine has."""
+
+    limit_s = 120.0
 
     def check(self, seed: int) -> Outcome:
-        op = list(DRAWN)[seed % len(DRAWN)]
-        try:
-            compared = DRAWN[op](seed // len(DRAWN))
-        except NoCase:
-            return Outcome("skipped")
-        for name in _variants():
-            with variant(name):
+        comparisons = {}
+        for turn in range(ROUNDS):
+            for op, draw in DRAWN.items():
                 try:
-                    compared()
-                except Exception as error:  # any at all: the call is right
+                    comparisons[f"{op} {turn}"] = draw(seed * ROUNDS + turn)
+                except NoCase:
+                    continue
+        with remembered():
+            for name in _variants():
+                if name == "reference" and seed % PLAIN:
+                    continue
+                with variant(name):
+                    found = Together().faults(comparisons)
+                for call, error in found.items():
                     first = re.sub(r"[-+]?\d[\d.e+-]*|nan|inf", "N", str(error).strip().split("\n")[0])
-                    title = f"{op}: {type(error).__name__}: {first}"[:150]
-                    return Outcome("wrong", Finding(title, f"{name}, seed {seed}\n{error}", suffix=".txt"))
-        return Outcome(op.split()[0])
+                    title = f"{call.rpartition(' ')[0]}: {type(error).__name__}: {first}"[:150]
+                    return Outcome("wrong", Finding(title, f"{name}, {call}\n{error}", suffix=".txt"))
+        return Outcome(f"{len(comparisons)} calls")
 
 
 @functools.cache
