@@ -7,6 +7,13 @@ import os
 from fa_compiler.lowering.ort import library
 
 VARIABLE = "FA_COMPILER_TEST_LIBRARY"
+SLOWER = 10
+"""A case may take so many times as long with such a library."""
+
+
+def slowed() -> int:
+    """How many times as long a case may take."""
+    return SLOWER if os.environ.get(VARIABLE) else 1
 
 
 def choose_library() -> bool:
