@@ -153,7 +153,8 @@ def _devices(model: onnx.ModelProto) -> Iterator[str]:
     for owner in owners:
         owner.ClearField("configuration" if isinstance(owner, onnx.ModelProto) else "device_configurations")
     if owners:
-        who = "the model" if owners[0] is model else _shown(owners[0])  # type: ignore[arg-type]  # a node
+        first = owners[0]
+        who = _shown(first) if isinstance(first, onnx.NodeProto) else "the model"
         more = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
         yield f"device configurations of {who}{more} are left out: ONNX Runtime reads none, and these are not complete"
 
