@@ -4,7 +4,8 @@
 #   make demo     optimise example models, compare with the originals, time both
 #   make test     the test suite
 #   make lint     ruff and mypy
-#   make sanitize the kernel tests on a library built with address and undefined-behaviour sanitizers (slow)
+#   make sanitize the kernel tests and random calls on a library built with address and undefined-behaviour sanitizers
+#   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
@@ -20,10 +21,11 @@ BIN := $(abspath $(VENV))/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BENCH := all
 FUZZ := all --seconds 600
+SANITIZED_FUZZ := operators --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize neon lint bench fuzz compat clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon lint bench fuzz compat clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -32,15 +34,21 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2
 
 # The runtime is not built with sanitizers, so theirs has to be loaded first; Python's own leaks are not ours. The random
-# problems are left to the ordinary tests: they are made of the same features.
+# problems of the tests are left to the search, which has them, too: each time the next ones.
 SANITIZED := build/sanitize
-sanitize: $(VENV)/.test
+WITH_SANITIZERS = ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:print_summary=1:abort_on_error=1 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so
+sanitize: sanitized
+	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
+	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
+
+sanitize-fuzz: sanitized
+	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
+
+sanitized: $(VENV)/.test
 	$(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja -S lowering/ort/csrc -B $(SANITIZED) -DFA_SANITIZE=ON
 	$(BIN)/cmake --build $(SANITIZED)
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-		FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so \
-		$(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
 
 CXX_AARCH64 ?= aarch64-linux-gnu-g++
 QEMU_AARCH64 ?= $(shell command -v qemu-aarch64-static || command -v qemu-aarch64)

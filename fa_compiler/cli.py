@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from fa_compiler.passes.options import ASSUMPTIONS
 
 OK, DIFFERENT, BAD_INPUT, INTERNAL, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 3, 130, 141
 DEBUG = "FA_COMPILER_DEBUG"
+
+_SILENT = logging.NullHandler()
 
 EXIT_CODES = f"""\
 exit codes:
@@ -278,6 +281,7 @@ def _tolerance(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
+    logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns of is refused, mended or carried through
     if argv is None:
         signal.signal(signal.SIGTERM, lambda number, frame: signal.default_int_handler(number, frame))
         for stream in (sys.stdout, sys.stderr):

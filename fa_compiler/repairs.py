@@ -5,6 +5,8 @@
     a size below 0              of an input or output is open
     "" and "ai.onnx"            are one domain: of two imports of it the last one counts, and nodes name it ""
     a graph without a name      gets one
+    a device configuration      is left out where it names no configuration or no tensor, or the IR version has none;
+                                ONNX Runtime reads none of them
 
 A graph with a cycle, or with one name for two values, stays what it is.
 """
@@ -35,6 +37,8 @@ NEWEST = {"": defs.onnx_opset_version(), "ai.onnx.ml": 5}
 """The version of ONNX's domains that ONNX Runtime takes where a model names none."""
 
 _UNNAMED = "graph"
+_DEVICES = 11
+"""The first IR version with device configurations."""
 
 Body = onnx.GraphProto | onnx.FunctionProto
 
@@ -47,10 +51,12 @@ def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
     """A copy of the model without what others read in another way than ONNX Runtime, and one sentence for each change;
     the model itself and nothing where there is no such thing."""
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
-    if not imports and not any(map(_negative, (*model.graph.input, *model.graph.output))):
+    sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
+    devices = next(_unreadable_devices(model), None) is not None
+    if not imports and not sizes and not devices:
         return model, []
     copy = _copy(model)
-    return copy, [*_standard_opsets(copy), *_open_sizes(copy)]
+    return copy, [*_standard_opsets(copy), *_open_sizes(copy), *_devices(copy)]
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -124,6 +130,33 @@ def _open_sizes(model: onnx.ModelProto) -> Iterator[str]:
     if infos:
         more = f" and {len(infos) - 1} more" if len(infos) > 1 else ""
         yield f"'{infos[0].name}'{more} declared with a size below 0: the size is open, as in ONNX Runtime"
+
+
+def _unreadable_devices(model: onnx.ModelProto) -> Iterator[onnx.ModelProto | onnx.NodeProto]:
+    """The model and the nodes with device configurations that no reader could follow."""
+    older = model.ir_version < _DEVICES
+    if older and model.configuration:
+        yield model
+    for body in (model.graph, *model.functions):
+        for node in all_nodes(body.node):
+            given = node.device_configurations
+            if given and (older or not all(map(_names_all, given))):
+                yield node
+
+
+def _names_all(given: onnx.NodeDeviceConfigurationProto) -> bool:
+    return bool(given.configuration_id) and all(spec.tensor_name for spec in given.sharding_spec)
+
+
+def _devices(model: onnx.ModelProto) -> Iterator[str]:
+    owners = list(_unreadable_devices(model))
+    for owner in owners:
+        owner.ClearField("configuration" if isinstance(owner, onnx.ModelProto) else "device_configurations")
+    if owners:
+        first = owners[0]
+        who = _shown(first) if isinstance(first, onnx.NodeProto) else "the model"
+        more = f" and {len(owners) - 1} more" if len(owners) > 1 else ""
+        yield f"device configurations of {who}{more} are left out: ONNX Runtime reads none, and these are not complete"
 
 
 def _imports(model: onnx.ModelProto) -> Iterator[str]:

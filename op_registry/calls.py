@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.constraints import MODULES
+from fa_compiler.op_registry.constraints.core import without_empty
 from fa_compiler.op_registry.errors import InputError, NodeError, suggestion
 from fa_compiler.op_registry.node import NodeView, TensorInfo
 from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec
@@ -21,17 +23,13 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array | list[Array]]
 """Inputs by name, absent ones missing; a dynamic input is a list."""
 
-UNASKED = ("PromptFlashAttention", "FusedInferAttentionScore")
-"""The operators whose calls are checked by those who compute them: the table of extensions does not say yet what they
-take beyond the types and sizes of the products."""
-
 
 def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     """The inputs of a call as arrays in the machine's byte order; an input that is None is absent.
 
-    What is an array in that order already stays the very same object. Python numbers and lists of them become arrays
-    of the one type that the prototype gives the input, if it gives only one and their values fit. A dynamic input takes
-    a sequence of tensors, or its only tensor.
+    What is an array in that order already stays the very same object; what is an empty one is absent, too, where the
+    operator reads calls so. Python numbers and lists of them become arrays of the one type that the prototype gives the
+    input, if it gives only one and their values fit. A dynamic input takes a sequence of tensors, or its only tensor.
 
     Raises NodeError for an unknown name, and its subclass InputError for an input that is no tensor of numbers: a
     masked array with masked elements, objects, strings, a list of arrays in the place of one tensor.
@@ -39,13 +37,16 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise NodeError(f"{spec.name} has no input {name!r}{suggestion(name, spec.input_names)}")
+    drops_empty = spec.name in MODULES and MODULES[spec.name].rules.reading is without_empty
     found: Arrays = {}
     for entry in spec.inputs:
         value = inputs.get(entry.name)
         if value is None:
             continue
         if entry.kind is not Kind.DYNAMIC:
-            found[entry.name] = _array(spec, entry, value, entry.name)
+            array = _array(spec, entry, value, entry.name)
+            if array.size or not drops_empty or entry.kind is not Kind.OPTIONAL:
+                found[entry.name] = array
             continue
         tensors = list(value) if isinstance(value, (list, tuple)) else [value]
         if tensors:
@@ -56,14 +57,10 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
 def refusal(
     spec: OpSpec, arrays: Arrays, attrs: Mapping[str, Any], cann: str | None = None, doubles: bool = False
 ) -> Violation | None:
-    """The first constraint that the call breaks and no extension of the CPU kernel allows, or None; None for the
-    operators of UNASKED.
+    """The first constraint that the call breaks and no extension of the CPU kernel allows, or None.
 
     `doubles` takes float64 for float32: the reference computes both alike.
     """
-
-    if spec.name in UNASKED:
-        return None
 
     def info(array: Array) -> TensorInfo:
         dtype = dtypes.from_numpy(array.dtype) or ""

@@ -90,7 +90,12 @@ def _decode(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     """IncreFlashAttention: attention_out as query; INT8 where quant_scale2 is given, and float16 of an INT8 query."""
     query: TensorInfo = inputs["query"]
     dtype = "DT_FLOAT16" if query.dtype == "DT_INT8" else query.dtype
-    return {"attention_out": TensorInfo("DT_INT8" if "quant_scale2" in inputs else dtype, query.shape)}
+    return {"attention_out": TensorInfo("DT_INT8" if _present(inputs, "quant_scale2") else dtype, query.shape)}
+
+
+def _present(inputs: Inputs, name: str) -> bool:
+    """Whether an optional input is there; to the operators of inference an empty tensor is absent."""
+    return name in inputs and 0 not in (inputs[name].shape or ())
 
 
 def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
@@ -100,10 +105,10 @@ def _prompt(inputs: Inputs, attrs: Mapping[str, Any]) -> dict[str, TensorInfo]:
     query: TensorInfo = inputs["query"]
     value: TensorInfo = inputs["value"][0] if isinstance(inputs["value"], list) else inputs["value"]
     dtype = "DT_FLOAT16" if query.dtype == "DT_INT8" else query.dtype
-    if "quant_scale2" in inputs:
+    if _present(inputs, "quant_scale2"):
         dtype = "DT_INT8"
     sizes = _prompt_sizes(given, query.shape, value.shape, attrs["num_heads"], attrs["num_key_value_heads"])
-    if sizes is None or {*wanted} - sizes.keys() - {"H"} or "block_table" in inputs:
+    if sizes is None or {*wanted} - sizes.keys() - {"H"} or _present(inputs, "block_table"):
         out = query.shape if not wanted and sizes is not None else None
         return {"attention_out": TensorInfo(dtype, out), "softmax_lse": TensorInfo("DT_FLOAT")}
     width = sizes["N"] * sizes["D"] if isinstance(sizes["N"], int) and isinstance(sizes["D"], int) else None

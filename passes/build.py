@@ -144,7 +144,10 @@ class Builder:
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """A vector of int64."""
-        return self.constant(np.array(numbers, dtype=np.int64), "shape")
+        try:
+            return self.constant(np.array(numbers, dtype=np.int64), "shape")
+        except OverflowError:
+            raise Decline(Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have") from None
 
     def dimension(self, value: ir.Value, axis: int) -> ir.Value:
         """One dimension of a value, int64 [1]."""

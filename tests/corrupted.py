@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from tests.prompt_problems import FIA, PFA, Problem, drawn
+
 Rng = np.random.Generator
 
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
@@ -273,17 +275,21 @@ def _loss(rng: Rng) -> Parts:
     return inputs, {"scale_value": 0.3, "layout": layout}
 
 
-def _prefill(rng: Rng) -> Parts:
-    inputs = {name: _floats(rng, 1, n, 3, 16, dtype=np.float16) for name, n in (("query", 4), ("key", 2), ("value", 2))}
-    return inputs, {"num_heads": 4, "num_key_value_heads": 2, "input_layout": "BNSD"}
+def _prompt(op: str) -> Callable[[Rng], Parts]:
+    def prompt(rng: Rng) -> Parts:
+        dtype = _pick(rng, ("float32", "float16", "bfloat16"))
+        problem = Problem(drawn(int(rng.integers(0, 2**31)), op, dtype, 8))
+        return dict(problem.inputs), dict(problem.attrs)
+
+    return prompt
 
 
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
     "IncreFlashAttention": (_decode,),
-    "PromptFlashAttention": (_prefill,),
-    "FusedInferAttentionScore": (_prefill,),
+    "PromptFlashAttention": (_prompt(PFA),),
+    "FusedInferAttentionScore": (_prompt(FIA),),
     "RingAttentionUpdate": (_ring,),
     "AttentionUpdate": (_merge,),
     "SparseFlashAttention": (_selected,),

@@ -30,16 +30,24 @@ def test_words_for_kinds() -> None:
 
 
 def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A crash, a hang and an exception are findings; the worker is replaced and the next run goes on."""
+    """A crash, what a sanitizer reports, a hang and an exception are findings; the worker is replaced and the next run
+    goes on."""
     arguments = [FAULTY, "--cases", "30", "--workers", "1", "--seed", "2", "--state", str(tmp_path), "--reduce"]
     assert main(arguments) == 1
     told = capsys.readouterr()
     assert f"{FAULTY}:{2 << 32 | 8} two cases of one fault" in told.err
-    assert "5 of 4 kinds" in told.out
+    assert "6 of 5 kinds" in told.out
     kept = [json.loads(path.read_text()) for path in (tmp_path / "findings" / FAULTY).glob("*.json")]
     found = {each["title"]: [seed & 0xFFFFFFFF for seed in each["seeds"]] for each in kept}
     crash, hang = (next(title for title in found if word in title) for word in ("SIGABRT in check", "hang in check"))
-    expected = {crash: [3], hang: [5], "ZeroDivisionError in check (ends.py)": [7], "two cases of one fault": [8, 9]}
+    reported = "AddressSanitizer: heap-buffer-overflow at tile.hpp:12 in check (ends.py)"
+    expected = {
+        crash: [3],
+        reported: [12],
+        hang: [5],
+        "ZeroDivisionError in check (ends.py)": [7],
+        "two cases of one fault": [8, 9],
+    }
     assert found == expected
     (reduced,) = (each for each in kept if "reduced" in each)
     assert reduced["reduced"] == "smaller"
@@ -47,4 +55,4 @@ def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 30
     assert main([*arguments[:2], "4", *arguments[3:]]) == 0
     assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 34
-    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["words"]["fused"] == 29
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["words"]["fused"] == 28

@@ -36,8 +36,7 @@ class Caches:
         if self.heads <= 0 or self.key_heads <= 0 or self.heads % self.key_heads:
             raise call.error("num_key_value_heads", f"{self.key_heads} does not divide num_heads, {self.heads}")
         self.batch, self.width = self._query_sizes()
-        table = call.optional("block_table")
-        self.table = table if table is not None and table.size else None
+        self.table = call.optional("block_table")
         self.tensors = {name: call.tensors(name) for name in ("key", "value")}
         self._check()
         self.room = self._room()
@@ -137,7 +136,7 @@ class Caches:
             if not 0 <= count <= room[entry]:
                 raise self.call.error("actual_seq_lengths", f"{count} keys in batch entry {entry} of {room[entry]}")
         padding = self.call.optional("kv_padding_size")
-        if padding is None or padding.size == 0 or self.table is not None or self.listed:
+        if padding is None or self.table is not None or self.listed:
             return [Valid(0, count) for count in counts]
         behind = max(0, int(padding.reshape(-1)[0]))
         firsts = [size - behind - count for size, count in zip(room, counts, strict=True)]

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_compiler.reference.call import Array, Bools, Call, Floats
-from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, present, split, typed, vector
+from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, split, typed, vector
 from fa_compiler.reference.quantised import FLOATS, Integers, channels, saturated
 from fa_compiler.reference.softmax import softmax, weighted_sum
 
@@ -195,7 +195,7 @@ class Prompt:
         return 0 if self.packed else self.rows[entry].first, self.keys.column(entry)
 
     def _padded(self) -> bool:
-        return any(present(self.call, name) is not None for name in ("query_padding_size", "kv_padding_size"))
+        return any(self.call.optional(name) is not None for name in ("query_padding_size", "kv_padding_size"))
 
     def _zero_rows(self) -> bool:
         if not int(self.call.attrs["inner_precise"]) & ZERO_ROWS:
@@ -214,7 +214,7 @@ class Prompt:
         counts = lengths(call, name, [s1] * batch)
         if padding is None or s1 == 1:
             return [Span(0, count) for count in counts]
-        if padding.shape != (1,) or present(call, name) is None:
+        if padding.shape != (1,) or call.optional(name) is None:
             raise call.error("query_padding_size", "needs the shape [1] and actual_seq_lengths beside it")
         behind = max(0, int(padding[0]))
         if any(s1 - behind - count < 0 for count in counts):
@@ -224,13 +224,13 @@ class Prompt:
     def _rope(self, key_heads: int) -> Floats | None:
         """query_rope [B,N1,S1,Dr]."""
         call = self.call
-        query, key = present(call, "query_rope"), present(call, "key_rope")
+        query, key = call.optional("query_rope"), call.optional("key_rope")
         if (query is None) != (key is None):
             raise call.error("query_rope" if query is None else "key_rope", "query_rope and key_rope: both or none")
         if query is None or key is None:
             return None
         for name in ("query_padding_size", "kv_padding_size", "pse_shift", "key_shared_prefix", "quant_scale2"):
-            if present(call, name) is not None:
+            if call.optional(name) is not None:
                 raise call.error(name, "given beside query_rope, expected none")
         for name, own in (("query_rope", query), ("key_rope", key)):
             if own.dtype != call.tensor("query").dtype or own.dtype == np.int8:
@@ -256,7 +256,7 @@ class Prompt:
 
     def _mask(self) -> Bools | None:
         """The mask as [1 or B,S1,S2], True where a key is excluded; of one row [1 or B,1,S2]."""
-        given = present(self.call, "atten_mask")
+        given = self.call.optional("atten_mask")
         if given is None:
             return None
         if self.mode not in range(5):
@@ -324,7 +324,7 @@ class Prompt:
         kind = self._pse_type()
         if not kind:
             return None
-        given = present(self.call, "pse_shift")
+        given = self.call.optional("pse_shift")
         if given is None or given.shape not in ((self.heads,), (len(self.rows), self.heads)):
             found = "absent" if given is None else f"of the shape {list(given.shape)}"
             raise self.call.error("pse_shift", f"{found}; pse_type {kind} takes slopes [N1] or [B,N1]")
@@ -359,7 +359,7 @@ class Prompt:
         call = self.call
         if call.tensor("query").dtype != np.int8:
             for name in self.operator.chain:
-                if present(call, name) is not None:
+                if call.optional(name) is not None:
                     raise call.error(name, "given beside a query of floats, expected none")
             return None
         if self.operator.fused and not self.packed and self.query.shape[2] == 1:

@@ -50,15 +50,9 @@ class Sizes(NamedTuple):
         return "T" in self.layout
 
 
-def present(call: Call, name: str) -> Array | None:
-    """An optional tensor; an empty one counts as absent, as in the operator."""
-    tensor = call.optional(name)
-    return tensor if tensor is not None and tensor.size else None
-
-
 def typed(call: Call, name: str, *types: str) -> Array | None:
-    """`present`, of one of these types."""
-    tensor = present(call, name)
+    """An optional tensor, of one of these types."""
+    tensor = call.optional(name)
     if tensor is not None and tensor.dtype.name not in types:
         raise call.error(name, f"dtype {tensor.dtype} is not {' or '.join(types)}")
     return tensor
@@ -264,7 +258,7 @@ class Keys:
 
     def _spans(self) -> list[Span]:
         call, name = self.call, "actual_seq_lengths_kv"
-        if (self.table is not None or self.sizes.packed) and present(call, name) is None:
+        if (self.table is not None or self.sizes.packed) and call.optional(name) is None:
             raise call.error(name, f"absent with {'pages' if self.table is not None else self.sizes.layout}")
         padding = vector(call, "kv_padding_size")
         if padding is not None:
@@ -286,13 +280,13 @@ class Keys:
             raise self.call.error(name, f"shape {list(padding.shape)} is not [1]")
         if self.sizes.packed or self.table is not None or self.listed:
             raise self.call.error(name, "given with a packed layout, pages or a list")
-        if present(self.call, needed) is None:
+        if self.call.optional(needed) is None:
             raise self.call.error(needed, f"absent beside {name}")
 
     def _prefix(self) -> dict[str, Array]:
         """[N2, S, D] of key and value; nothing where there is no prefix."""
         names = {name: f"{name}_shared_prefix" for name in ("key", "value")}
-        given = {name: present(self.call, full) for name, full in names.items()}
+        given = {name: self.call.optional(full) for name, full in names.items()}
         found = {name: tensor for name, tensor in given.items() if tensor is not None}
         if not found:
             return {}
@@ -303,7 +297,7 @@ class Keys:
             integers = self.sizes.query_type == np.int8
             if self.sizes.packed or self.table is not None or self.listed or integers:
                 raise self.call.error(full, "given with a packed layout, pages, a list or an INT8 query")
-            if present(self.call, "kv_padding_size") is not None:
+            if self.call.optional("kv_padding_size") is not None:
                 raise self.call.error(full, "given beside kv_padding_size")
             if tensor.dtype != self.tensors["key"][0].dtype:
                 raise self.call.error(full, f"dtype {tensor.dtype} is not that of key")

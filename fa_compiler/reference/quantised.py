@@ -34,9 +34,9 @@ class Integers:
 
 
 def channels(call: Call, name: str, heads: int, width: int) -> Array | None:
-    """quant_scale2 or quant_offset2 as [1,1] or [N1,D] in float64; None where it is absent or empty."""
+    """quant_scale2 or quant_offset2 as [1,1] or [N1,D] in float64; None where it is absent."""
     tensor = call.optional(name)
-    if tensor is None or tensor.size == 0:
+    if tensor is None:
         return None
     if tensor.dtype.name not in FLOATS:
         raise call.error(name, f"dtype {tensor.dtype} is not one of {', '.join(FLOATS)}")

@@ -110,10 +110,11 @@ def head_sizes(call: Call, wider: str | None = None) -> Iterator[Fault]:
         d_query, d_key = shape_of(call["query"], rank)[-1], shape_of(call["key"], rank)[-1]
         if differ(d_query, d_key):
             yield Fault("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
-    if isinstance(g.n2, int) and g.n2 and g.layout in ("BSH", "SBH"):
+    if isinstance(g.n2, int) and g.layout in ("BSH", "SBH"):
         width = shape_of(call["value"], rank)[2]
-        if isinstance(width, int) and width % g.n2:
-            yield Fault("value", f"value has the width {width}, expected a multiple of its {g.n2} heads")
+        if isinstance(width, int) and (width % g.n2 if g.n2 else width):
+            wanted = f"a multiple of its {g.n2} heads" if g.n2 else "0: key has no heads"
+            yield Fault("value", f"value has the width {width}, expected {wanted}")
     if isinstance(g.d, int) and isinstance(g.dv, int) and g.dv > g.d:
         message = f"value has the head size {g.dv}, expected at most {g.d}, that of key"
         yield Fault("value", message, "aclnn", extension=wider if g.dv <= MAX_D else None)
@@ -125,10 +126,11 @@ def head_groups(call: Call) -> Iterator[Fault]:
     """N1 is a multiple of N2, and in the documented range."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
-    if g.layout in ("BSH", "SBH") and isinstance(g.d, int) and g.d:
+    if g.layout in ("BSH", "SBH") and isinstance(g.d, int):
         width = shape_of(call["key"], rank)[2]
-        if isinstance(width, int) and width % g.d:
-            yield Fault("key", f"key has the width {width}, expected a multiple of the head size {g.d}")
+        if isinstance(width, int) and (width % g.d if g.d else width):
+            wanted = f"a multiple of the head size {g.d}" if g.d else "0: query has the head size 0"
+            yield Fault("key", f"key has the width {width}, expected {wanted}")
     if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
         yield Fault("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
     if isinstance(g.n1, int) and g.n1 > MAX_N:

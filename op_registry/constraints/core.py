@@ -7,7 +7,7 @@ given the benefit of the doubt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from fa_compiler.op_registry.extensions import EXTENSIONS
 from fa_compiler.op_registry.geometry import Geometry, Shape, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo
 from fa_compiler.op_registry.products import Product
-from fa_compiler.op_registry.spec import OpSpec
+from fa_compiler.op_registry.spec import Kind, OpSpec
 
 NULLPTR = 161001
 """ACLNN_ERR_PARAM_NULLPTR: a required input, output or attribute is missing."""
@@ -117,6 +117,15 @@ class Call:
         if tensor is None or tensor.value is None:
             return None
         return [int(number) for number in tensor.value.reshape(-1)]
+
+
+def without_empty(call: Call) -> Call:
+    """How the operators of inference read a call: an optional input that is an empty tensor is absent."""
+    optional = {entry.name for entry in call.spec.inputs if entry.kind is Kind.OPTIONAL}
+    tensors = {
+        name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())
+    }
+    return replace(call, tensors=tensors)
 
 
 def text(shape: Shape | None) -> str:

@@ -7,9 +7,8 @@ the operator's tiling. Products: A2, A3, 950 and, with fewer features, 310P.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text, without_empty
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -22,14 +21,7 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
 from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
 from fa_compiler.op_registry.node import TensorInfo
 
-
-def _without_empty(call: Call) -> Call:
-    """To the operator an optional input that is an empty tensor is absent."""
-    tensors = {name: info for name, info in call.tensors.items() if name == "query" or 0 not in (info.shape or ())}
-    return replace(call, tensors=tensors)
-
-
-rules = Rules("IFA", _without_empty)
+rules = Rules("IFA", without_empty)
 
 OWN_TYPES = (
     "query",

@@ -158,7 +158,10 @@ class Call:
             return value
         if heads <= 0:
             raise self.decline(Code.SHAPE, "the number of heads is not given")
-        dtype, depth = self.info.dtype(value), self.shape(value)[2].exact_div(heads)
+        dtype, width = self.info.dtype(value), self.shape(value)[2]
+        depth = width.exact_div(heads)
+        if depth is None and width.is_const:
+            raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
         # A size that is left to Reshape is refused where another is 0.
         size = -1 if depth is None or depth.const is None else depth.const
         apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)

@@ -124,16 +124,23 @@ class _Attention:
 
     def _joined(self, index: int, new: ir.Value) -> ir.Value:
         """The past and the new keys or values, whose sizes have to go together but for the length."""
-        past, fresh = self.call.info.shape(self.call.needed(index)), self.call.shape(new)
-        if past is not None:
-            axes = (0,) if self._flat(new) else (0, 1, 3)
-            if len(past) != 4 or any(_differ(past[axis], fresh[axis]) for axis in axes):
-                sizes = (" x ".join(map(str, shape)) for shape in (past, fresh))
-                reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
-                raise self.call.decline(Code.READY_MADE, reason)
+        split = self._split(new)
+        past, fresh = self.call.info.shape(self.call.needed(index)), self._apart(new)
+        if past is not None and (len(past) != 4 or any(map(_differ, past, fresh))):
+            sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
+            reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
+            raise self.call.decline(Code.READY_MADE, reason)
         return self.call.builder.op(
-            "Concat", [self.call.needed(index), self._split(new)], self.call.info.dtype(new), {"axis": 2}
+            "Concat", [self.call.needed(index), split], self.call.info.dtype(new), {"axis": 2}
         )
+
+    def _apart(self, new: ir.Value) -> tuple[Dim | None, ...]:
+        """Batch, heads, length and head size of new keys or values, None for the length, which may be any."""
+        shape = self.call.shape(new)
+        if not self._flat(new):
+            return *shape[:2], None, shape[3]
+        heads = int_attr(self.call.node, "kv_num_heads", 0)
+        return shape[0], Dim(heads), None, shape[2].exact_div(heads)
 
     def _presents(self, key: ir.Value, value: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
         pairs = ((self.call.wanted(1), key), (self.call.wanted(2), value))
@@ -267,6 +274,6 @@ def _is_exact(value: ir.Value) -> bool:
     return node is not None and picks and all(each is None or _is_exact(each) for each in node.inputs)
 
 
-def _differ(one: Dim, other: Dim) -> bool:
+def _differ(one: Dim, other: Dim | None) -> bool:
     """Are two sizes known, and not equal?"""
-    return one.const is not None and other.const is not None and one.const != other.const
+    return other is not None and one.const is not None and other.const is not None and one.const != other.const

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +109,18 @@ def _open(model: onnx.ModelProto) -> None:
         _size(info, 0, -1)
 
 
+def _devices(model: onnx.ModelProto) -> None:
+    """Device configurations without an id, which onnx-ir cannot write."""
+    model.ir_version = 11
+    for node in model.graph.node[:2]:
+        node.device_configurations.add()
+
+
+def _early_devices(model: onnx.ModelProto) -> None:
+    model.configuration.add(name="pair", num_devices=2)
+    model.graph.node[0].device_configurations.add(configuration_id="pair")
+
+
 MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "no import of ONNX Runtime's": (packed, lambda m: m.opset_import.pop(), "no opset of domain 'com.microsoft'"),
     "no import of ONNX's": (packed, lambda m: m.opset_import.pop(0), f"no opset of domain 'ai.onnx': {NEWEST['']} is"),
@@ -116,6 +130,8 @@ MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "branch reads on": (attention, _outer, "nodes of graph 'attention' stood before others"),
     "no name": (attention, lambda m: m.graph.ClearField("name"), "1 graph had no name"),
     "size below 0": (with_past, _open, "'q' and 7 more declared with a size below 0"),
+    "incomplete devices": (attention, _devices, "device configurations of Transpose 'transpose' and 1 more"),
+    "devices before they were": (attention, _early_devices, "device configurations of the model and 1 more"),
     "wrong value": (packed, lambda m: _declare(m, "a", "B", "S", 99), "declared shape of 'a' is not what"),
     "wrong rank of a value": (packed, lambda m: _declare(m, "a", "B", 16), "declared shape of 'a' is not what"),
     "wrong output": (packed, lambda m: _size(m.graph.output[0], 2, 99), "declared shape of 'y' is not what"),
@@ -144,10 +160,12 @@ def test_mended(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     edit(model)
     path = saved(model, tmp_path / "model.onnx")
     ort.InferenceSession(path)
+    capfd.readouterr()
     verify = [] if case == "size below 0" else ["--verify"]
     assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), *verify]) == 0
-    text = capfd.readouterr().out
+    text, errors = capfd.readouterr()
     assert told in text
+    assert not errors
     assert "1 fused" in text
     onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"), full_check=True)
 
@@ -160,6 +178,17 @@ def test_taken(case: str, tmp_path: Path) -> None:
     ort.InferenceSession(path)
     assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), "--verify", "--quiet"]) == 0
     assert fa_compiler.optimize(path).report.count("fused") == 1
+
+
+def test_nobody_else_speaks_to_the_user(tmp_path: Path) -> None:
+    """onnx-ir warns of what it carries through, such as a text that is not UTF-8."""
+    model = attention()
+    model.graph.node.append(helper.make_node("Own", ["query"], ["own"], domain="own", text=b"\xff"))
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    path = saved(model, tmp_path / "model.onnx")
+    command = [sys.executable, "-m", "fa_compiler", "optimize", str(path), "-o", str(tmp_path / "out.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_sorted_everywhere() -> None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.built_library import choose_library
 from tests.fuzz.engine import Engine, State, reduce_all, table
 from tests.fuzz.kind import GROUPS, chosen, load, names
 from tests.fuzz.worker import checked
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one(case: str) -> int:
+    choose_library()
     name, _, seed = case.partition(":")
     outcome = checked(load(name), int(seed))
     print(outcome.word)

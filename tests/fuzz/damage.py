@@ -156,7 +156,7 @@ def command(*words: str) -> str:
     """Run one command line in this process, and say what came of it.
 
     Raises:
-        Fault: an internal error, an error of several lines or none, no memory.
+        Fault: an internal error, an error of several lines or none, no memory, or words on stderr beside an error.
     """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -167,6 +167,8 @@ def command(*words: str) -> str:
         raise Fault(f"{what}: {_plain(text)}", text)
     if code == cli.BAD_INPUT and (text.count("\n") != 1 or "not enough memory" in text):
         raise Fault(f"{what}: {_plain(text)}", text)
+    if code != cli.BAD_INPUT and text:
+        raise Fault(f"{what} speaks on stderr: {_plain(text)}", text)
     if code not in (cli.OK, cli.DIFFERENT, cli.BAD_INPUT):
         raise Fault(f"{what} ends with {code}", text)
     out.getvalue().encode()

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from tests.built_library import slowed
 from tests.fuzz.kind import Finding, load
 from tests.fuzz.worker import from_json, to_json
 
@@ -32,6 +33,8 @@ TURN_S = 5.0
 START_S = 120.0
 """The first case of a worker may take this much longer: imports, and what a kind reads once."""
 REDUCE_S = 60.0
+LAST_WORDS = 16000
+"""Bytes of what a worker said before it ended: the report of a sanitizer and a traceback."""
 KEPT_SEEDS = 20
 """A finding keeps this many of the seeds that show it."""
 FUSED = ("fused", "accepted")
@@ -166,7 +169,7 @@ class Worker:
 
     def last_words(self) -> str:
         self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, self.log.tell() - 4000))
+        self.log.seek(max(0, self.log.tell() - LAST_WORDS))
         return self.log.read().decode(errors="replace")
 
 
@@ -180,7 +183,7 @@ class Engine:
         self.kinds, self.state, self.seconds, self.count = list(kinds), state, seconds, workers
         self.cases = cases
         loaded = {name: load(name) for name in kinds}
-        self.limits = {name: kind.limit_s for name, kind in loaded.items()}
+        self.limits = {name: kind.limit_s * slowed() for name, kind in loaded.items()}
         self.innocent = {name: kind.innocent for name, kind in loaded.items()}
         self.totals = {name: Total() for name in kinds}
         self.given = {name: state.progress(name).done for name in kinds}
@@ -313,17 +316,12 @@ class Engine:
         if not worker.kind:
             worker.log.close()
         else:
-            code = -worker.process.returncode
-            ended = f"killed by {signal.Signals(code).name}" if code > 0 else f"exit code {-code}"
             words = worker.last_words()
             worker.log.close()
-            # The innermost frame of ours; faulthandler begins with it.
-            frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
-            place = next((frame for frame in frames if "site-packages" not in frame[0]), None)
+            place = _place(words)
             where = f" in {place[2]} ({place[1]})" if place else ""
-            finding = Finding(
-                f"hang{where}" if how == "hang" else f"the process was {ended}{where}", words, suffix=".txt"
-            )
+            title = f"hang{where}" if how == "hang" else f"{_ending(words, worker.process.returncode)}{where}"
+            finding = Finding(title, words, suffix=".txt")
             innocent = place is not None and place[2] in self.innocent[worker.kind]
             self._note(worker, "hang" if how == "hang" else "crash", None if innocent else finding)
             self._over(worker)
@@ -358,6 +356,19 @@ class Engine:
         text += f"{found} kinds of faults"
         end = "" if sys.stderr.isatty() and not last else "\n"
         print(f"\r\033[K{text}" if sys.stderr.isatty() else text, file=sys.stderr, end=end, flush=True)
+
+
+def _place(words: str) -> tuple[str, str, str] | None:
+    """The innermost frame of ours, with which faulthandler begins: folder, file and function."""
+    frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
+    return next((frame for frame in frames if "site-packages" not in frame[0]), None)
+
+
+def _ending(words: str, code: int) -> str:
+    """How a process ended: what a sanitizer reports, else its signal or exit code."""
+    if (report := re.search(r"SUMMARY: (\w+): (\S+) (?:\S*/)?(\S+)", words)) is not None:
+        return f"{report[1]}: {report[2]} at {report[3]}"
+    return f"the process was {f'killed by {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
 
 
 def reduce_all(engine: Engine) -> None:

@@ -21,6 +21,7 @@ import time
 import traceback
 from typing import IO, Any
 
+from tests.built_library import choose_library
 from tests.fuzz.kind import Finding, Kind, Outcome, load
 
 MEMORY = 12 << 30
@@ -59,8 +60,9 @@ def checked(kind: Kind, seed: int) -> Outcome:
 def main() -> None:
     """Serve until standard input ends."""
     faulthandler.enable()
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most < 0 else min(MEMORY, most), most))
+    if not choose_library():  # sanitizers map terabytes, of which they use little
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most < 0 else min(MEMORY, most), most))
     with os.fdopen(os.dup(1), "w", buffering=1) as out:
         os.dup2(2, 1)
         loaded: dict[str, Kind] = {}

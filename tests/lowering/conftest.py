@@ -1,20 +1,14 @@
-"""Every test that takes `isa` runs on each kernel variant the machine has, and on the scalar reference in C++.
-
-FA_COMPILER_TEST_LIBRARY names another build of the library to test (make sanitize).
-"""
+"""Every test that takes `isa` runs on each kernel variant the machine has, and on the scalar reference in C++."""
 
 from __future__ import annotations
-
-import os
 
 import numpy as np
 import pytest
 
 from fa_compiler import ops
-from fa_compiler.lowering.ort import library
+from tests.built_library import choose_library
 
-if path := os.environ.get("FA_COMPILER_TEST_LIBRARY"):
-    library.library_path = lambda: path
+choose_library()
 
 VARIANTS = ("avx512bf16", "avx512", "avx2", "baseline", "reference")
 

@@ -15,19 +15,17 @@ from fa_compiler import ops, reference
 from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
-from fa_compiler.op_registry.calls import UNASKED
 from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, corrupted
 
 from .refusals import refused
 
 COUNT = 320
-ASKED = tuple(name for name in OPERATORS if name not in UNASKED)
 OWN = (NodeError, ops.KernelError, reference.ReferenceInputError)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupted_calls_are_computed_or_refused_by_name(seed: int) -> None:
-    for case in corrupted(seed, COUNT // 4, ASKED):
+    for case in corrupted(seed, COUNT // 4, OPERATORS):
         said = outcome(reference.run, case)
         names = {*case.inputs, *case.attrs, *get(case.op_type).input_names, *get(case.op_type).attr_names}
         assert said is None or any(name in said for name in names), (case.op_type, case.change, said)
@@ -122,6 +120,13 @@ TAKEN: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         DECODE,
     ),
     "an empty mask": ("IncreFlashAttention", CACHE | {"atten_mask": np.zeros((0, 5), np.bool_)}, DECODE),
+    "an empty offset": (
+        "IncreFlashAttention",
+        CACHE
+        | {name: np.zeros((2, 2, 5, 4), np.int8) for name in ("key", "value")}
+        | {"antiquant_scale": f32(2), "antiquant_offset": f32(0), "quant_scale2": f32(0)},
+        DECODE,
+    ),
     "no room for the padding": (
         "IncreFlashAttention",
         CACHE | {"actual_seq_lengths": np.array([2, 4]), "kv_padding_size": np.array([2])},
@@ -168,6 +173,18 @@ NOT_TAKEN: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "rope parts": ("FA.18", "FlashAttentionScore", SQUARE | ROPES, BNSD),
     "a start": ("FA.19", "FlashAttentionScore", SQUARE | {"q_start_idx": np.array([2**40])}, BNSD),
     "a start of rank 2": ("FA.19", "FlashAttentionScore", SQUARE | {"q_start_idx": np.array([[1]])}, BNSD),
+    "values without keys": (
+        "FA.4",
+        "FlashAttentionScore",
+        {"query": f32(2, 3, 8), "key": f32(2, 5, 0), "value": f32(2, 5, 8)},
+        BNSD | {"input_layout": "BSH"},
+    ),
+    "keys of queries without size": (
+        "FA.5",
+        "FlashAttentionScore",
+        {"query": f32(2, 3, 0), "key": f32(2, 5, 8), "value": f32(2, 5, 8)},
+        BNSD | {"input_layout": "BSH"},
+    ),
     "lengths": ("FA.17", "FlashAttentionScore", SQUARE | {"actual_seq_qlen": np.array([3, 6])}, BNSD),
     "8-bit scales": ("FA.1", "FlashAttentionScore", SQUARE | {"d_scale_q": f32(1)}, BNSD),
     "more queries than keys": ("KL.10", "SparseLightningIndexerGradKLLoss", LOSS, LOSS_ATTRS),

@@ -64,3 +64,12 @@ def test_a_scaled_folded_operand_is_taken_apart_only_where_its_batch_is_proven()
 
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_batches_whose_product_no_tensor_has() -> None:
+    """Two batches of 2^32, which the checker takes, cannot be one dimension."""
+    sizes = "4294967296,4294967296,2"
+    inputs = f"float[{sizes},3,4] q, float[{sizes},4,5] k, float[{sizes},5,4] v"
+    body = "s = MatMul(q, k) p = Softmax<axis=-1>(s) y = MatMul(p, v)"
+    (block,) = fused(parse(body, inputs=inputs, outputs=f"float[{sizes},3,4] y"))[1].blocks
+    assert (block.status, block.code) == ("declined", "shape")

@@ -398,9 +398,19 @@ def test_opset_before_the_operator() -> None:
 @pytest.mark.parametrize("damaged", ["v", "past_key"])
 def test_past_of_another_batch(damaged: str) -> None:
     """The checker takes it; ONNX Runtime refuses it in a run."""
-    operator = attention(**PAST, fixed=True)
+    check_past(attention(**PAST, fixed=True), damaged, 0, 26, "do not go together")
+
+
+@pytest.mark.parametrize(("more", "reason"), [(5, "is no multiple of 2 heads"), (8, "do not go together")])
+def test_past_of_another_width(more: int, reason: str) -> None:
+    flat = {**PAST, **FLAT, "k": "B L 16", "v": "B L 16"}
+    check_past(attention(**flat, fixed=True), "k", 2, more, reason)
+
+
+def check_past(operator: Operator, damaged: str, axis: int, more: int, reason: str) -> None:
+    """An input of another size: the operator is left as it is."""
     model = operator.model(operator.feeds())
     info = next(info for info in model.graph.input if info.name == damaged)
-    info.type.tensor_type.shape.dim[0].dim_value += 26
+    info.type.tensor_type.shape.dim[axis].dim_value += more
     (block,) = fa_compiler.optimize(model).report.blocks
-    assert (block.status, "do not go together" in (block.reason or "")) == ("declined", True)
+    assert (block.status, reason in (block.reason or "")) == ("declined", True), block.reason

@@ -98,7 +98,7 @@ def _dtypes(call: Call, caches: Caches) -> _Types:
 def _mask(call: Call, caches: Caches) -> Bools | None:
     """[B, keys], True where a key is masked."""
     mask = call.optional("atten_mask")
-    if mask is None or mask.size == 0:
+    if mask is None:
         return None
     if mask.ndim not in (2, 3, 4) or mask.shape[:-1] != (caches.batch, *(1,) * (mask.ndim - 2)):
         raise call.error("atten_mask", f"shape {list(mask.shape)} is not [{caches.batch},keys], with ones between")
@@ -110,7 +110,7 @@ def _mask(call: Call, caches: Caches) -> Bools | None:
 def _pse(call: Call, caches: Caches) -> Floats | None:
     """[B or 1, N1, keys]."""
     pse = call.optional("pse_shift")
-    if pse is None or pse.size == 0:
+    if pse is None:
         return None
     if pse.ndim != 4 or pse.shape[0] not in (1, caches.batch) or pse.shape[1:3] != (caches.heads, 1):
         raise call.error("pse_shift", f"shape {list(pse.shape)} is not [{caches.batch} or 1,{caches.heads},1,keys]")

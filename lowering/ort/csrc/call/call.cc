@@ -72,7 +72,7 @@ void Call::read_operands() {
       wrong_shape(Topic::head_size, Role::key,
                   "a last dimension that is a multiple of the head size " + std::to_string(size));
     }
-    if (key_heads != 0 && v[2] % key_heads != 0) {
+    if (key_heads == 0 ? v[2] != 0 : v[2] % key_heads != 0) {
       wrong_shape(Topic::head_groups, Role::value,
                   "a last dimension that the " + std::to_string(key_heads) + " key heads divide");
     }

@@ -46,7 +46,7 @@ struct StoredPairs {
   static constexpr bool kPairs = true;
   static constexpr bool kApart = false;
 
-  FA_INLINE Vec load(const Number* p) { return fa::FA_ISA::load(reinterpret_cast<const float*>(p)); }
+  FA_INLINE Vec load(const Number* p) { return load_as<Vec>(p); }
   FA_INLINE Vec load_some(const Number* p, int64_t count) {
     Vec v{};
     __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));

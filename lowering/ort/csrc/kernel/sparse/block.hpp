@@ -259,7 +259,7 @@ struct Wide {
       const int64_t at = token * rows.heads + first + head;
       const auto* numbers = static_cast<const uint16_t*>(plain ? rows.plain : rows.rope);
       numbers += plain ? at * rows.size + column : at * rows.rope_size + column - rows.size;
-      return load(reinterpret_cast<const float*>(numbers));
+      return load_as<Vec>(numbers);
     };
     for (int64_t h = 0; h < heads; h += 2, out += kPanel) {
       Vec low, high;
