@@ -181,8 +181,8 @@ class Problem {
       for (int64_t head = 0; head < heads; ++head) add_list(entries_, sequence.keys / form_.block, token % 5 == 4);
       add_list(index_entries_, visible_keys(batch_, sequence, token % form_.queries), false);
     }
-    lists_ = {entries_.data(), heads, form_.count, form_.block, false};
-    index_lists_ = {index_entries_.data(), 1, form_.count, 1, false};
+    lists_ = {entries_.data(), heads, form_.count, form_.block, false, form_.count * form_.block};
+    index_lists_ = {index_entries_.data(), 1, form_.count, 1, false, form_.count};
   }
 
   void add_list(std::vector<int32_t>& entries, int64_t blocks, bool ends_early) {

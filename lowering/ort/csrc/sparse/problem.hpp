@@ -53,7 +53,7 @@ struct Lists {
   int64_t count = 0;
   int64_t block = 1;
   bool capped = false;  // no more entries are read than there are blocks to see
-  int64_t room = 0;     // if capped: no row selects more tokens
+  int64_t room = 0;     // no row selects more tokens
 };
 
 struct Attention {
