@@ -12,7 +12,8 @@
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime
 #   make clean    remove what the above made
 #
-# PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator.
+# PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
+# CHECK_ROUNDS=... how many random problems it tries.
 
 PYTHON ?= python3
 CXX ?= c++

@@ -3,6 +3,7 @@
 #
 #   CXX_AARCH64   the compiler, such as aarch64-linux-gnu-g++ or "python -m ziglang c++ -target aarch64-linux-gnu"
 #   QEMU_AARCH64  the emulator; without it the check is built and not run
+#   CHECK_ROUNDS  so many random problems of each kind besides the listed ones (20), drawn from CHECK_SEED (0)
 #
 # The check (check/check.hpp) compares every kernel with the plain reference: no Python and no ONNX Runtime are needed on the
 # other side. cmake and ninja are taken from PATH.
@@ -13,7 +14,7 @@ CXX="$CXX_AARCH64" cmake -G Ninja -S "$source" -B "$build" -DFA_CHECK=ON \
   -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_EXE_LINKER_FLAGS=-static
 cmake --build "$build"
 if [ -n "${QEMU_AARCH64:-}" ]; then
-  "$QEMU_AARCH64" "$build/check_kernels"
+  "$QEMU_AARCH64" "$build/check_kernels" "${CHECK_ROUNDS:-20}" "${CHECK_SEED:-0}"
 else
   echo "built $build/check_kernels; set QEMU_AARCH64 to run it"
 fi

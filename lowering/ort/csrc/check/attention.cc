@@ -14,7 +14,24 @@ std::string text_of(const Form& form) {
   return text;
 }
 
-AttentionProblem::AttentionProblem(const Form& form, Type type) {
+Form drawn_form(Random& random, unsigned without) {
+  Form form;
+  form.key_heads = one_of(random, {1, 1, 2, 3});
+  form.heads = form.key_heads * one_of(random, {1, 1, 2, 4});
+  form.queries = one_of(random, {1, 1, 2, 5, 17, 33, 40, 64, 70});
+  form.keys = one_of(random, {1, 2, 7, 16, 29, 33, 64, 70, 130, 300});
+  form.size = one_of(random, {1, 5, 8, 16, 24, 33, 64, 80});
+  form.value_size = random() % 4 == 0 ? one_of(random, {1, 3, 16, 40}) : form.size;
+  form.features = static_cast<unsigned>(random() & random()) & (2 * kMaskedBias - 1) & ~without;
+  if (form.has(kBias)) form.features &= ~kSlopes;
+  if (!form.has(kMask) && !form.has(kCausal)) form.features &= ~kMaskValue;
+  if (form.has(kSink) || form.has(kMaskValue)) form.features &= ~kMean;  // no row is empty
+  if (!form.has(kMaskValue) || !form.has(kBias)) form.features &= ~kMaskedBias;
+  form.seed = static_cast<unsigned>(random());
+  return form;
+}
+
+AttentionProblem::AttentionProblem(const Form& form, Type type) : random(form.seed) {
   const int64_t count = form.has(kPacked) ? 2 : 1;
   rows = form.heads * form.queries * count;
   key_rows = form.key_heads * form.keys * count;

@@ -26,11 +26,15 @@ enum Feature : unsigned {
 struct Form {
   int64_t heads, key_heads, queries, keys, size, value_size;
   unsigned features = 0;
+  unsigned seed = 7;  // of the numbers
 
   bool has(Feature feature) const { return (features & feature) != 0; }
 };
 
 std::string text_of(const Form& form);
+
+// Any form whose features go together; these features are left out.
+Form drawn_form(Random& random, unsigned without);
 
 // A problem and the memory of its operands.
 struct AttentionProblem {
@@ -40,7 +44,7 @@ struct AttentionProblem {
   Problem problem;
   int64_t rows = 0;      // of all heads and sequences
   int64_t key_rows = 0;  // of all key heads and sequences
-  Random random{7};
+  Random random;
 
  private:
   void add_sequences(const Form& form);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <string>
 #include <vector>
@@ -48,17 +49,26 @@ double allowed(Type type);
 
 class Report {
  public:
-  // Prints one line; a difference above `most` fails.
+  // Prints one line, unless only faults are wanted; a difference above `most` fails.
   void see(const std::string& problem, double difference, double most);
   bool good() const { return good_; }
+
+  bool only_faults = false;
+  int64_t problems = 0;  // looked at so far
 
  private:
   bool good_ = true;
 };
 
-void check_forward(Report& report);
-void check_gradient(Report& report);
-void check_decode(Report& report);
-void check_sparse(Report& report);
+// One of the numbers.
+inline int64_t one_of(Random& random, std::initializer_list<int64_t> numbers) {
+  return numbers.begin()[random() % numbers.size()];
+}
+
+// Each checks its own list of forms, or, given a `random`, one form drawn from it.
+void check_forward(Report& report, Random* random);
+void check_gradient(Report& report, Random* random);
+void check_decode(Report& report, Random* random);
+void check_sparse(Report& report, Random* random);
 
 }  // namespace fa::check

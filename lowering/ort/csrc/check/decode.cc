@@ -30,6 +30,7 @@ struct Form {
   std::vector<int64_t> lengths;  // keys of each entry
   Cell query, cell;              // int8 keys beside a float query are antiquantised
   unsigned features = 0;
+  unsigned seed = 7;  // of the numbers
 
   bool has(Feature feature) const { return (features & feature) != 0; }
 };
@@ -65,7 +66,7 @@ constexpr int64_t kBlock = 16;
 class Problem {
  public:
   explicit Problem(const Form& form)
-      : form_(form), batch_(static_cast<int64_t>(form.lengths.size())), room_(room_of(form)),
+      : form_(form), batch_(static_cast<int64_t>(form.lengths.size())), room_(room_of(form)), random_(form.seed),
         query_(form.query, batch_ * form.heads * form.size, random_),
         key_(form.cell, batch_ * room_ * form.key_heads * form.size, random_),
         value_(form.cell, batch_ * room_ * form.key_heads * form.size, random_),
@@ -164,7 +165,7 @@ class Problem {
 
   Form form_;
   int64_t batch_, room_;
-  Random random_{7};
+  Random random_;
   Cells query_, key_, value_, pse_;
   Numbers antiquant_, quant_;
   std::vector<int32_t> table_;
@@ -173,11 +174,28 @@ class Problem {
   Decode d_;
 };
 
+Form drawn_form(Random& random) {
+  Form form;
+  form.key_heads = one_of(random, {1, 2, 3, 4});
+  form.heads = form.key_heads * one_of(random, {1, 1, 2, 3, 4, 8});
+  form.size = one_of(random, {8, 16, 24, 33, 64, 80, 128});
+  for (int64_t n = one_of(random, {1, 2, 3}); n > 0; --n) {
+    form.lengths.push_back(one_of(random, {0, 1, 7, 16, 31, 64, 90, 130, 513}));
+  }
+  if (form.lengths.size() == 1) form.lengths[0] += 1;
+  form.query = static_cast<Cell>(random() % 4);
+  form.cell = random() % 3 == 0 || form.query == Cell::int8 ? Cell::int8 : form.query;
+  form.features = static_cast<unsigned>(random() & random()) & (2 * kInt8Out - 1);
+  if (form.size % 8 != 0) form.features &= ~unsigned{kInt8Out};
+  form.seed = static_cast<unsigned>(random());
+  return form;
+}
+
 }  // namespace
 
-void check_decode(Report& report) {
+void check_decode(Report& report, Random* random) {
   constexpr Cell f32 = Cell::float32, f16 = Cell::float16, bf16 = Cell::bfloat16, i8 = Cell::int8;
-  const Form forms[] = {
+  const std::vector<Form> listed = {
       {4, 4, 64, {300}, f32, f32},
       {8, 2, 80, {1, 0, 77}, f32, f32, kMask | kBias},
       {8, 1, 33, {700, 90}, f32, f32, kPaged | kHeadsFirst},
@@ -193,7 +211,9 @@ void check_decode(Report& report) {
       {4, 2, 64, {60, 80}, i8, i8, kBias},
       {8, 2, 32, {40, 120}, i8, i8, kInt8Out | kOffsets | kMask},
   };
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (const Form& form : forms) {
+    ++report.problems;
     Problem problem(form);
     const Numbers found = problem.run(baseline::decode), expected = problem.run(reference::decode);
     const auto type = static_cast<Type>(form.query == i8 ? f16 : form.query);

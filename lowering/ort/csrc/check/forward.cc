@@ -14,8 +14,8 @@ Outcome attention(const Problem&, const Runtime&);
 namespace fa::check {
 
 // Each way through the kernel (few rows, rows in the lanes, packed panels) with sizes that no vector divides, and each term.
-void check_forward(Report& report) {
-  const Form forms[] = {
+void check_forward(Report& report, Random* random) {
+  const std::vector<Form> listed = {
       {2, 2, 33, 29, 16, 16},
       {4, 1, 1, 600, 64, 64},
       {8, 1, 1, 300, 80, 48},
@@ -35,8 +35,10 @@ void check_forward(Report& report) {
       {2, 2, 50, 45, 64, 64, kCausal | kMaskValue | kBias | kMaskedBias},
       {4, 1, 2, 130, 32, 32, kMask | kBias | kSink},
   };
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, 0)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     for (const Form& form : forms) {
+      ++report.problems;
       AttentionProblem problem(form, type);
       const Forward found(problem, baseline::attention), expected(problem, reference::attention);
       const std::string what = std::string("forward ") + text_of(type) + ", " + text_of(form);

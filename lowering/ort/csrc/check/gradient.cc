@@ -37,8 +37,8 @@ std::vector<Numbers> gradients_of(const AttentionProblem& of, const Numbers& dy,
 
 }  // namespace
 
-void check_gradient(Report& report) {
-  const Form forms[] = {
+void check_gradient(Report& report, Random* random) {
+  const std::vector<Form> listed = {
       {2, 2, 33, 29, 16, 16},
       {4, 1, 1, 200, 64, 48},
       {2, 1, 70, 131, 40, 24, kCausal},
@@ -49,8 +49,10 @@ void check_gradient(Report& report) {
       {2, 2, 30, 35, 24, 24, kMask | kMaskValue},
   };
   static constexpr const char* kNames[] = {"query", "key", "value", "query_rope", "key_rope", "sink"};
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random, kMaskedBias)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     for (const Form& form : forms) {
+      ++report.problems;
       AttentionProblem problem(form, type);
       Forward forward(problem, reference::attention);  // the gradient reads its results
       const Numbers dy(type, forward.out.size(), problem.random);

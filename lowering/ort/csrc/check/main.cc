@@ -55,17 +55,25 @@ double allowed(Type type) { return type == Type::float32 ? 1e-5 : type == Type::
 void Report::see(const std::string& problem, double difference, double most) {
   const bool small = difference <= most;
   good_ = good_ && small;
+  if (small && only_faults) return;
   std::printf("%s: %.1e%s\n", problem.c_str(), difference, small ? "" : "  TOO LARGE");
 }
 
 }  // namespace fa::check
 
-int main() {
-  fa::check::Report report;
-  fa::check::check_forward(report);
-  fa::check::check_gradient(report);
-  fa::check::check_decode(report);
-  fa::check::check_sparse(report);
+// check_kernels [COUNT [SEED]]: besides the listed problems, COUNT rounds of one random problem of each kind.
+int main(int argc, char** argv) {
+  namespace check = fa::check;
+  const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 0;
+  check::Random random(argc > 2 ? static_cast<unsigned>(std::atoll(argv[2])) : 0);
+  check::Report report;
+  for (int64_t n = 0; n <= rounds; ++n) {
+    check::Random* drawn = n == 0 ? nullptr : &random;
+    report.only_faults = n != 0;
+    for (auto each : {check::check_forward, check::check_gradient, check::check_decode, check::check_sparse}) each(report, drawn);
+    if (n % 1000 == 999) std::fprintf(stderr, "%lld problems\n", static_cast<long long>(report.problems));
+  }
+  std::printf("%lld problems\n", static_cast<long long>(report.problems));
   std::puts(report.good() ? "all kernels agree with the reference" : "FAILED");
   return report.good() ? 0 : 1;
 }

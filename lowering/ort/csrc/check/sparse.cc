@@ -2,6 +2,7 @@
 #include <memory>
 #include <numeric>
 
+#include "../reference.hpp"
 #include "../sparse/problem.hpp"
 #include "check.hpp"
 
@@ -24,6 +25,7 @@ struct Form {
   int64_t size, rope, value_size;
   int64_t count, block;  // of the lists
   bool paged = false, sinks = false, lists_of_heads = false;
+  unsigned seed = 7;  // of the numbers
 };
 
 std::string text_of(const Form& form, Type type) {
@@ -42,7 +44,7 @@ class Problem {
  public:
   Problem(const Form& form, Type type)
       : form_(form), type_(type), tokens_(kSequences * form.queries), room_((form.keys + kPage - 1) / kPage * kPage),
-        key_tokens_(kSequences * room_) {
+        key_tokens_(kSequences * room_), random_(form.seed) {
     add_batch();
     add_lists();
     a_.batch = batch_;
@@ -54,8 +56,8 @@ class Problem {
     if (form.sinks) a_.sinks = keep(Type::float32, form.heads).floats();
     a_.statistics_head = form.queries * form.heads / form.key_heads;
     index_.batch = batch_;
-    index_.query = rows(tokens_, form.heads, form.size, 0, type);
-    index_.key = rows(key_tokens_, 1, form.size, 0, type);
+    index_.query = quarters(rows(tokens_, form.heads, form.size, 0, type));
+    index_.key = quarters(rows(key_tokens_, 1, form.size, 0, type));
     index_.weight_type = type;
     index_.weights = keep(type, tokens_ * form.heads).data();
     scores_ = keep(type, tokens_ * form.count).data();
@@ -156,6 +158,13 @@ class Problem {
     return rows;
   }
 
+  // Multiples of a quarter, the sums of whose products are exact: a score next to 0 has a gradient on one side only.
+  Rows quarters(const Rows& rows) {
+    Numbers& all = *numbers_.back();
+    for (int64_t n = 0; n < all.size(); ++n) reference::write(all.data(), n, std::round(all[n] * 4) / 4, rows.type);
+    return rows;
+  }
+
   void add_batch() {
     pages_.resize(static_cast<size_t>(key_tokens_ / kPage));
     std::iota(pages_.begin(), pages_.end(), 0);
@@ -197,7 +206,7 @@ class Problem {
   Form form_;
   Type type_;
   int64_t tokens_, room_, key_tokens_;
-  Random random_{7};
+  Random random_;
   std::vector<std::unique_ptr<Numbers>> numbers_;
   std::vector<int32_t> pages_, entries_, index_entries_;
   std::vector<sparse::Sequence> sequences_;
@@ -233,17 +242,37 @@ int64_t wrong_keys(const std::vector<int32_t>& found, const std::vector<int32_t>
   return wrong;
 }
 
+Form drawn_form(Random& random) {
+  Form form;
+  form.key_heads = one_of(random, {1, 1, 2});
+  form.heads = form.key_heads * one_of(random, {1, 2, 3, 8, 12});
+  form.queries = one_of(random, {1, 3, 9, 19});
+  form.keys = form.queries + one_of(random, {2, 30, 70, 130, 380});
+  form.size = one_of(random, {4, 16, 20, 32, 48, 64});
+  form.rope = one_of(random, {0, 0, 8, 16});
+  form.value_size = one_of(random, {form.size, form.size, 12});
+  form.block = one_of(random, {1, 1, 2, 4});
+  form.count = one_of(random, {1, 5, 21, 64, 200});
+  form.paged = random() % 3 == 0;
+  form.sinks = random() % 3 == 0;
+  form.lists_of_heads = random() % 3 == 0;
+  form.seed = static_cast<unsigned>(random());
+  return form;
+}
+
 }  // namespace
 
-void check_sparse(Report& report) {
-  const Form forms[] = {
+void check_sparse(Report& report, Random* random) {
+  const std::vector<Form> listed = {
       {4, 1, 9, 70, 32, 0, 32, 21, 1},
       {8, 1, 5, 130, 48, 16, 48, 64, 1, true},
       {6, 2, 7, 90, 20, 0, 12, 11, 4, false, true, true},
       {12, 1, 19, 400, 64, 8, 64, 200, 1},
   };
+  const std::vector<Form> forms = random == nullptr ? listed : std::vector{drawn_form(*random)};
   for (Type type : {Type::float32, Type::float16, Type::bfloat16}) {
     for (const Form& form : forms) {
+      report.problems += 5;
       Problem problem(form, type);
       const sparse::Kernels &fast = baseline::sparse_kernels, &plain = reference::sparse_kernels;
       const std::string what = text_of(form, type);
