@@ -7,7 +7,8 @@ An input's role says what its numbers mean:
     bool     true where a key is kept                           int01    1 where a key is kept, else 0
     labels   which packed sequence a token is of                index    indices below the size of a dimension
     sink     one more score of a row                            window   a small whole number
-    lengths  how many keys count, of each batch entry
+    lengths  how many keys count, of each batch entry           int8     any int8: caches
+    table    numbers of blocks, negative ones counted from the end
 
 A style changes what a run is fed. A user's word (--assume) leaves out what breaks it.
 """
@@ -63,12 +64,14 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         sizes["M"] = sizes.get("B", 1)
     elif style == "one batch":
         sizes.update(dict.fromkeys([each for each in case.open if each == "B" or "batch" in each], 1))
+        lenient = sizes.get("M", 1) > sizes.get("B", 1)
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
     spoiled = _spoil(case, arrays, style, rng)
     if style == "near":  # equal keys: masks decide, and nothing else
         for each in case.inputs:
             if each.role == "value" and each.name != "v" and not case.base:
                 arrays[each.name] = np.ones_like(arrays[each.name])
+    lenient |= case.loose and style in ("sizes", "empty", "one batch")
     return Feed(style, arrays, lenient, spoiled)
 
 
@@ -98,10 +101,16 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
                     made = rng.choice(NUMBERS, shape)
             case "sink":
                 made = rng.standard_normal(shape) * (50.0 if style in ("large", "huge") else 1.0)
+                if style == "many":
+                    made = np.where(rng.random(shape) < 0.3, np.inf * rng.choice([1, -1], shape), made)
             case "labels":
                 made = _labels(case, shape, style, rng)
             case "window":
                 made = rng.integers(0, 4, shape)
+            case "int8":
+                made = rng.integers(-128, 128, shape)
+            case "table":
+                made = rng.integers(-int(given.number), int(given.number), shape)
             case "index":
                 made = rng.integers(0, max(1, int(given.number)), shape)
             case "lengths":

@@ -1,0 +1,66 @@
+"""A model with a few things changed, and who judges it: what the kinds have in common that change models."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from tests.fuzz.feeds import feeds
+from tests.fuzz.graph import Case
+from tests.fuzz.mutations import change, forget
+from tests.fuzz.oracle import Array, Feed, Judge
+from tests.fuzz.snippets import case_of
+
+LARGE = ("large", "huge", "overflow")
+UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
+"""Changes that put in what is no number."""
+
+
+def judged(case: Case, rng: random.Random, seed: int, gradient: bool = False) -> Judge | None:
+    """The judge of a case after some changes; None where they leave no model. `gradient` says whether its outputs are
+    gradients."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    words = list(case.words)
+    for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3])):
+        try:
+            words.append(change(model, rng) or "")
+        except Exception:  # of onnx: the model is none any more, and cannot be changed again
+            return None
+    if rng.random() < 0.9:
+        forget(model)
+    arrays = _fitting(case.base, model)
+    if arrays is None:
+        return None
+    changed = case_of(model, arrays, words)
+    roles = {each.name: (each.role, each.number) for each in case.inputs}
+    changed.inputs = [replace(each, role=roles[each.name][0], number=roles[each.name][1]) for each in changed.inputs]
+    changed.assume, changed.loose = case.assume, any(word.startswith("a size of") for word in words)
+    made = Judge(model, lambda: feeds(changed, seed, 3), case.assume, seed % 32 == 0, "; ".join(words))
+    made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
+    made.group = "a factor is NaN or infinite, " if made.undefined else ""
+    made.terms = _terms if gradient else None
+    return made
+
+
+def _terms(feed: Feed, output: str) -> float:
+    """How large the terms of a gradient may be, which cancel in large part where scores are large."""
+    sizes = [float(np.abs(each).max(initial=1.0)) for each in feed.arrays.values() if each.dtype.kind == "f"]
+    return float(np.prod(sizes)) if feed.name in LARGE else 0.0
+
+
+def _fitting(arrays: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array] | None:
+    """The numbers as the changed model takes them: another type at most."""
+    fitting = {}
+    for info in model.graph.input:
+        if info.name not in arrays:
+            return None
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        with np.errstate(all="ignore"):
+            fitting[info.name] = np.asarray(arrays[info.name]).astype(dtype)
+    return fitting
