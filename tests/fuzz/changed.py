@@ -21,18 +21,20 @@ UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
 """Changes that put in what is no number."""
 
 
-def judged(case: Case, rng: random.Random, seed: int, gradient: bool = False) -> Judge | None:
-    """The judge of a case after some changes; None where they leave no model. `gradient` says whether its outputs are
-    gradients."""
+def judged(
+    case: Case, rng: random.Random, seed: int, gradient: bool = False, changes: int | None = None
+) -> Judge | None:
+    """The judge of a case after so many changes, or a few; None where they leave no model. `gradient` says whether its
+    outputs are gradients."""
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     words = list(case.words)
-    for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3])):
+    for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3]) if changes is None else changes):
         try:
             words.append(change(model, rng) or "")
         except Exception:  # of onnx: the model is none any more, and cannot be changed again
             return None
-    if rng.random() < 0.9:
+    if changes != 0 and rng.random() < 0.9:
         forget(model)
     arrays = _fitting(case.base, model)
     if arrays is None:
@@ -55,12 +57,17 @@ def _terms(feed: Feed, output: str) -> float:
 
 
 def _fitting(arrays: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array] | None:
-    """The numbers as the changed model takes them: another type at most."""
-    fitting = {}
+    """The numbers as the changed model takes them: another type at most. None where it declares other sizes."""
+    fitting: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
     for info in model.graph.input:
         if info.name not in arrays:
             return None
         dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         with np.errstate(all="ignore"):
             fitting[info.name] = np.asarray(arrays[info.name]).astype(dtype)
+        dims = info.type.tensor_type.shape.dim
+        named = zip(dims, fitting[info.name].shape, strict=True) if dims else ()
+        if any(dim.dim_param and sizes.setdefault(dim.dim_param, size) != size for dim, size in named):
+            return None  # what has one name has one size
     return fitting

@@ -1,19 +1,22 @@
 """Does the search notice it when a soundness check is missing? Takes one check of `passes/` away at a time, and looks.
 
     python -m tests.fuzz.checks                          # the measure of docs/developing.md: 50 checks of seed 18
-    python -m tests.fuzz.checks --only matching/scores.py --checks 100 --workers 8
+    python -m tests.fuzz.checks tested --only matching/scores.py --checks 100 --workers 8
 
 A check is a `raise` of a decline; with `--guards` also an `if` whose body only returns None or False. All are
-instrumented while the modules are imported, so that any one of them can be switched off. What is taken away is drawn
-from the seed and the text of the checks, before anything is known of what cases reach; left out are those of
-`excluded.tsv` beside this file, which says of each why its absence can have no effect that a case could show.
+instrumented while the modules are imported, so that any one of them can be switched off. Left out are those of
+`excluded.tsv` beside this file, which says of each why its absence can have no effect that a case could show: it only
+steers, it re-words a decline, another check that is named there declines the same, or nothing in ONNX Runtime is there
+to be unlike. Of the others those are drawn that some case passes, in an order that depends on the seed and on their
+text; how many no case passes is told apart (`--unreached` lists them, `--strict` draws them, too).
 
 A first run over the cases tells what becomes of each and which checks it passes; a case that does not pass a check is
 the same without it. So a check is taken away only for the cases that pass it and that have no finding, until one has.
 
 The words of the table: `noticed` (a finding of the oracle), `raised` (a finding that is an exception of none of the
-project's own types), `changed` (other fusions or another report, and no fault in them: not noticed), `unnoticed`
-(nothing changed), `unreached` (no case passes it).
+project's own types), `known` (a finding that is also seen with all checks in force, and no more often), `changed`
+(other fusions or another report, and no fault in them), `unnoticed` (nothing changed), `unreached` (no case passes it).
+Only the first two count: the others are what the search would not have told.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ SEED = 18
 CASES = 3000
 MOST = 500
 """Cases that a check is taken away for, at most."""
+TIMES, TIMES_AS_OFTEN = 3, 10.0
+"""What a known finding proves: it has to be seen so often, and be so many times as frequent as it is anyway."""
 CASE_S = 30
 """A case that takes longer hangs."""
 
@@ -68,6 +73,10 @@ class Check:
     function: str
     kind: str
     text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line} {self.function}"
 
 
 CHECKS: list[Check] = []
@@ -117,6 +126,14 @@ class _Instrument(ast.NodeTransformer):
             node.test = ast.BoolOp(op=ast.And(), values=[node.test, self._switch(node, "guard")])
             ast.fix_missing_locations(node)
         return node
+
+
+def instrument_all() -> None:
+    """List the checks of all folders, without importing a module."""
+    CHECKS.clear()
+    for folder in FOLDERS:
+        for path in sorted((ROOT / "passes" / folder).rglob("*.py")):
+            _Instrument(str(path.relative_to(ROOT))).visit(ast.parse(path.read_bytes()))
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
@@ -266,21 +283,31 @@ def _all_of(cases: Sequence[Case]) -> list[Case]:
     return list(outcomes(cases))
 
 
-def without(index: int, cases: Sequence[Case], known: frozenset[str]) -> tuple[int, str, str]:
-    """What becomes of the cases without a check: the check, a word of the table, and where it shows. A finding that is
-    `known`, because the search has one of the same title with all checks in force, proves nothing."""
+def without(index: int, cases: Sequence[Case], known: Mapping[str, float]) -> tuple[int, str, str]:
+    """What becomes of the cases without a check: the check, a word of the table, and where it shows. `known` are the
+    titles that findings have with all checks in force, and how often."""
     passing = [case for case in cases if index in case.passed and case.title is None]
     if not passing:
         return index, "unreached", ""
     best = "unnoticed", ""
     before = {case.name: case for case in passing}
+    shown: Counter[str] = Counter()
+    different = 0
     for case in outcomes(passing[:MOST], index):
-        if case.title is not None and case.title not in known:
-            return index, "raised" if case.word == "raised" else "noticed", f"{case.name} {case.title}"
-        if best[0] == "unnoticed" and case.word != before[case.name].word:
-            best = "changed", f"{case.name} {before[case.name].word} -> {case.word}"
-        if case.title is not None:
-            best = "known", f"{case.name} {case.title}"
+        if case.title is None:
+            if case.word != before[case.name].word:
+                different += 1
+                if best[0] == "unnoticed":
+                    best = "changed", f"{case.name} {before[case.name].word} -> {case.word}"
+            continue
+        different += 1
+        shown[case.title] += 1
+        place = f"{case.name} {case.title}"
+        share = shown[case.title] / different
+        often = shown[case.title] >= TIMES and share > TIMES_AS_OFTEN * known.get(case.title, 0.0)
+        if case.title not in known or often:
+            return index, "raised" if case.word == "raised" else "noticed", place
+        best = "known", place
     return index, *best
 
 
@@ -292,6 +319,8 @@ def main() -> None:
     parser.add_argument("--checks", type=int, default=50, help="how many checks are taken away")
     parser.add_argument("--only", default="", help="checks whose file, function or text has this in it")
     parser.add_argument("--guards", action="store_true", help="also what gives up without an exception")
+    parser.add_argument("--unreached", action="store_true", help="list the checks that no case passes")
+    parser.add_argument("--strict", action="store_true", help="draw from those that no case passes, too")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--workers", type=int, default=2, help="processes, 2 if not given")
     args = parser.parse_args()
@@ -306,25 +335,31 @@ def main() -> None:
         if args.only in f"{check.file} {check.function} {check.text}" and (args.guards or check.kind == "decline")
     ]
     candidates = [index for index in wanted if reason_of(CHECKS[index], reasons) is None]
-    picked = drawn(args.seed, CHECKS, candidates, args.checks)
     kinds = chosen(args.kinds)
     cases = [Case(kind, args.seed << 32 | index) for index in range(args.cases) for kind in kinds]
     with get_context("fork").Pool(args.workers) as pool:
         parts = [cases[first : first + 100] for first in range(0, len(cases), 100)]
         base = [case for part in pool.imap(_all_of, parts) for case in part]
-        known = frozenset(case.title for case in base if case.title is not None)
+        fused = sum(case.word == "fused" for case in base)
+        titles = Counter(case.title for case in base if case.title is not None)
+        known = {title: count / fused for title, count in titles.items()}
         print(f"{len(base)} cases in {time.monotonic() - start:.0f} s, {len(known)} findings with all checks in force")
         for title in sorted(known):
             print(f"{'':11} {next(case.name for case in base if case.title == title)} {title}")
         passed = {index for case in base for index in case.passed}
         reached = len(passed & set(candidates))
         print(f"{len(candidates)} checks, {len(wanted) - len(candidates)} left out; {reached} reached", flush=True)
+        for index in candidates:
+            if args.unreached and index not in passed:
+                print(f"{'unreached':11} {CHECKS[index].place} {CHECKS[index].text}", flush=True)
+        drawing = [index for index in candidates if args.strict or index in passed]
+        picked = drawn(args.seed, CHECKS, drawing, args.checks)
         words: Counter[str] = Counter()
         for index, word, place in pool.imap(partial(without, cases=base, known=known), picked):
             check = CHECKS[index]
             passing = sum(index in case.passed for case in base)
             words[word] += 1
-            print(f"{word:11} {check.file}:{check.line} {check.function} ({passing} cases) {check.text}", flush=True)
+            print(f"{word:11} {check.place} ({passing} cases) {check.text}", flush=True)
             if place:
                 print(f"{'':11} {place}", flush=True)
     print(", ".join(f"{count} {word}" for word, count in words.most_common()), f"in {time.monotonic() - start:.0f} s")

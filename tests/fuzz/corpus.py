@@ -1,4 +1,4 @@
-"""The models that the ordinary tests of the fusion give it, with the numbers they run on: what the kind `tested` changes.
+"""The models that the ordinary tests of the fusion give it, with numbers for a run: what the kind `tested` changes.
 
     python -m tests.fuzz.corpus        # runs tests/passes without its random tests, and writes corpus.pickle.xz anew
 
@@ -11,7 +11,7 @@ import hashlib
 import lzma
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -85,7 +85,6 @@ class _Recorder:
 
     def note(self, model: ir.Model, options: Any) -> None:
         """A model that is about to be fused."""
-        place = self.test.partition("[")[0]
         if (options is not None and options.target != "ort") or self.count.get(self.test, 0) >= MOST_OF_A_TEST:
             return
         proto = ir.to_proto(model)
@@ -96,36 +95,36 @@ class _Recorder:
             return
         if len(data) <= MOST_BYTES and key not in self.fused:
             self.count[self.test] = self.count.get(self.test, 0) + 1
-            self.fused[key] = place, data, () if options is None else tuple(sorted(options.assume))
+            self.fused[key] = self.test, data, () if options is None else tuple(sorted(options.assume))
 
     def ran(self, feeds: Mapping[str, Any]) -> None:
         """The inputs of a run."""
         arrays = {name: np.array(array) for name, array in feeds.items() if isinstance(array, np.ndarray | np.generic)}
         if len(arrays) == len(feeds) and sum(array.nbytes for array in arrays.values()) < 1 << 16:
             self.runs.setdefault((self.test, frozenset(arrays)), arrays)
-            self.runs.setdefault((self.test.partition("[")[0], frozenset(arrays)), arrays)
 
     def kept(self) -> list[Kept]:
         """The models, each with the numbers of a run that fits."""
         found = []
-        for place, data, assume in self.fused.values():
+        for test, data, assume in self.fused.values():
             model = onnx.ModelProto.FromString(data)
-            held = {each.name for each in model.graph.initializer}
+            held = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
             inputs = [each for each in model.graph.input if each.name not in held]
-            defaults = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
-            defaults = {each.name: defaults[each.name] for each in model.graph.input if each.name in held}
+            defaults = {each.name: held[each.name] for each in model.graph.input if each.name in held}
             names = frozenset(each.name for each in inputs)
-            options = [
-                arrays for (test, given), arrays in self.runs.items() if test.startswith(place) and given == names
-            ]
-            arrays = next((each for each in options if _fit(inputs, each)), None)
-            arrays = {**defaults, **(_drawn(inputs) if arrays is None else arrays)}
-            found.append(Kept(place, data, assume, {name: _short(array) for name, array in arrays.items()}))
+            function, file = test.partition("[")[0], test.partition("::")[0]
+            alike = [each for each in self.runs if names <= each[1] and each[0].startswith(file)]
+            alike.sort(key=lambda each: (each[0] != test, not each[0].startswith(function)))
+            options = [self.runs[each] for each in alike]
+            given = next((each for each in options if _fit(inputs, each)), None) or _drawn(inputs)
+            arrays = {**defaults, **{name: given[name] for name in names}}
+            found.append(Kept(function, data, assume, {name: _short(array) for name, array in arrays.items()}))
         return sorted(found, key=lambda each: (each.test, each.model))
 
 
 def _fit(inputs: Sequence[onnx.ValueInfoProto], arrays: Mapping[str, Array]) -> bool:
     """Are arrays of the types and sizes that a model declares?"""
+    sizes_of: dict[str, int] = {}
     for each in inputs:
         tensor, array = each.type.tensor_type, arrays[each.name]
         if helper.tensor_dtype_to_np_dtype(tensor.elem_type) != array.dtype:
@@ -135,6 +134,9 @@ def _fit(inputs: Sequence[onnx.ValueInfoProto], arrays: Mapping[str, Array]) -> 
         if known and (
             len(sizes) != array.ndim or any(a not in (0, b) for a, b in zip(sizes, array.shape, strict=True))
         ):
+            return False
+        named = zip(tensor.shape.dim, array.shape, strict=True) if known else ()
+        if any(dim.dim_param and sizes_of.setdefault(dim.dim_param, size) != size for dim, size in named):
             return False
     return True
 
@@ -165,11 +167,24 @@ def record() -> Sequence[Kept]:
         recorder.ran(feeds)
         return run(self, names, feeds, *more)
 
+    def drawn_by(feeds: Callable[..., dict[str, Array]]) -> Callable[..., dict[str, Array]]:
+        def drawn(self: Any, *seed: int) -> dict[str, Array]:
+            made = feeds(self, *seed)
+            recorder.ran(made)
+            return made
+
+        return drawn
+
     fusion.fuse, ort.InferenceSession.run = noted, running
-    try:
-        pytest.main(["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "tests/passes"], plugins=[recorder])
-    finally:
-        fusion.fuse, ort.InferenceSession.run = fuse, run
+    # The tests take these by name when they are imported, so that is only now.
+    from tests.passes import test_group_cache
+    from tests.passes.operators import Operator
+
+    for kind in (Operator, test_group_cache.Case):
+        kind.feeds = drawn_by(kind.feeds)
+    arguments = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-W", "ignore", "tests/passes"]
+    if pytest.main(arguments, plugins=[recorder]):
+        raise SystemExit("a test fails")
     return recorder.kept()
 
 
