@@ -27,10 +27,10 @@ MASKS = ("bool", "int01", "scale01", "fmask")
 STYLES = (
     "ones", "zeros", "rows", "twos", "negative", "packed", "mixed", "many", "large", "huge", "near", "nan keys",
     "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "empty", "one batch",
-    "overflow", "low bias",
+    "overflow", "low bias", "one size",
 )  # fmt: skip
 NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
-TAME = ("plain", "ones", "sizes", "one batch")
+TAME = ("plain", "ones", "sizes", "one batch", "one size")
 """Styles that break nobody's word: scores stay small, masks hold what they are for."""
 Rng = np.random.Generator
 
@@ -59,6 +59,11 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         matched = rng.random() < 0.8
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
         lenient = not matched
+    elif style == "one size" and case.open:
+        letter = str(rng.choice(sorted(case.open)))
+        sizes[letter] = sizes["M" if letter == "B" else letter] = 1
+        # Batches of 1 are repeated; what else does not agree may be refused.
+        lenient = not any(len(each.dims) > 2 and each.dims[0] == letter for each in case.inputs)
     elif style == "empty" and case.open and not least:
         sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
         sizes["M"] = sizes.get("B", 1)
@@ -71,7 +76,7 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         for each in case.inputs:
             if each.role == "value" and each.name != "v" and not case.base:
                 arrays[each.name] = np.ones_like(arrays[each.name])
-    lenient |= case.loose and style in ("sizes", "empty", "one batch")
+    lenient |= case.loose and style in ("sizes", "empty", "one batch", "one size")
     return Feed(style, arrays, lenient, spoiled)
 
 
