@@ -58,12 +58,13 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
                 sizes[letter] = int(rng.choice([int(least), 1, 2, 3, 5, 7]))
         matched = rng.random() < 0.8
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
-        lenient = not matched
+        lenient = not matched or bool(case.open & {"N", "D"})
     elif style == "one size" and case.open:
         letter = str(rng.choice(sorted(case.open)))
         sizes[letter] = sizes["M" if letter == "B" else letter] = 1
         # Batches of 1 are repeated; what else does not agree may be refused.
         lenient = not any(len(each.dims) > 2 and each.dims[0] == letter for each in case.inputs)
+        lenient |= letter in ("N", "D")
     elif style == "empty" and case.open and not least:
         sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
         sizes["M"] = sizes.get("B", 1)
@@ -72,10 +73,13 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         lenient = sizes.get("M", 1) > sizes.get("B", 1)
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
     spoiled = _spoil(case, arrays, style, rng)
-    if style == "near":  # equal keys: masks decide, and nothing else
+    if style == "near":  # equal keys: masks decide, and nothing else; values half-way between whole multiples
         for each in case.inputs:
             if each.role == "value" and each.name != "v" and not case.base:
                 arrays[each.name] = np.ones_like(arrays[each.name])
+            elif each.role == "value":
+                halves = rng.integers(-80, 80, arrays[each.name].shape) + 0.5
+                arrays[each.name] = (halves * rng.choice([0.03, 0.1, 2.0**-5])).astype(each.dtype)
     lenient |= case.loose and style in ("sizes", "empty", "one batch", "one size")
     return Feed(style, arrays, lenient, spoiled)
 

@@ -190,7 +190,7 @@ class _Composer(Rare):
         else:
             scores = g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = self._scaled(scores, factor) if "scores" in places else scores
-        if rng.random() < 0.04:
+        if rng.random() < 0.06:
             scores = self._second_product(scores)
         if rng.random() < 0.05 and not self.assume:
             g.words.append("factor")
@@ -332,7 +332,9 @@ class _Composer(Rare):
 
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
-        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap"]
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite"]
+        if self.assume:
+            kinds.remove("opposite")
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
         drawn = [rng.choice(kinds) for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3]))]
         if rng.random() < 0.15 and not self.assume:  # what most exporters write: a causal mask and padding
@@ -373,6 +375,11 @@ class _Composer(Rare):
                 case "floor":
                     low = g.number(rng.choice([-LARGEST, -65504.0, -1e30, -1e4]), self.score_type)
                     scores = g.op("Max", scores, low)
+                case "opposite":  # of a mask's number
+                    number = self._fill()
+                    given = [g.const(0.0, self.score_type), g.number(-number, self.score_type)]
+                    term = g.op("Where", self._condition(), *(given if rng.random() < 0.5 else reversed(given)))
+                    scores = g.op("Add", scores, term)
                 case "shift":
                     scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, *shifts]), self.score_type))
                 case _:
@@ -508,6 +515,8 @@ class _Composer(Rare):
         p = self._guarded(p, scores)
         if dtype != self.dtype:
             p = g.cast(p, self.dtype)
+        elif rng.random() < 0.03:
+            p = g.cast(g.cast(p, "float16"), self.dtype)
         if rng.random() < 0.04 and not self.assume:
             g.words.append("factor behind")
             p = self._shared(p, self.dtype)

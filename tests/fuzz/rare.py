@@ -100,13 +100,13 @@ class Rare:
     def _second_product(self, scores: str) -> str:
         """A second product added to the first."""
         rng, g = self.rng, self.g
-        tokens: Size = rng.choice(["T", "T", "T", 1])
+        tokens: Size = rng.choice(["T", "T", 1])
         heads: Size = rng.choice(["N", "N", 1])
         left = g.input("value", self.dtype, ("B", "N", "S", 3))
         right = g.input("value", self.dtype, ("B", heads, tokens, 3))
         product = g.op("MatMul", left, g.op("Transpose", right, perm=[0, 1, 3, 2]))
         if rng.random() < 0.5:
-            product = g.op("Mul", product, g.number(rng.choice([0.5, 2.0, 1e-31, -1.0]), self.dtype))
+            product = g.op("Mul", product, g.number(rng.choice([0.5, 2.0, 0.25, -1.0, 1e-31]), self.dtype))
         return g.op("Add", *((scores, product) if rng.random() < 0.7 else (product, scores)))
 
     def _share(self, dtype: str) -> str:
