@@ -57,7 +57,7 @@ class _Composer(Rare):
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         sizes = drawn_sizes(rng)
-        if rng.random() < 0.15:  # a decoder's step
+        if rng.random() < 0.22:  # a decoder's step
             sizes["S"] = 1
         opened = {letter for letter in "BST" if rng.random() < 0.45}
         if rng.random() < 0.06 and sizes["K"] == sizes["N"]:
@@ -125,7 +125,7 @@ class _Composer(Rare):
         rng, g, sizes = self.rng, self.g, self.g.sizes
         made = []
         held = rng.choice(["int8", "int8" if self.tied else "paged"])
-        held = held if rng.random() < (0.4 if sizes["S"] == 1 else 0.05) else ""
+        held = held if rng.random() < (0.55 if sizes["S"] == 1 else 0.05) else ""
         table = self._table() if held == "paged" else ""
         mixed = rng.random() < 0.15
         if held:
@@ -332,7 +332,7 @@ class _Composer(Rare):
 
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
-        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite"]
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite", "opposite"]
         if self.assume:
             kinds.remove("opposite")
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])

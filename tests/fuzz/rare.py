@@ -41,7 +41,7 @@ class Rare:
         axis = rng.choice([None, None, 1, 3, 2])
         count = 1 if axis is None or dims[axis] in g.open else g.size(dims[axis])
         scale = np.full((), 0.02) if axis is None or dims[axis] in g.open else 0.01 + 0.005 * np.arange(count)
-        if rng.random() < 0.25:
+        if rng.random() < (0.25 if self.dtype == "float32" or g.opset >= 19 else 0.8):
             form = [1, 1, 1, 1]
             form[axis or 0] = count
             return g.op("Mul", g.cast(held, self.dtype), g.const(scale.reshape(form), self.dtype))
@@ -73,7 +73,7 @@ class Rare:
     def _quantised(self, result: str) -> str:
         """The result as int8, by a power of two or another scale."""
         rng, g = self.rng, self.g
-        scale = rng.choice([2.0**-5, 2.0**-6, 0.03, 2.0**-5])
+        scale = rng.choice([2.0**-5, 2.0**-6, 0.03, 0.1])
         point = rng.choice([0, 0, 0, 3])
         return g.op("QuantizeLinear", result, g.const(scale, "float32"), g.const(point, "int8"))
 
