@@ -332,7 +332,7 @@ class _Composer(Rare):
 
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
-        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite", "opposite"]
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite"]
         if self.assume:
             kinds.remove("opposite")
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
@@ -375,11 +375,11 @@ class _Composer(Rare):
                 case "floor":
                     low = g.number(rng.choice([-LARGEST, -65504.0, -1e30, -1e4]), self.score_type)
                     scores = g.op("Max", scores, low)
-                case "opposite":  # of a mask's number
-                    number = self._fill()
-                    given = [g.const(0.0, self.score_type), g.number(-number, self.score_type)]
-                    term = g.op("Where", self._condition(), *(given if rng.random() < 0.5 else reversed(given)))
-                    scores = g.op("Add", scores, term)
+                case "opposite":  # two masks whose numbers cancel where both put theirs in
+                    low = self._fill()
+                    for number in (low, -low):
+                        pair = g.const(0.0, self.score_type), g.number(number, self.score_type)
+                        scores = g.op("Add", scores, g.op("Where", self._condition(), *pair))
                 case "shift":
                     scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, *shifts]), self.score_type))
                 case _:
