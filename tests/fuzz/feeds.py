@@ -7,7 +7,8 @@ An input's role says what its numbers mean:
     bool     true where a key is kept                           int01    1 where a key is kept, else 0
     labels   which packed sequence a token is of                index    indices below the size of a dimension
     sink     one more score of a row                            window   a small whole number
-    lengths  how many keys count, of each batch entry
+    lengths  how many keys count, of each batch entry           int8     any int8: caches
+    table    numbers of blocks, negative ones counted from the end
 
 A style changes what a run is fed. A user's word (--assume) leaves out what breaks it.
 """
@@ -26,10 +27,10 @@ MASKS = ("bool", "int01", "scale01", "fmask")
 STYLES = (
     "ones", "zeros", "rows", "twos", "negative", "packed", "mixed", "many", "large", "huge", "near", "nan keys",
     "nan values", "infinite keys", "infinite values", "nan bias", "infinite bias", "sizes", "empty", "one batch",
-    "overflow", "low bias",
+    "overflow", "low bias", "one size",
 )  # fmt: skip
 NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
-TAME = ("plain", "ones", "sizes", "one batch")
+TAME = ("plain", "ones", "sizes", "one batch", "one size")
 """Styles that break nobody's word: scores stay small, masks hold what they are for."""
 Rng = np.random.Generator
 
@@ -58,20 +59,30 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
                 sizes[letter] = int(rng.choice([int(least), 1, 2, 3, 5, 7]))
         matched = rng.random() < 0.8
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
-        lenient = not matched
+        lenient = not matched or bool(case.open & {"N", "D"})
+    elif style == "one size" and case.open:
+        letter = str(rng.choice(sorted(case.open)))
+        sizes[letter] = sizes["M" if letter == "B" else letter] = 1
+        # Batches of 1 are repeated; what else does not agree may be refused.
+        lenient = not any(len(each.dims) > 2 and each.dims[0] == letter for each in case.inputs)
+        lenient |= letter in ("N", "D")
     elif style == "empty" and case.open and not least:
         sizes[sorted(case.open - {"M"})[int(rng.integers(len(case.open - {"M"})))]] = 0
         sizes["M"] = sizes.get("B", 1)
     elif style == "one batch":
         # A mask whose batch stays what it was enlarges the result, and is refused (README).
         sizes.update(dict.fromkeys([each for each in case.open if each == "B" or "batch" in each], 1))
-        lenient = True
+        lenient = sizes.get("M", 1) > sizes.get("B", 1)
     arrays = {each.name: _array(case, each, _shape(each, sizes), style, rng) for each in case.inputs}
     spoiled = _spoil(case, arrays, style, rng)
-    if style == "near":  # equal keys: masks decide, and nothing else
+    if style == "near":  # equal keys: masks decide, and nothing else; values half-way between whole multiples
         for each in case.inputs:
             if each.role == "value" and each.name != "v" and not case.base:
                 arrays[each.name] = np.ones_like(arrays[each.name])
+            elif each.role == "value":
+                halves = rng.integers(-80, 80, arrays[each.name].shape) + 0.5
+                arrays[each.name] = (halves * rng.choice([0.03, 0.1, 2.0**-5])).astype(each.dtype)
+    lenient |= case.loose and style in ("sizes", "empty", "one batch", "one size")
     return Feed(style, arrays, lenient, spoiled)
 
 
@@ -101,10 +112,16 @@ def _array(case: Case, given: Input, shape: tuple[int, ...], style: str, rng: Rn
                     made = rng.choice(NUMBERS, shape)
             case "sink":
                 made = rng.standard_normal(shape) * (50.0 if style in ("large", "huge") else 1.0)
+                if style == "many":
+                    made = np.where(rng.random(shape) < 0.3, np.inf * rng.choice([1, -1], shape), made)
             case "labels":
                 made = _labels(case, shape, style, rng)
             case "window":
                 made = rng.integers(0, 4, shape)
+            case "int8":
+                made = rng.integers(-128, 128, shape)
+            case "table":
+                made = rng.integers(-int(given.number), int(given.number), shape)
             case "index":
                 made = rng.integers(0, max(1, int(given.number)), shape)
             case "lengths":

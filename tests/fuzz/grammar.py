@@ -20,6 +20,7 @@ from onnx import numpy_helper
 
 from tests.fuzz.difference import LARGEST
 from tests.fuzz.graph import Case, Graph, Size
+from tests.fuzz.rare import Rare
 
 INF = math.inf
 FILLS = (-INF, -INF, -LARGEST, -LARGEST, -LARGEST, -1e9, -1e9, -1e4, -1e4, -65504.0, -1e30, -LARGEST / 2, -32752.0)
@@ -52,11 +53,15 @@ def drawn_sizes(rng: random.Random) -> dict[str, int]:
     return sizes
 
 
-class _Composer:
+class _Composer(Rare):
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         sizes = drawn_sizes(rng)
+        if rng.random() < 0.22:  # a decoder's step
+            sizes["S"] = 1
         opened = {letter for letter in "BST" if rng.random() < 0.45}
+        if rng.random() < 0.06 and sizes["K"] == sizes["N"]:
+            opened.add(rng.choice("ND"))
         if "S" in opened and sizes["S"] == sizes["T"] and rng.random() < 0.4:
             opened.add("T")
         self.g = Graph(rng, sizes, frozenset(opened), rng.choice([13, 14, 17, 17, 18, 20, 21]))
@@ -85,7 +90,13 @@ class _Composer:
         upcast = self.dtype == "float16" and rng.random() < 0.6
         if upcast and rng.random() < 0.5:
             scores, self.score_type = g.cast(scores, "float32"), "float32"
+        if rng.random() < 0.03:
+            g.words.append("shifted")
+            scores = self._shifted(scores)
         scores = self._terms(scores)
+        if rng.random() < 0.03:
+            g.words.append("shifted behind")
+            scores = self._shifted(scores)
         if upcast and self.score_type == "float16":
             scores, self.score_type = g.cast(scores, "float32"), "float32"
         outputs: list[tuple[str, str, Sequence[Size | None]]] = []
@@ -95,7 +106,11 @@ class _Composer:
         dims: tuple[Size, ...] = ("B", "N", "S", "E")
         if rng.random() < 0.3:
             result, dims = g.op("Transpose", result, perm=[0, 2, 1, 3]), ("B", "S", "N", "E")
-        outputs.insert(0, (result, self.dtype, tuple(dims)))
+        kind = self.dtype
+        if rng.random() < (0.3 if {"int8", "paged"} & {*g.words} else 0.01) and kind == "float32":
+            result, kind = self._quantised(result), "int8"
+        declared = (*dims[:3], None) if rng.random() < 0.05 else dims
+        outputs.insert(0, (result, kind, tuple(declared)))
         case = g.case(outputs, self.assume)
         if self.tied:  # one symbol, so that every run gives both one size
             inputs = [
@@ -109,10 +124,22 @@ class _Composer:
     def _operands(self) -> tuple[str, str, str]:
         rng, g, sizes = self.rng, self.g, self.g.sizes
         made = []
+        held = rng.choice(["int8", "int8" if self.tied else "paged"])
+        held = held if rng.random() < (0.55 if sizes["S"] == 1 else 0.05) else ""
+        table = self._table() if held == "paged" else ""
+        mixed = rng.random() < 0.15
+        if held:
+            g.words.append(held)
         for name, dims in (("q", ("B", "N", "S", "D")), ("k", ("B", "K", "T", "D")), ("v", ("B", "K", "T", "E"))):
             b, n, s, d = dims
             form = rng.choice(["BNSD", "BNSD", "BSND", "BSH"])
-            if form == "BNSD":
+            if name != "q" and held and not (mixed and name == "v"):
+                form = held
+            if form == "int8":
+                value = self._int8(name, dims)
+            elif form == "paged":
+                value = self._paged(name, n, d, table)
+            elif form == "BNSD":
                 value = g.input("value", self.dtype, dims, name=name)
             elif form == "BSND":
                 value = g.op("Transpose", g.input("value", self.dtype, (b, s, n, d), name=name), perm=[0, 2, 1, 3])
@@ -154,13 +181,21 @@ class _Composer:
             query = self._scaled(query, factor)
         if "key" in places:
             key = self._scaled(key, factor)
-        if rng.random() < 0.12:
+        if rng.random() < 0.06 and not g.open & {"N", "D"}:
+            scores = self._folded(query, key)
+        elif rng.random() < 0.12:
             scores = g.op("Einsum", query, key, equation="bnsd,bntd->bnst")
         elif rng.random() < 0.1 and self.dtype == "float32":
             scores = g.op("FusedMatMul", query, key, domain="com.microsoft", transB=1, alpha=factor)
         else:
             scores = g.op("MatMul", query, g.op("Transpose", key, perm=[0, 1, 3, 2]))
-        return self._scaled(scores, factor) if "scores" in places else scores
+        scores = self._scaled(scores, factor) if "scores" in places else scores
+        if rng.random() < 0.06:
+            scores = self._second_product(scores)
+        if rng.random() < 0.05 and not self.assume:
+            g.words.append("factor")
+            scores = self._shared(scores, self.dtype)
+        return scores
 
     def _scaled(self, value: str, factor: float) -> str:
         rng, g, dtype = self.rng, self.g, self.dtype
@@ -297,7 +332,9 @@ class _Composer:
 
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
-        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap"]
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite"]
+        if self.assume:
+            kinds.remove("opposite")
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
         drawn = [rng.choice(kinds) for _ in range(rng.choice([0, 1, 1, 2, 2, 2, 3]))]
         if rng.random() < 0.15 and not self.assume:  # what most exporters write: a causal mask and padding
@@ -310,7 +347,10 @@ class _Composer:
                     if rng.random() < 0.2:
                         term = g.op("Add", term, self._addend())
                     self.addends.append(term)
-                    if rng.random() < 0.12:
+                    drawn_ = rng.random()
+                    if drawn_ < 0.03 and not self.assume:
+                        scores = g.op("Sub", *((scores, term) if rng.random() < 0.8 else (term, scores)))
+                    elif drawn_ < 0.12:
                         scores = g.op("Sub", scores, g.op("Neg", term))
                     else:
                         scores = g.op("Add", *((scores, term) if rng.random() < 0.7 else (term, scores)))
@@ -335,6 +375,11 @@ class _Composer:
                 case "floor":
                     low = g.number(rng.choice([-LARGEST, -65504.0, -1e30, -1e4]), self.score_type)
                     scores = g.op("Max", scores, low)
+                case "opposite":  # two masks whose numbers cancel where both put theirs in
+                    low = self._fill()
+                    for number in (low, -low):
+                        pair = g.const(0.0, self.score_type), g.number(number, self.score_type)
+                        scores = g.op("Add", scores, g.op("Where", self._condition(), *pair))
                 case "shift":
                     scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, *shifts]), self.score_type))
                 case _:
@@ -431,12 +476,26 @@ class _Composer:
         if form.startswith("late"):
             weights = g.op("Exp", g.op("Sub", scores, self._reduced("ReduceMax", scores)))
             total = self._reduced("ReduceSum", weights)
+            if rng.random() < 0.15:  # a guard, or a total, of something else
+                g.words.append("late guard")
+                drawn = rng.choice(["condition", "nan", "more", "other"])
+                if drawn == "condition":
+                    weights = g.op("Where", self._condition(), weights, g.const(0.0, dtype))
+                elif drawn == "nan":
+                    weights = g.op("Where", g.op("IsNaN", weights), g.const(0.0, dtype), weights)
+                elif drawn == "more":
+                    total = g.op("Add", total, g.const(np.full((1,) * rng.choice([1, 4, 5]), 1e-9), dtype))
+                else:
+                    total = g.op("ReduceSum", weights, g.const([rng.choice([-2, 1])], "int64"), keepdims=1)
             if "sink" in form:
                 total = g.op("Add", total, g.const(rng.choice([1.0, 0.5]), dtype))
             if dtype != self.dtype:
                 weights, total = g.cast(weights, self.dtype), g.cast(total, self.dtype)
             return g.op("Div", g.op("MatMul", weights, value), total)
-        if sink == "concat":
+        plain = scores
+        if sink == "concat" and rng.random() < 0.6:
+            p, value = self._sunk(scores, value)
+        elif sink == "concat":
             one = g.input("sink", dtype, (1, "N", 1, 1))
             wide = g.op("Expand", one, g.shape(["B", "N", "S", 1]))
             joined = g.op("Concat", scores, wide, axis=-1)
@@ -456,13 +515,23 @@ class _Composer:
         p = self._guarded(p, scores)
         if dtype != self.dtype:
             p = g.cast(p, self.dtype)
+        elif rng.random() < 0.03:
+            p = g.cast(g.cast(p, "float16"), self.dtype)
+        if rng.random() < 0.04 and not self.assume:
+            g.words.append("factor behind")
+            p = self._shared(p, self.dtype)
         if rng.random() < 0.15:
             p = g.op("Dropout", p, *([] if rng.random() < 0.5 else [g.const(0.1, "float32")]))
         if rng.random() < 0.04:
             outputs.append((p, self.dtype, ("B", "N", "S", "T")))
         if rng.random() < 0.1:
-            return g.op("Einsum", p, value, equation="bnst,bnte->bnse")
-        return g.op("MatMul", p, value)
+            result = g.op("Einsum", p, value, equation="bnst,bnte->bnse")
+        else:
+            result = g.op("MatMul", p, value)
+        if rng.random() < 0.05 and self.dtype == dtype == "float32":
+            g.words.append("gate")
+            result = self._gated(result, plain)
+        return result
 
     def _reduced(self, op_type: str, value: str) -> str:
         g = self.g

@@ -25,6 +25,7 @@ TYPES = {
     "float64": TensorProto.DOUBLE,
     "int64": TensorProto.INT64,
     "int32": TensorProto.INT32,
+    "int8": TensorProto.INT8,
     "bool": TensorProto.BOOL,
 }
 Size = str | int
@@ -55,6 +56,8 @@ class Case:
     assume: tuple[str, ...] = ()
     undefined: bool = False
     """Is a factor of the scores NaN or infinite?"""
+    loose: bool = False
+    """May sizes have been told apart that belong together?"""
     base: Mapping[str, Array] = field(default_factory=dict)
     """What inputs hold in a plain run, where that is known."""
 

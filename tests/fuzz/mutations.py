@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.fuzz import rebuilding
 from tests.fuzz.difference import LARGEST, Array
 from tests.passes import near_misses
 
@@ -149,7 +150,7 @@ def _attribute(model: onnx.ModelProto, rng: random.Random) -> str | None:
 
 def _reader(model: onnx.ModelProto, rng: random.Random) -> str | None:
     """An inner value is an output as well, or read by a node of its own."""
-    return near_misses._extra_output(model.graph, _types(model), rng)
+    return near_misses._extra_output(model.graph, rebuilding.types_of(model), rng)
 
 
 def _near_miss(model: onnx.ModelProto, rng: random.Random) -> str | None:
@@ -157,11 +158,7 @@ def _near_miss(model: onnx.ModelProto, rng: random.Random) -> str | None:
     made = rng.choice([near_misses._node_between, near_misses._other_source])
     for index, node in enumerate(model.graph.node):
         node.name = node.name or f"node{index}"
-    return made(model.graph, _types(model), rng)
-
-
-def _types(model: onnx.ModelProto) -> Mapping[str, onnx.TypeProto]:
-    return {value.name: value.type for value in near_misses.values_of(model)}
+    return made(model.graph, rebuilding.types_of(model), rng)
 
 
 def _size(model: onnx.ModelProto, rng: random.Random) -> str | None:
@@ -212,7 +209,7 @@ def _added(model: onnx.ModelProto, rng: random.Random) -> str | None:
         return None
     node = rng.choice(nodes)
     place = rng.randrange(len(node.input))
-    types = _types(model)
+    types = rebuilding.types_of(model)
     kind = types[node.input[place]].tensor_type.elem_type if node.input[place] in types else 0
     if kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return None
@@ -230,5 +227,6 @@ def _added(model: onnx.ModelProto, rng: random.Random) -> str | None:
 
 CHANGES: tuple[Change, ...] = (
     _other_number, _other_number, _other_number, _other_whole, _other_mask, _relative, _relative, _swapped, _attribute,
-    _reader, _near_miss, _size, _size, _half, _added,
+    _reader, _near_miss, _size, _size, _half, _added, rebuilding.undeclared, rebuilding.by_input, rebuilding.in_branch,
+    rebuilding.shape_read, rebuilding.in_double, rebuilding.along_axis, rebuilding.enlarged, rebuilding.of_other_scores,
 )  # fmt: skip

@@ -165,7 +165,7 @@ def _group_query(rng: random.Random) -> Case:
     for name, choices in {
         "scale": [0.5, 1.0],
         "softcap": [5.0],
-        "local_window_size": [1, 2],
+        "local_window_size": [0, 1, 2],
         "smooth_softmax": [1],
     }.items():
         if rng.random() < 0.15:

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -193,13 +194,27 @@ def _filled(model: onnx.ModelProto, cuts: list[onnx.ModelProto], feeds: Mapping[
     ]
 
 
+def training() -> list[str]:
+    """The kept graphs of an attention with its gradient."""
+    return [name for name in names() if name.startswith(("train_", "tftrain_")) and "_block_" not in name]
+
+
+@cache
+def whole(name: str) -> Snippet:
+    """A kept graph as it is."""
+    arrays = harness.inputs(harness.read_index()[name])
+    return Snippet(harness.load(name).SerializeToString(), dict(arrays))
+
+
 def case_of(model: onnx.ModelProto, arrays: Mapping[str, Array], words: list[str]) -> Case:
     """The case of a model whose inputs have these numbers in a plain run."""
     inputs, sizes = [], {}
     for info in model.graph.input:
         array = arrays[info.name]
         dims: list[Size] = []
-        for axis, dim in enumerate(info.type.tensor_type.shape.dim):
+        declared = info.type.tensor_type.shape.dim if info.type.tensor_type.HasField("shape") else ()
+        dims.extend(array.shape[len(declared) :])
+        for axis, dim in enumerate(declared):
             name = dim.dim_param if re.fullmatch(r"\w+", dim.dim_param or "") else ""
             if name and sizes.setdefault(name, array.shape[axis]) == array.shape[axis]:
                 dims.append(name)

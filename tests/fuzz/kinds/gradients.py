@@ -6,8 +6,11 @@ import random
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper
 
 from tests.fuzz.difference import Array, Feed
+from tests.fuzz.mutations import change
 from tests.fuzz.oracle import Judge
 from tests.fuzz.reduction import GraphKind
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
@@ -19,7 +22,18 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "product": ("matmul", "matmul", "folded", "einsum", "fused"),
     "flipped": (False, True),
     "scale": ("none", "mul", "div", "query", "both"),
-    "mask": ("none", "select", "select_const", "select_twice", "add", "bias", "packed", "packed_causal"),
+    "mask": (
+        "none",
+        "select",
+        "select_const",
+        "select_twice",
+        "add",
+        "bias",
+        "packed",
+        "packed_causal",
+        "listed",
+        "listed_causal",
+    ),
     "fill": (-np.inf, FLOAT32_MIN),
     "guard": ("none", "none", "none", "safe", "nan"),
     "masked_gradient": (False, True),
@@ -35,13 +49,19 @@ SIZES = {"B": (1, 2, 3), "N": (1, 2, 4), "K": (1, 2), "S": (1, 3, 5), "T": (2, 6
 class Gradients(GraphKind):
     """One training graph, fed with plain numbers, and with queries that make large scores."""
 
-    def judge(self, seed: int) -> Judge:
+    def judge(self, seed: int) -> Judge | None:
         rng = random.Random(seed)
         sizes = {letter: rng.choice(each) for letter, each in SIZES.items()}
         fields = {name: rng.choice(each) for name, each in CHOICES.items()}
         case = Training(**consistent({**fields, "sizes": sizes}))
         composed = compose(case)
-        made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note=repr(case))
+        note = repr(case)
+        if rng.random() < 0.5:
+            try:
+                note = f"{change(composed.model, rng)}; {note}"
+            except Exception:  # of onnx: it is no model any more
+                return None
+        made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note=note)
         made.terms = _terms
         return made
 
@@ -54,10 +74,18 @@ def _terms(feed: Feed, output: str) -> float:
 
 
 def _feeds(composed: Composed, seed: int, rng: random.Random) -> list[Feed]:
-    return [
-        Feed("plain", composed.feeds(seed)),
-        Feed("large scores", _enlarged(composed.feeds(seed + 1), 10.0 ** rng.uniform(1.0, 7.0))),
+    fed = [
+        ("plain", composed.feeds(seed)),
+        ("large scores", _enlarged(composed.feeds(seed + 1), 10.0 ** rng.uniform(1.0, 7.0))),
     ]
+    return [Feed(name, _typed(arrays, composed.model)) for name, arrays in fed]
+
+
+def _typed(arrays: dict[str, Array], model: onnx.ModelProto) -> dict[str, Array]:
+    """The numbers in the types of a model that was changed."""
+    types = {each.name: helper.tensor_dtype_to_np_dtype(each.type.tensor_type.elem_type) for each in model.graph.input}
+    with np.errstate(all="ignore"):
+        return {name: array.astype(types[name]) for name, array in arrays.items()}
 
 
 def _enlarged(arrays: dict[str, Array], factor: float) -> dict[str, Array]:

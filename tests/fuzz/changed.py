@@ -1,0 +1,81 @@
+"""A model with a few things changed, and who judges it: what the kinds have in common that change models."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+
+from tests.fuzz.difference import Array, Feed
+from tests.fuzz.feeds import feeds
+from tests.fuzz.graph import Case
+from tests.fuzz.mutations import change, forget
+from tests.fuzz.oracle import Judge
+from tests.fuzz.snippets import case_of
+
+OVERFLOWING = ("huge", "overflow")
+"""Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
+UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
+"""Changes that put in what is no number."""
+
+
+def judged(
+    case: Case, rng: random.Random, seed: int, gradient: bool = False, changes: int | None = None
+) -> Judge | None:
+    """The judge of a case after so many changes, or a few; None where they leave no model. `gradient` says whether its
+    outputs are gradients."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    words = list(case.words)
+    for _ in range(rng.choice([0, 1, 1, 1, 1, 2, 2, 3]) if changes is None else changes):
+        try:
+            words.append(change(model, rng) or "")
+        except Exception:  # of onnx: the model is none any more, and cannot be changed again
+            return None
+    if changes != 0 and rng.random() < 0.9:
+        forget(model)
+    arrays = _fitting(case.base, model)
+    if arrays is None:
+        return None
+    changed = case_of(model, arrays, words)
+    roles = {each.name: (each.role, each.number) for each in case.inputs}
+    changed.inputs = [replace(each, role=roles[each.name][0], number=roles[each.name][1]) for each in changed.inputs]
+    changed.assume, changed.loose = case.assume, any(word.startswith("a size of") for word in words)
+
+    def fed() -> list[Feed]:
+        made = feeds(changed, seed, 3)
+        return [each for each in made if each.name not in OVERFLOWING and not each.spoiled] if gradient else made
+
+    made = Judge(model, fed, case.assume, seed % 32 == 0, "; ".join(words))
+    made.loose = any(dim.dim_param for each in model.graph.input for dim in each.type.tensor_type.shape.dim)
+    made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
+    made.group = "a factor is NaN or infinite, " if made.undefined else ""
+    made.terms = _terms if gradient else None
+    return made
+
+
+def _terms(feed: Feed, output: str) -> float:
+    """How large the terms of a gradient may be, which cancel where scores are large or keys are few."""
+    sizes = sorted(float(np.abs(each).max(initial=1.0)) for each in feed.arrays.values() if each.dtype.kind == "f")
+    return float(np.prod(sizes[-2:]))
+
+
+def _fitting(arrays: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array] | None:
+    """The numbers as the changed model takes them: another type at most. None where it declares other sizes."""
+    fitting: dict[str, Array] = {}
+    sizes: dict[str, int] = {}
+    for info in model.graph.input:
+        if info.name not in arrays:
+            return None
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        with np.errstate(all="ignore"):
+            fitting[info.name] = np.asarray(arrays[info.name]).astype(dtype)
+        dims = info.type.tensor_type.shape.dim
+        named = zip(dims, fitting[info.name].shape, strict=True) if dims else ()
+        if any(dim.dim_param and sizes.setdefault(dim.dim_param, size) != size for dim, size in named):
+            return None  # what has one name has one size
+    return fitting
