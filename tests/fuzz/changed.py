@@ -14,11 +14,13 @@ from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.graph import Case
 from tests.fuzz.mutations import change, forget
-from tests.fuzz.oracle import Judge
+from tests.fuzz.oracle import STEEP, Judge
 from tests.fuzz.snippets import case_of
 
 OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
+DOUBLING = ("overflow",)
+"""The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
 UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
 """Changes that put in what is no number."""
 
@@ -48,13 +50,16 @@ def judged(
 
     def fed() -> list[Feed]:
         made = feeds(changed, seed, 3)
-        return [each for each in made if each.name not in OVERFLOWING and not each.spoiled] if gradient else made
+        if gradient:
+            return [each for each in made if each.name not in OVERFLOWING and not each.spoiled]
+        return [each for each in made if each.name not in DOUBLING]
 
     made = Judge(model, fed, case.assume, seed % 32 == 0, "; ".join(words))
     made.loose = any(dim.dim_param for each in model.graph.input for dim in each.type.tensor_type.shape.dim)
     made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
     made.group = "a factor is NaN or infinite, " if made.undefined else ""
-    made.terms = _terms if gradient else None
+    if gradient:
+        made.terms, made.most = _terms, STEEP
     return made
 
 

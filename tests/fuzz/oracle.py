@@ -34,6 +34,10 @@ from tests.fuzz.difference import Array, Comparison, Feed, run_original
 from tests.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
+SWALLOWED = 1e22
+"""Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
+STEEP = 1e3
+"""Gradients are differences of sums weighted by probabilities: where scores are larger, rounding makes them anything."""
 
 
 @dataclass
@@ -55,6 +59,8 @@ class Judge:
     hides_nan: bool = False
     """Does the original hide NaN, as ONNX Runtime's own attention kernels do? Then NaN and infinities are looked at
     only where they are at masked keys."""
+    most: float = SWALLOWED
+    """How large scores may be that results are compared of."""
     loose: bool = False
     """Does it leave sizes open that need not agree: without names, or in a model that was changed? Then a refusal of
     shapes is right (README)."""
@@ -156,7 +162,7 @@ class Judge:
                 fault = compared.fault(names.index(name), left, right, least)
                 if self.undefined and fault is not None and "is lost" in fault[0]:
                     fault = None
-                if fault is not None and (feed.spoiled or scores_are_finite(fused, feed)):
+                if fault is not None and (feed.spoiled or scores_are_within(self.most, fused, feed)):
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{fault[0]} [{self.group}{what}]", detail, data)
         return None
@@ -192,12 +198,8 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
     return list(fused.run(None, dict(arrays)))
 
 
-SWALLOWED = 1e22
-"""Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
-
-
-def scores_are_finite(fused: onnx.ModelProto, feed: Feed) -> bool:
-    """Are all scores of the fused attentions in the main graph known to be within what is taken for granted?"""
+def scores_are_within(most: float, fused: onnx.ModelProto, feed: Feed) -> bool:
+    """Are all scores of the fused attentions in the main graph known to be no larger, and finite in their type?"""
     nodes = [node for node in fused.graph.node if node.domain == DOMAIN and node.input[:2]]
     operands = sorted({name for node in nodes for name in node.input[:2] if name})
     shown = onnx.ModelProto()
@@ -213,7 +215,7 @@ def scores_are_finite(fused: onnx.ModelProto, feed: Feed) -> bool:
         query, key = (arrays[name].astype(np.float64) for name in node.input[:2])
         if not query.size or not key.size:
             continue
-        limit = 65504.0 if arrays[node.input[0]].dtype == np.float16 else SWALLOWED
+        limit = min(most, float(np.finfo(np.float16).max) if arrays[node.input[0]].dtype == np.float16 else np.inf)
         bound = abs(scale) * np.abs(query).max() * np.abs(key).max() * query.shape[-1]
         if not bound < limit:
             return False
