@@ -37,7 +37,7 @@ SLOW_S = 5.0
 SWALLOWED = 1e22
 """Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
 STEEP = 1e3
-"""Gradients are differences of sums weighted by probabilities: where scores are larger, rounding makes them anything."""
+"""Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
 
 @dataclass
