@@ -319,7 +319,7 @@ def padding(call: Call) -> Iterator[Fault]:
         return
     if tensor.shape is not None and (len(tensor.shape) != 1 or differ(tensor.shape[0], 1)):
         yield Fault("kv_padding_size", f"kv_padding_size has the shape {text(tensor.shape)}, expected [1]")
-    if call["actual_seq_lengths"] is None:
+    if call["actual_seq_lengths"] is None and sizes.b != 0:  # the lengths of an empty batch are an empty tensor
         yield Fault("actual_seq_lengths", "actual_seq_lengths is absent beside kv_padding_size, expected one")
     behind, content = call.content("kv_padding_size"), call.content("actual_seq_lengths")
     if behind and content and isinstance(sizes.s, int) and not sizes.paged and not sizes.listed:

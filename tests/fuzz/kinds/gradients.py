@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from tests.fuzz.changed import UNDEFINED
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.mutations import change
-from tests.fuzz.oracle import Judge
+from tests.fuzz.oracle import STEEP, Judge
 from tests.fuzz.reduction import GraphKind
 from tests.passes.tape import FLOAT32_MIN, Composed, Training, compose
 from tests.passes.test_backward import consistent
@@ -55,14 +56,16 @@ class Gradients(GraphKind):
         fields = {name: rng.choice(each) for name, each in CHOICES.items()}
         case = Training(**consistent({**fields, "sizes": sizes}))
         composed = compose(case)
-        note = repr(case)
-        if rng.random() < 0.5:
+        word = ""
+        if changed := rng.random() < 0.5:
             try:
-                note = f"{change(composed.model, rng)}; {note}"
+                word = f"{change(composed.model, rng)}; "
             except Exception:  # of onnx: it is no model any more
                 return None
-        made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note=note)
-        made.terms = _terms
+        made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note=f"{word}{case!r}")
+        made.terms, made.loose, made.undefined = _terms, changed, UNDEFINED.search(word) is not None
+        if changed:
+            made.most = STEEP
         return made
 
 

@@ -189,7 +189,10 @@ void Call::read_padding(const std::vector<int64_t>& room, std::vector<int64_t>& 
   want_type(10, input_kv_padding_size, {E::int64});
   const Tensor& given = in_[input_kv_padding_size];
   if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(10, input_kv_padding_size, "[1]");
-  if (!in_.has(input_actual_seq_lengths)) refuse(10, "input actual_seq_lengths is absent beside kv_padding_size");
+  // The lengths of an empty batch are an empty tensor, which counts as absent.
+  if (!in_.has(input_actual_seq_lengths) && batch_ != 0) {
+    refuse(10, "input actual_seq_lengths is absent beside kv_padding_size");
+  }
   if (paged_) refuse(9, "input kv_padding_size is given beside a block_table, expected none");
   if (a_.keys > 1) return;
   const int64_t behind = std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
