@@ -10,7 +10,8 @@ A finding is
 - another result for the same model, and a fusion that takes seconds.
 
 `difference.py` says when two results agree. Scores of attended keys are taken to be finite, and in float32 smaller than
-the numbers of masks (README): a difference does not count where the scores of a plain feed may be anything else.
+the numbers of masks (README): a difference does not count where the scores of a plain feed may be anything else, nor
+where a rounding of the scores decides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from tests.fuzz.kind import Finding, Outcome
 SLOW_S = 5.0
 SWALLOWED = 1e22
 """Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
+ROUNDED = 1e7
+"""A score of this size is known to 1, and so is no softmax: of larger ones only NaN and infinities are compared."""
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
@@ -162,7 +165,8 @@ class Judge:
                 fault = compared.fault(names.index(name), left, right, least)
                 if self.undefined and fault is not None and "is lost" in fault[0]:
                     fault = None
-                if fault is not None and (feed.spoiled or scores_are_within(self.most, fused, feed)):
+                most = self.most if fault is None or "numbers" not in fault[0] else min(self.most, ROUNDED)
+                if fault is not None and (feed.spoiled or scores_are_within(most, fused, feed)):
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{fault[0]} [{self.group}{what}]", detail, data)
         return None
