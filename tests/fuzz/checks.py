@@ -50,7 +50,7 @@ from tests.fuzz.worker import checked
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("backward", "emission", "layout", "masks", "matching", "ready_made", "sparse", "values")
-CASES = {"compose": 5000, "ready_made": 800, "mutate": 1400, "gradients": 500, "tested": 3600}
+CASES = {"compose": 5000, "ready_made": 1500, "mutate": 1400, "gradients": 500, "tested": 3600}
 """How many of each kind tell what becomes of the cases."""
 NO_DECLINE = ("NotImplementedError", "ValueError", "AssertionError", "KeyError", "InternalError")
 EXCLUDED = Path(__file__).with_name("excluded.tsv")

@@ -158,8 +158,15 @@ def _group_query(rng: random.Random) -> Case:
     lengths = g.const(np.full(g.sizes["B"], s - 1), "int32")
     if rng.random() < 0.3:
         lengths = g.const([max(0, s - 1 - index) for index in range(g.sizes["B"])], "int32")
-    total = g.const(s, "int32")
-    added = _float_mask(g, dtype, rng.choice([("B", 1, "S", "S"), (1, "N", "S", "S")])) if rng.random() < 0.4 else ""
+    keys, past, assume = s, ("", ""), ()
+    if rng.random() < 0.5:  # caches with room, whose use differs from one batch entry to the next
+        room = s + rng.choice([0, 2, 5])
+        before = [rng.randint(0, room - s) for _ in range(g.sizes["B"])]
+        keys, lengths = max(before) + s, g.const([each + s - 1 for each in before], "int32")
+        past = tuple(g.input("value", dtype, ("B", k, room, 8), name=f"past_{name}") for name in ("key", "value"))
+        assume = ("separate-caches",) if rng.random() < 0.95 else ()
+    total = g.const(keys, "int32")
+    added = _float_mask(g, dtype, rng.choice([("B", 1, "S", keys), (1, "N", "S", keys)])) if rng.random() < 0.4 else ""
     sink = g.input("sink", dtype, ("N",)) if rng.random() < 0.2 else ""
     attributes: dict[str, Any] = {"num_heads": n, "kv_num_heads": k}
     for name, choices in {
@@ -168,9 +175,9 @@ def _group_query(rng: random.Random) -> Case:
         "local_window_size": [0, 1, 2],
         "smooth_softmax": [1],
     }.items():
-        if rng.random() < 0.15:
+        if rng.random() < 0.2:
             attributes[name] = rng.choice(choices)
-    inputs = [q, key, value, "", "", lengths, total, "", "", "", added, sink]
+    inputs = [q, key, value, *past, lengths, total, "", "", "", added, sink]
     result = g.op("GroupQueryAttention", *inputs, domain="com.microsoft", outputs=3, **attributes)
     g.words += [f"GroupQueryAttention {attributes}", LATE]
-    return g.case([(result, dtype, ("B", "S", n * 8))])
+    return g.case([(result, dtype, ("B", "S", n * 8))], assume)

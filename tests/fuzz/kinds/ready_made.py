@@ -15,4 +15,4 @@ class ReadyMade(GraphKind):
         case = operator(seed)
         note = f"{' '.join(case.words)} open {''.join(sorted(case.open))} {dict(case.sizes)}"
         group = f"{case.words[0].partition(' {')[0]} {case.inputs[0].dtype}, "
-        return Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, note, group, hides_nan=True)
+        return Judge(case.model, lambda: feeds(case, seed), case.assume, seed % 32 == 0, note, group, hides_nan=True)
