@@ -1,23 +1,30 @@
 """Calls of the operators that are wrong in one or two ways, for the tests of what is refused and how.
 
-`corrupted` starts from a small call that is right and drops, renames, retypes, reshapes, negates or swaps inputs and
-attributes. Many of the results are still right; nothing here says which.
+`corrupted` starts from a small call that is right, of any variant of the operator, and drops, renames, retypes,
+reshapes, negates, swaps or adds inputs and attributes. Many of the results are still right; nothing here says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
+from fa_compiler.op_registry import get, variants
 from tests.prompt_problems import FIA, PFA, Problem, drawn
 
 Rng = np.random.Generator
 
 TRIANGLE = np.triu(np.ones((2048, 2048), np.bool_), 1)
 PREFIX_MASK = np.concatenate([TRIANGLE, np.arange(2048)[None, :].repeat(1024, 0) >= 1024])
+
+
+VARIED = 6
+"""One in so many calls is of some variant of the prototype."""
+CHANGES = (0, 1, 1, 1, 1, 1, 1, 2, 2)
+"""How many things are changed in a call."""
 
 
 class Case(NamedTuple):
@@ -27,6 +34,8 @@ class Case(NamedTuple):
     inputs: dict[str, Any]
     attrs: dict[str, Any]
     change: str
+    cann: str | None = None
+    """The variant of the prototype; the newest without."""
 
 
 def corrupted(seed: int, count: int, operators: tuple[str, ...] = ()) -> Iterator[Case]:
@@ -36,8 +45,19 @@ def corrupted(seed: int, count: int, operators: tuple[str, ...] = ()) -> Iterato
     for n in range(count):
         op_type = names[n % len(names)]
         inputs, attrs = _pick(rng, BASES[op_type])(rng)
-        change = "; ".join(_change(rng, inputs, attrs) for _ in range(1 + int(rng.integers(0, 5) == 0)))
-        yield Case(op_type, inputs, attrs, change)
+        cann = _pick(rng, variants(op_type)).variant if rng.integers(0, VARIED) == 0 else None
+        if cann is not None:
+            inputs, attrs = of_variant(op_type, cann, inputs, attrs)
+        change = "; ".join(_change(rng, op_type, cann, inputs, attrs) for _ in range(_pick(rng, CHANGES)))
+        yield Case(op_type, inputs, attrs, change or "nothing", cann)
+
+
+def of_variant(op_type: str, cann: str, inputs: dict[str, Any], attrs: dict[str, Any]) -> Parts:
+    """The call without what a variant of the prototype lacks, and with the flags that it needs."""
+    spec = get(op_type, cann)
+    flags = {entry.name: True for entry in spec.attrs if entry.required and entry.type == "Bool"}
+    attrs = flags | {name: value for name, value in attrs.items() if name in spec.attr_names}
+    return {name: value for name, value in inputs.items() if name in spec.input_names}, attrs
 
 
 # Right calls.
@@ -63,7 +83,7 @@ def _forward(rng: Rng) -> Parts:
 
     inputs = {"query": put(n1, s1, d), "key": put(n2, s2, d), "value": put(n2, s2, d)}
     attrs: dict[str, Any] = {"head_num": n1, "input_layout": layout, "scale_value": 0.3}
-    extra = int(rng.integers(0, 8))
+    extra = int(rng.integers(0, 10))
     if extra == 1:
         inputs["atten_mask"] = np.zeros((s1, s2), np.bool_)
         attrs["sparse_mode"] = int(rng.integers(0, 2))
@@ -83,21 +103,30 @@ def _forward(rng: Rng) -> Parts:
         inputs["sink"] = _floats(rng, n1)
     elif extra == 7:
         inputs |= {"query_rope": put(n1, s1, 4), "key_rope": put(n2, s2, 4)}
+    elif extra == 8:
+        shape = _pick(rng, ((b, 1, s1, s2), (s1, s2)))
+        inputs |= {"atten_mask": np.zeros(shape, np.bool_), "prefix": np.array([3, 4])}
+        attrs["sparse_mode"] = 5
+    elif extra == 9:
+        inputs |= {"query": put(n1, s2, d), "real_shift": _floats(rng, n1)}
+        attrs["pse_type"] = int(rng.integers(2, 4))
     return inputs, attrs
 
 
 def _packed(rng: Rng) -> Parts:
     n1, n2, d, dtype = 4, 2, 8, _half(rng)
+    extra = int(rng.integers(0, 5))
     q_lens, k_lens = np.array([3, 2]), np.array([3, 2])
+    if extra in (0, 4) and rng.integers(0, 2):
+        q_lens, k_lens = (rng.permutation([5, 0, 2])[:2] for _ in range(2))
     inputs = {
-        "query": _floats(rng, 5, n1, d, dtype=dtype),
-        "key": _floats(rng, 5, n2, d, dtype=dtype),
-        "value": _floats(rng, 5, n2, d, dtype=dtype),
+        "query": _floats(rng, int(q_lens.sum()), n1, d, dtype=dtype),
+        "key": _floats(rng, int(k_lens.sum()), n2, d, dtype=dtype),
+        "value": _floats(rng, int(k_lens.sum()), n2, d, dtype=dtype),
         "actual_seq_qlen": np.cumsum(q_lens),
         "actual_seq_kvlen": np.cumsum(k_lens),
     }
     attrs: dict[str, Any] = {"head_num": n1, "input_layout": "TND", "scale_value": 0.3}
-    extra = int(rng.integers(0, 5))
     if extra == 1:
         inputs["atten_mask"] = np.zeros((3, 3), np.bool_)
     elif extra == 2:
@@ -118,8 +147,9 @@ def _backward_of(forward: Callable[[Rng], Parts]) -> Callable[[Rng], Parts]:
         if shift is not None:
             inputs["pse_shift"] = shift[:, 0] if shift.ndim == 2 else shift
         out = inputs["query"]
-        tnd = attrs["input_layout"] == "TND"
-        statistics = (5, 4, 8) if tnd else (2, 4, 3, 8)
+        axes = {"BNSD": (0, 1, 2), "BSND": (0, 2, 1), "TND": (0, 1)}.get(attrs["input_layout"])
+        b, s = out.shape[:2][:: -1 if attrs["input_layout"] == "SBH" else 1]
+        statistics = (b, 4, s, 8) if axes is None else (*(out.shape[axis] for axis in axes), 8)
         inputs |= {"dy": out, "attention_in": out}
         inputs |= {name: np.ones(statistics, np.float32) for name in ("softmax_max", "softmax_sum")}
         return inputs, attrs
@@ -302,18 +332,27 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
 
 # What is done to them.
 
+LARGEST = 256
+"""Larger sizes than this are of masks that are what they are."""
 DTYPES: tuple[Any, ...] = (
     *(np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.int8, np.uint8, np.int32, np.int64, np.uint64),
     *(np.bool_, np.complex64, np.uint16, object, "U4", "datetime64[s]", ml_dtypes.float8_e4m3fn),
 )
-NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, 5, 7, 2**31, 2**61, -(2**63), 2**63 - 1, 2**64, 0.0, 0.5, -3.0, True)
+NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, 5, 7, 2**31, 2**61, 2**62, -(2**63), 2**63 - 1, 2**64, 0.0, 0.5, -3.0, True)
 ODD: tuple[Any, ...] = ("", "BSH", "bnsd", "x", b"TND", [1, 2], [], {}, float("nan"), float("inf"), 1e39, 3 + 4j)
 
 
-def _change(rng: Rng, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
+def _change(rng: Rng, op_type: str, cann: str | None, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
     """Changes one thing in place and says what."""
-    if attrs and rng.integers(0, 3) == 0:
-        return _change_attribute(rng, attrs)
+    kind = int(rng.integers(-3, 12))
+    if kind < 0:
+        return _graft(rng, _pick(rng, BASES[op_type])(rng), inputs, attrs)
+    if kind < 2:
+        return _resize(rng, inputs, attrs)
+    if kind == 2:
+        return _change_attribute(rng, {**_defaults(op_type, cann), **attrs}, attrs)
+    if attrs and kind <= 5:
+        return _change_attribute(rng, attrs, attrs)
     if not inputs:
         return "nothing left"
     name = _pick(rng, tuple(inputs))
@@ -343,10 +382,39 @@ def _change(rng: Rng, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
     return f"{name} {what}"
 
 
+def _defaults(op_type: str, cann: str | None) -> dict[str, Any]:
+    """What the attributes are that are not given."""
+    return {entry.name: entry.value_if_absent for entry in get(op_type, cann).attrs if not entry.required}
+
+
+def _graft(rng: Rng, other: Parts, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
+    """An input of another call, and half of the times that call's attributes."""
+    name = _pick(rng, tuple(name for name in other[0] if name not in inputs) or tuple(other[0]))
+    inputs[name] = other[0][name]
+    if rng.integers(0, 2):
+        return f"{name} given"
+    attrs |= other[1]
+    return f"{name} given with {other[1]}"
+
+
+def _resize(rng: Rng, inputs: dict[str, Any], attrs: dict[str, Any]) -> str:
+    """Another number wherever a size is found, in the shapes and in the attributes."""
+    arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray)}
+    sizes = sorted({size for array in arrays.values() for size in array.shape if size <= LARGEST})
+    if not sizes:
+        return "no sizes"
+    size = _pick(rng, tuple(sizes))
+    other = max(0, _pick(rng, (0, 1, size - 1, size + 1, 2 * size, 3 * size // 4)))
+    for name, array in arrays.items():
+        inputs[name] = np.resize(array, tuple(other if each == size else each for each in array.shape))
+    attrs |= {name: other for name, value in attrs.items() if type(value) is int and value == size}
+    return f"{other} in place of {size}"
+
+
 def _changed(rng: Rng, value: Any) -> tuple[Any, str]:
     if not isinstance(value, np.ndarray):
         return None, "is None"
-    kind = int(rng.integers(0, 12))
+    kind = int(rng.integers(0, 14))
     if kind == 0:
         dtype = _pick(rng, DTYPES)
         try:
@@ -374,18 +442,28 @@ def _changed(rng: Rng, value: Any) -> tuple[Any, str]:
         return np.full_like(value, _pick(rng, (bounds.min, bounds.max, 0, 1, 2, 9))), "of other integers"
     if kind == 10:
         return value.tolist(), "as a Python list"
+    if kind in (11, 12) and value.dtype.kind in "iu" and value.size:
+        place = int(rng.integers(0, value.size))
+        changed = value.copy()
+        with np.errstate(over="ignore"):
+            beside = (changed.flat[place] - changed.dtype.type(1), changed.flat[place] + changed.dtype.type(1))
+        number = _pick(rng, (0, 1, *beside, value.min(), value.max()))
+        changed.flat[place] = number
+        return changed, f"with {number} at {place}"
     return -value if value.dtype.kind in "fi" else value, "negated"
 
 
-def _change_attribute(rng: Rng, attrs: dict[str, Any]) -> str:
-    name = _pick(rng, tuple(attrs))
-    value = attrs[name]
+def _change_attribute(rng: Rng, values: Mapping[str, Any], attrs: dict[str, Any]) -> str:
+    """Changes one of the attributes that have `values`, which need not be given."""
+    name = _pick(rng, tuple(values))
+    value = values[name]
     kind = int(rng.integers(0, 8))
     if kind == 0:
-        del attrs[name]
+        attrs.pop(name, None)
         return f"{name} left out"
     if kind == 1:
-        attrs[name + "x"] = attrs.pop(name)
+        attrs.pop(name, None)
+        attrs[name + "x"] = value
         return f"{name} renamed"
     if kind == 2:
         attrs[name] = _pick(rng, ODD)

@@ -60,6 +60,12 @@ def normal(rng: Rng, shape: tuple[int, ...], dtype: Any) -> Any:
     return rng.standard_normal(shape).astype(dtype)
 
 
+def sink(rng: Rng, heads: int) -> Any:
+    """A score for each head, as large as those of the keys; now and then so large that it has all of the mass, or so
+    small that it has none."""
+    return (rng.choice([1.0, 1.0, 30.0, 300.0]) * normal(rng, (heads,), np.float32)).astype(np.float32)
+
+
 def lists(rng: Rng, sizes: Sizes, mode: int, heads: int, count: int, block: int, capped: bool) -> Any:
     """sparse_indices: visible blocks in any order, some of them twice, ended by -1 with rubbish behind."""
     indices = np.full((*sizes.queries, heads, count), -1, np.int32)
@@ -157,7 +163,7 @@ def attention(seed: int, dtype: Any = np.float32, plain: bool = False, sinks: bo
             np.full_like(sizes.k_lens, sizes.keys[1]),
         )
     if sinks or (not plain and rng.integers(0, 3) == 0):
-        inputs["sinks"] = normal(rng, (heads,), np.float32)
+        inputs["sinks"] = sink(rng, heads)
     if plain:
         return inputs, attrs
     if rng.integers(0, 3) == 0:
@@ -273,7 +279,7 @@ def indexer_loss(seed: int, dtype: Any = np.float32) -> Problem:
         inputs["query_rope"] = normal(rng, (*sizes.queries, heads, rope), dtype)
         inputs["key_rope"] = normal(rng, (*sizes.keys, 1, rope), dtype)
     if rng.integers(0, 2):
-        inputs["sinks"] = normal(rng, (heads,), np.float32)
+        inputs["sinks"] = sink(rng, heads)
     scale = float(rng.uniform(0.1, 0.4))
     ends = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
     forward = inputs | {"value": inputs["key"]} | (sizes.lengths(ends) if layout == "TND" else {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,7 @@ class SparseCall:
         queries: list[tuple[int, int, int]]
         if self.layout == "TND":
             ends = self._ends(lengths[0], given[0], self.tokens)
-            starts = [0, *ends[:-1]]
-            queries = [(start, end - start, end - start) for start, end in zip(starts, ends, strict=True)]
+            queries = [(start, end - start, end - start) for start, end in pairwise((0, *ends))]
         else:
             batch, size = self.token_dims
             counts = self._counts(lengths[0], given[0] if counted else None, batch, size)
@@ -167,7 +167,7 @@ class SparseCall:
         call = self.call
         if self.key_layout == "TND":
             ends = self._ends(name, given, self.key_dims[0])
-            return [np.arange(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+            return [np.arange(start, end) for start, end in pairwise((0, *ends))]
         if self.key_layout == PAGED:
             if given is None:
                 raise call.error(name, f"is absent, expected lengths with {PAGED}")

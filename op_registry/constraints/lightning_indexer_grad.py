@@ -70,7 +70,7 @@ def key_length(call: Call) -> Iterator[Fault]:
     if isinstance(length, int) and isinstance(count, int) and length < count:
         message = f"key has the sequence length {length}, expected at least {count}, the entries of each list"
         yield Fault("key", message, extension=sparse.SIZES)
-    yield from sparse.one_of("query", "the batch", sizes.queries[0], range(1, MAX_B + 1))
+    yield from sparse.one_of("query", sparse.BATCH, sizes.queries[0], range(1, MAX_B + 1))
 
 
 @rules(6)

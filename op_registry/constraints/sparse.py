@@ -113,6 +113,9 @@ def shaped(call: Call, name: str, expected: Shape, any_rank: bool = False) -> It
         yield Fault(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
 
 
+BATCH = "the batch"
+
+
 def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: str | None = SIZES) -> Iterator[Fault]:
     """A size that is known is one of a few."""
     choice = tuple(allowed)
@@ -120,8 +123,9 @@ def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: s
         listed = ", ".join(map(str, choice))
         if isinstance(allowed, range):
             listed = f"{choice[0]} to {choice[-1]}" + (f" by {allowed.step}" if allowed.step > 1 else "")
-        # What no kernel can compute with is no extension.
-        yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if size > 0 else None)
+        # What no kernel can compute with is no extension: it can with no sequences.
+        computed = size > 0 or what == BATCH
+        yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None)
 
 
 def head_groups(call: Call, sizes: SparseSizes, index: bool = False) -> Iterator[Fault]:
@@ -205,7 +209,7 @@ def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
     """Documented ranges of batch and sequence length."""
     if layout != "BSND":
         return
-    yield from one_of("query", "the batch", sizes.queries[0], range(1, MAX_B + 1))
+    yield from one_of("query", BATCH, sizes.queries[0], range(1, MAX_B + 1))
     for name, length in (("query", sizes.queries[1]), ("key", sizes.keys[1])):
         if isinstance(length, int) and length > MAX_S:
             message = f"{name} has the sequence length {number(length)}, expected 1 to {number(MAX_S)}"
@@ -247,7 +251,7 @@ def packed_lengths(
     if differ(*counts):
         yield Fault(names[1], f"{names[1]} has {counts[1]} entries, expected {counts[0]} as {names[0]}")
     if most is not None:
-        yield from one_of(names[0], "the batch", counts[0], range(1, most + 1))
+        yield from one_of(names[0], BATCH, counts[0], range(1, most + 1))
 
 
 def batch_lengths(call: Call, name: str, batch: Dim, most: Dim) -> Iterator[Fault]:

@@ -148,7 +148,7 @@ def ranges(call: Call) -> Iterator[Fault]:
     yield from sparse.batch_and_length(sizes, call.attr("layout"))
     if call.attr("layout") == "TND":
         batch = shape_of(call[_LENGTHS[0]], 1)[0]
-        yield from sparse.one_of(_LENGTHS[0], "the batch", batch, range(1, sparse.MAX_B + 1))
+        yield from sparse.one_of(_LENGTHS[0], sparse.BATCH, batch, range(1, sparse.MAX_B + 1))
         for name in _LENGTHS:
             longest = max(lengths(call[name]) or (0,))
             if longest > sparse.MAX_S:

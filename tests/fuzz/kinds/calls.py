@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 
-from tests.fuzz.calls import DRAWN, NoCase, Together, remembered, variant, variants
+from tests.fuzz.calls import DRAWN, FORMS, NoCase, Together, remembered, variant, variants
 from tests.fuzz.kind import Finding, Kind, Outcome
 
 ROUNDS = 2
@@ -32,7 +32,7 @@ class Calls(Kind):
                 if name == "reference" and seed % PLAIN:
                     continue
                 with variant(name):
-                    found = Together().faults(comparisons)
+                    found = Together(FORMS[seed % len(FORMS)]).faults(comparisons)
                 for call, error in found.items():
                     first = re.sub(r"[-+]?\d[\d.e+-]*|nan|inf", "N", str(error).strip().split("\n")[0])
                     title = f"{call.rpartition(' ')[0]}: {type(error).__name__}: {first}"[:150]

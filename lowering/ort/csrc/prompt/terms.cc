@@ -19,10 +19,10 @@ namespace fa::prompt {
 //
 // One row of query on the path of decoding takes a mask of keys in every mode: [1|B,keys] with ones between.
 void Call::read_mask() {
-  if (!in_.has(input_atten_mask)) return;
   if (a_.sparse_mode < 0 || a_.sparse_mode > 4) {
     refuse(Rule::mask, "sparse_mode is " + std::to_string(a_.sparse_mode) + ", expected 0 to 4");
   }
+  if (!in_.has(input_atten_mask)) return;
   want_type(Rule::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
   const Tensor& mask = in_[input_atten_mask];
   const Dims& d = mask.dims;

@@ -166,6 +166,7 @@ class Kernel final : public sparse::Kernel {
     sparse::IndexGradient g;
     g.index = index_of(checks_, call, query_index, key_index, weight, "weight", 5);
     g.lists = call.lists(inputs[input_sparse_indices], 1, false, false);
+    if (layout_.query == "TND") check_ends(g.index.batch, query.dims[0], key.dims[0]);
     for (int64_t s = 0; s < g.index.batch.count; ++s) {
       const sparse::Sequence& sequence = g.index.batch.sequences[s];
       if (sequence.queries > sequence.keys) {
@@ -186,6 +187,15 @@ class Kernel final : public sparse::Kernel {
   }
 
  private:
+  void check_ends(const sparse::Batch& batch, int64_t queries, int64_t keys) const {
+    const sparse::Sequence last = batch.count == 0 ? sparse::Sequence() : batch.sequences[batch.count - 1];
+    const int64_t query_end = last.query + last.queries, key_end = last.key + last.keys;
+    if (query_end == queries && key_end == keys) return;
+    checks_.fail(10, "the last sequence ends at query " + std::to_string(query_end) + " and key " + std::to_string(key_end) +
+                         ", expected " + std::to_string(queries) + " and " + std::to_string(keys) +
+                         ", the tokens of their tensors");
+  }
+
   float scale_, floor_;
 };
 
