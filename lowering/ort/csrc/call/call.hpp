@@ -62,7 +62,7 @@ class Call {
   // masks.cc: which keys a row attends
   void read_mask();
   void read_structure();
-  void read_prefix();
+  void read_prefix(int64_t mode);
   void read_score_mask();
   void read_key_mask();
   void read_packed_mask();

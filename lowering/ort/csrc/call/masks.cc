@@ -112,14 +112,19 @@ void Call::read_structure() {
       s.last = offset;
     }
   }
-  if (mode == 6) read_prefix();
+  if (mode == 5 || mode == 6) read_prefix(mode);
 }
 
-void Call::read_prefix() {
+// Mode 5 has its prefix in the mask, and ignores the lengths of it.
+void Call::read_prefix(int64_t mode) {
   const Tensor& prefix = in(Role::prefix);
-  if (!prefix.present()) invalid(Topic::prefix, text(Role::prefix) + " is needed for sparse_mode 6");
+  if (!prefix.present()) {
+    if (mode == 6) invalid(Topic::prefix, text(Role::prefix) + " is needed for sparse_mode 6");
+    return;
+  }
   const int64_t count = static_cast<int64_t>(lengths_.size());
   if (prefix.rank() != 1 || prefix.count() != count) wrong_shape(Topic::prefix, Role::prefix, fa::text_of({count}));
+  if (mode == 5) return;
   const auto* values = static_cast<const int64_t*>(prefix.data);
   for (size_t b = 0; b < lengths_.size(); ++b) {
     const Lengths& own = lengths_[b];

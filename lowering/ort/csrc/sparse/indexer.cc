@@ -110,6 +110,12 @@ class Kernel final : public sparse::Kernel {
         checks_, layout_,
         {query, key, inputs[input_actual_seq_lengths_query], inputs[input_actual_seq_lengths_key]});
     checks_.one_of(3, "headNum", heads_, {call.heads()});
+    for (size_t input : {input_actual_seq_lengths_query, input_actual_seq_lengths_key}) {
+      if (layout_.query != "TND" && inputs[input].present()) {
+        const char* name = input == input_actual_seq_lengths_key ? "actual_seq_lengths_key" : "actual_seq_lengths_query";
+        checks_.fail(7, std::string("input ") + name + " is given although layout is " + layout_.query + ", expected none");
+      }
+    }
     sparse::IndexGradient g;
     g.index = index_of(checks_, call, query, key, weights, "weights", 3);
     g.lists = call.lists(inputs[input_sparse_indices], 1, false, false);
