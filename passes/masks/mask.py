@@ -69,7 +69,7 @@ from fa_compiler.passes.masks.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import check_order
+from fa_compiler.passes.masks.rounding import HUGE, check_order
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -252,19 +252,30 @@ class MaskPlanner:
             return None
         values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()} - {0.0}
         behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
-        alone = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
-        if not selects and not alone:
+        single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
+        if not selects and not single:
             return None
         others = tuple(term for index, term in enumerate(live) if index not in masks)
-        if alone and not others:
+        if single and not others:
             return None
         self._check_order(others)
+        alone = single and (len(others) == 1 or self._adds_alike(live))
         masked, mode = self._excluded(live)
         shifts = self._shifts(others if alone else live)
         if not masked and mode is None:
             return MaskPlan(shifts=shifts, nan_rows=guard.nan_rows)
         value = values.pop() if alone else 0.0
         return MaskPlan(masked, shifts, mode, nan_rows=guard.nan_rows, value=value, biased=True)
+
+    def _adds_alike(self, live: tuple[Term, ...]) -> bool:
+        """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
+        if any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live):
+            return False
+        try:
+            self._check_order(live)
+        except Decline:
+            return False
+        return True
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.

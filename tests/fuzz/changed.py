@@ -14,7 +14,7 @@ from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.graph import Case
 from tests.fuzz.mutations import change, forget
-from tests.fuzz.oracle import STEEP, Judge
+from tests.fuzz.oracle import NARROWED, STEEP, Judge
 from tests.fuzz.snippets import case_of
 
 OVERFLOWING = ("huge", "overflow")
@@ -46,7 +46,9 @@ def judged(
     changed = case_of(model, arrays, words)
     roles = {each.name: (each.role, each.number) for each in case.inputs}
     changed.inputs = [replace(each, role=roles[each.name][0], number=roles[each.name][1]) for each in changed.inputs]
-    changed.assume, changed.loose = case.assume, any(word.startswith("a size of") for word in words)
+    # What the user vouches for holds of the model as it was.
+    changed.assume = case.assume if changes == 0 else ()
+    changed.loose = any(word.startswith("a size of") for word in words)
 
     def fed() -> list[Feed]:
         made = feeds(changed, seed, 3)
@@ -54,8 +56,9 @@ def judged(
             return [each for each in made if each.name not in OVERFLOWING and not each.spoiled]
         return [each for each in made if each.name not in DOUBLING]
 
-    made = Judge(model, fed, case.assume, seed % 32 == 0, "; ".join(words))
+    made = Judge(model, fed, changed.assume, seed % 32 == 0, "; ".join(words))
     made.loose = any(dim.dim_param for each in model.graph.input for dim in each.type.tensor_type.shape.dim)
+    made.rough = NARROWED if any(word.startswith("Cast before") for word in words) else 1.0
     made.undefined = case.undefined or any(UNDEFINED.search(word) for word in words)
     made.group = "a factor is NaN or infinite, " if made.undefined else ""
     if gradient:

@@ -39,6 +39,8 @@ SWALLOWED = 1e22
 """Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
 ROUNDED = 1e7
 """A score of this size is known to 1, and so is no softmax: of larger ones only NaN and infinities are compared."""
+NARROWED = 400.0
+"""A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
@@ -62,6 +64,8 @@ class Judge:
     hides_nan: bool = False
     """Does the original hide NaN, as ONNX Runtime's own attention kernels do? Then NaN and infinities are looked at
     only where they are at masked keys."""
+    rough: float = 1.0
+    """How many times as far results may part: more than once where the original rounds what the fused model does not."""
     most: float = SWALLOWED
     """How large scores may be that results are compared of."""
     loose: bool = False
@@ -133,7 +137,7 @@ class Judge:
         except Exception:  # of ONNX Runtime: it does not take the original
             return None
         # A mask of -65504 over a whole row rounds the scores to 0.004, which who vouches for it takes for nothing.
-        rough = 1000.0 if "masks-dominate" in self.assume else 1.0
+        rough = max(self.rough, 1000.0 if "masks-dominate" in self.assume else 1.0)
         what = "; ".join(sorted({_short(block) for block in report.blocks if block.status == "fused"}))
         data = self.model.SerializeToString()
         text = f"{self.note}\n{_described(report)}\n"

@@ -36,6 +36,7 @@ def compared(body: str, softmax: str = SOFTMAX.format("x"), **given: Array) -> B
     return report.blocks[0]
 
 
+OPPOSITE = "most = Constant<value=float {3.4028235e38}>() o = Where(m, zero, most) u = Where(m, zero, coarse) "
 BIASED = {
     "selected_then_padded": PADDED + "a = Where(c, s, least) x = Add(a, w) ",
     "added_then_padded": PADDED + "t = Where(c, zero, least) a = Add(s, t) x = Add(a, w) ",
@@ -46,6 +47,10 @@ BIASED = {
     "moderate_then_biased": "a = Where(c, s, coarse) x = Add(a, b) ",
     "two_numbers": "a = Where(c, s, coarse) d = Where(m, a, coarser) x = Add(d, b) ",
     "biased_between": "a = Where(c, s, coarse) d = Add(a, b) x = Where(m, d, least) ",
+    # Opposite numbers cancel at a masked key, and what comes behind them is all that it keeps.
+    "selected_then_opposite": OPPOSITE + "a = Where(c, s, least) d = Add(a, o) x = Add(d, u) ",
+    "added_then_opposite": OPPOSITE + "t = Where(c, zero, least) a = Add(s, t) d = Add(a, o) x = Add(d, u) ",
+    "coarse_then_two": "l = Tanh(b) r = Tanh(e) a = Where(c, s, coarse) d = Add(a, l) x = Add(d, r) ",
     "scaled_behind": "four = Constant<value=float {4.0}>() a = Where(c, s, coarse) d = Add(a, b) x = Div(d, four) ",
 }
 
