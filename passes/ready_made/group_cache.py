@@ -68,6 +68,12 @@ class Step:
         return call.builder.op("Add", [self.before, self.rows], INT64)
 
 
+def check_rank(call: Call, past: ir.Value) -> None:
+    """Raise Decline unless a cache is known to have its four dimensions."""
+    if len(call.shape(past)) != 4:
+        raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
+
+
 @dataclass(frozen=True)
 class Caches:
     """Makes the present of a past. Both caches have one shape, [B, K, `room`, D]."""
@@ -81,9 +87,8 @@ class Caches:
     @staticmethod
     def of(call: Call, query: ir.Value, step: Step, past: ir.Value, heads: int) -> Caches:
         """Raises Decline where nobody vouches for how the caches are bound."""
+        check_rank(call, past)
         shape, options = call.shape(past), call.options
-        if len(shape) != 4:
-            raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
         shared = SHARED_CACHES in options.assume
         if not shared and options.target == "ort" and SEPARATE_CACHES not in options.assume:
             raise _unsaid(call)

@@ -65,7 +65,7 @@ class Judge:
     """Does the original hide NaN, as ONNX Runtime's own attention kernels do? Then NaN and infinities are looked at
     only where they are at masked keys."""
     rough: float = 1.0
-    """How many times as far results may part: more than once where the original rounds what the fused model does not."""
+    """How many times as far results may part; not once where the original rounds what the fused model does not."""
     most: float = SWALLOWED
     """How large scores may be that results are compared of."""
     loose: bool = False

@@ -352,6 +352,16 @@ def test_refused(name: str) -> None:
     assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
 
 
+@pytest.mark.parametrize("word", [SHARED, SEPARATE])
+@pytest.mark.parametrize("name", ["past_key", "past_value"])
+def test_a_cache_of_unknown_rank(name: str, word: str) -> None:
+    model = Case().model()
+    next(each for each in model.graph.input if each.name == name).type.tensor_type.ClearField("shape")
+    _, report = fused(model, assume=(word,))
+    assert (report.blocks[0].status, report.blocks[0].code) == ("declined", "rank")
+    assert f"the rank of '{name}' is unknown" in (report.blocks[0].reason or "")
+
+
 @pytest.mark.parametrize("changed", ["past_key", "present_value"])
 def test_caches_that_cannot_be_bound(changed: str) -> None:
     """One buffer is bound as input and output; what the model computes from or to has its own."""
