@@ -44,7 +44,7 @@ def sparse_flash_attention(call: Call) -> dict[str, Output]:
                     out[row.token, head] = np.nan
                 continue
             scores = scale * (key[places, kv_head] @ query[row.token, head])
-            largest = scores.max() if sinks is None else max(scores.max(), sinks[head])
+            largest = scores.max() if sinks is None else np.maximum(scores.max(), sinks[head])
             with np.errstate(invalid="ignore", over="ignore"):
                 weights = np.exp(scores - largest)
                 sum_ = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head] - largest))

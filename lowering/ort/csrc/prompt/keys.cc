@@ -243,14 +243,14 @@ void Call::read_antiquant() {
     }
     want_type(Rule::antiquant, input, {E::float32, E::float16, E::bfloat16});
   }
-  bool any = false;
-  for (int64_t i = 0; i < batch(); ++i) any = any || keys_of(i) > 0;
-  if (!antiquantised() || !any) return;  // without keys there is nothing to scale, and scales by token are empty
   const bool apart = in_.has(input_key_antiquant_scale);
   if (apart != in_.has(input_value_antiquant_scale) ||
       in_.has(input_key_antiquant_offset) != in_.has(input_value_antiquant_offset)) {
     refuse(Rule::antiquant, "scales or offsets of key and value are not both given, expected both or none");
   }
+  bool any = false;
+  for (int64_t i = 0; i < batch(); ++i) any = any || keys_of(i) > 0;
+  if (!antiquantised() || !any) return;  // without keys there is nothing to scale, and scales by token are empty
   if (!apart) {
     if (!in_.has(input_antiquant_scale)) refuse(Rule::antiquant, "input antiquant_scale is absent beside int8 keys");
     key_.scales = read_scales(input_antiquant_scale, input_antiquant_offset, 0, a_.antiquant_mode, key_.size);

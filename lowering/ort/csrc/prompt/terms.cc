@@ -96,8 +96,8 @@ void Call::read_bias() {
   }
   if (!pse.present()) return;
   if (a_.packed()) want_none(Rule::packed, {input_pse_shift}, "with a packed layout");
-  if (in_[input_query].type == E::int8) want_type(Rule::bias, input_pse_shift, {E::float16});
-  want_type(Rule::bias, input_pse_shift, {E::float32, E::float16, E::bfloat16});
+  const E query = in_[input_query].type;
+  want_type(Rule::bias, input_pse_shift, {query == E::int8 ? E::float16 : query});
   const Dims& d = pse.dims;
   const bool fits = d.size() == 4 && (d[0] == 1 || d[0] == batch()) && d[1] == a_.heads && d[2] >= query_.length &&
                     d[3] >= columns_;
