@@ -144,6 +144,8 @@ class Judge:
         try:
             second = session(fused, custom=True)
         except Exception as error:
+            if not any(_runs(original, feed) for feed in self._given()):
+                return None  # nor does the original run
             title = f"the fused model does not load: {_unnumbered(str(error))} [{what}]"
             return Finding(title, text + str(error), data)
         for feed in self._given():
