@@ -1,16 +1,16 @@
 """The models that the ordinary tests of the fusion give it, with numbers for a run: what the kind `tested` changes.
 
-    python -m tests.fuzz.corpus        # runs tests/passes without its random tests, and writes corpus.pickle.xz anew
+    python -m tests.fuzz.corpus        # runs tests/passes without its random tests, and writes corpus.json.xz anew
 
 A test that only looks at the report runs nothing; its models are fed with numbers of the types they declare.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import lzma
-import pickle
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +27,7 @@ from onnx import helper
 from fa_compiler.op_registry import DOMAIN
 from tests.fuzz.difference import Array
 
-PATH = Path(__file__).with_name("corpus.pickle.xz")
+PATH = Path(__file__).with_name("corpus.json.xz")
 MOST_BYTES = 24_000
 """Of a model: larger ones are of kept graphs, which are sources of their own."""
 MOST_OF_A_TEST = 4
@@ -56,8 +56,32 @@ class Kept:
 @cache
 def corpus() -> Sequence[Kept]:
     """Every kept model."""
-    found: Sequence[Kept] = pickle.loads(lzma.decompress(PATH.read_bytes()))
-    return found
+    return [_kept(each) for each in json.loads(lzma.decompress(PATH.read_bytes()))]
+
+
+def _kept(entry: Mapping[str, Any]) -> Kept:
+    arrays = {name: _array(each) for name, each in entry["arrays"].items()}
+    return Kept(entry["test"], base64.b64decode(entry["model"]), tuple(entry["assume"]), arrays)
+
+
+def _array(entry: Mapping[str, Any]) -> Array | tuple[str, tuple[int, ...]]:
+    shape = tuple(entry["shape"])
+    if "numbers" not in entry:
+        return entry["dtype"], shape
+    return np.frombuffer(base64.b64decode(entry["numbers"]), np.dtype(entry["dtype"])).reshape(shape).copy()
+
+
+def _entry(kept: Kept) -> dict[str, Any]:
+    """A kept model as JSON."""
+    arrays: dict[str, Any] = {}
+    for name, each in kept.arrays.items():
+        if isinstance(each, tuple):
+            arrays[name] = {"dtype": each[0], "shape": each[1]}
+        else:
+            numbers = base64.b64encode(each.tobytes()).decode()
+            arrays[name] = {"dtype": each.dtype.name, "shape": each.shape, "numbers": numbers}
+    model = base64.b64encode(kept.model).decode()
+    return {"test": kept.test, "assume": kept.assume, "arrays": arrays, "model": model}
 
 
 def _short(array: Array) -> Array | tuple[str, tuple[int, ...]]:
@@ -191,12 +215,9 @@ def record() -> Sequence[Kept]:
 def main() -> None:
     """Write the file."""
     found = record()
-    PATH.write_bytes(lzma.compress(pickle.dumps(found, protocol=4), preset=9))
+    PATH.write_bytes(lzma.compress(json.dumps([_entry(each) for each in found]).encode(), preset=9))
     print(f"{len(found)} models, {PATH.stat().st_size} bytes")
 
 
 if __name__ == "__main__":
-    # The class that is pickled lives in the module of this name.
-    sys.modules["tests.fuzz.corpus"] = sys.modules["__main__"]
-    Kept.__module__ = "tests.fuzz.corpus"
     main()
