@@ -140,7 +140,10 @@ class Viewer:
         """The view of an operand, factors aside, that broadcasts to an arrangement, in the axes of that. Raises
         Decline."""
         wanted = self.alignment(value, dims, node)
-        view = self.view(value, factors=False)
+        sizes = self.info.shape(value) or ()
+        # An Expand that may be what enlarges the other operand stays.
+        fits = all(size.const == 1 or size == self.space.size(dim) for size, dim in zip(sizes, wanted, strict=True))
+        view = self.view(value, factors=False) if fits else self.base_view(value)
         if view is None:
             raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown", node)
         for own, other in zip(view.dims, wanted, strict=True):

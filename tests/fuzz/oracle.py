@@ -28,7 +28,7 @@ import onnxruntime as ort
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.lowering.ort import register_custom_ops
-from fa_compiler.op_registry.registry import DOMAIN
+from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes import Block, Report
 from fa_compiler.subgraphs import all_nodes
 from tests.fuzz.difference import Array, Comparison, Feed, run_original
@@ -210,8 +210,9 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
 
 def scores_are_within(most: float, fused: onnx.ModelProto, feed: Feed) -> bool:
     """Are all scores of the fused attentions in the main graph known to be no larger, and finite in their type?"""
-    nodes = [node for node in fused.graph.node if node.domain == DOMAIN and node.input[:2]]
-    operands = sorted({name for node in nodes for name in node.input[:2] if name})
+    nodes = [node for node in fused.graph.node if node.domain == DOMAIN]
+    pairs = {node.name: _products(node) for node in nodes}
+    operands = sorted({name for products in pairs.values() for pair in products for name in pair})
     shown = onnx.ModelProto()
     shown.CopyFrom(fused)
     del shown.graph.output[:]
@@ -222,14 +223,21 @@ def scores_are_within(most: float, fused: onnx.ModelProto, feed: Feed) -> bool:
         return True
     for node in nodes:
         scale = next((attr.f for attr in node.attribute if attr.name == "scale_value"), 1.0)
-        query, key = (arrays[name].astype(np.float64) for name in node.input[:2])
-        if not query.size or not key.size:
-            continue
-        limit = min(most, float(np.finfo(np.float16).max) if arrays[node.input[0]].dtype == np.float16 else np.inf)
-        bound = abs(scale) * np.abs(query).max() * np.abs(key).max() * query.shape[-1]
-        if not bound < limit:
-            return False
+        for query, key in (map(arrays.__getitem__, pair) for pair in pairs[node.name]):
+            if not query.size or not key.size:
+                continue
+            limit = min(most, float(np.finfo(np.float16).max) if query.dtype == np.float16 else np.inf)
+            largest = [float(np.abs(each.astype(np.float64)).max()) for each in (query, key)]
+            if not abs(scale) * largest[0] * largest[1] * query.shape[-1] < limit:
+                return False
     return True
+
+
+def _products(node: onnx.NodeProto) -> list[tuple[str, str]]:
+    """The operands of the products that a fused node's scores are sums of: query and key, and their parts with rope."""
+    given = dict(zip(get(node.op_type).input_names, node.input, strict=False))
+    named = [(given.get(f"query{part}", ""), given.get(f"key{part}", "")) for part in ("", "_rope")]
+    return [(query, key) for query, key in named if query and key]
 
 
 def report_fault(model: onnx.ModelProto, report: Report, assume: Sequence[str] = ()) -> str | None:

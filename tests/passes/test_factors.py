@@ -63,6 +63,15 @@ def test_on_the_scores(name: str) -> None:
     assert block.status == "fused", block
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_factor_that_is_expanded_to_a_batch(batch: int) -> None:
+    """It enlarges a batch of 1."""
+    body = "two_ = Constant<value=float[1] {2.0}>() whole = Constant<value=int64[4] {2,1,1,1}>() "
+    proto = on_scores(body + "c = Expand(two_, whole) x = Mul(s, c) ")
+    given = {name: np.random.default_rng(0).standard_normal((batch, 4, 5, 8)).astype(np.float32) for name in "qkv"}
+    assert same(proto, **given).status == "fused"
+
+
 def test_on_transposed_scores() -> None:
     body = "qt = Transpose<perm=[0,1,3,2]>(q) s0 = MatMul(k, qt) " + HEADS + "s1 = Mul(s0, c) "
     body += "s = Transpose<perm=[0,1,3,2]>(s1) " + SOFTMAX.format("s") + PRODUCT_PV
