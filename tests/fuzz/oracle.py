@@ -169,7 +169,7 @@ class Judge:
                     continue  # sizes that only a size of 0 makes agree
                 least = 0.0 if self.terms is None else self.terms(feed, name)
                 fault = compared.fault(names.index(name), left, right, least)
-                if self.undefined and fault is not None and "is lost" in fault[0]:
+                if self.undefined and fault is not None and ("is lost" in fault[0] or feed.spoiled):
                     fault = None
                 most = self.most if fault is None or "numbers" not in fault[0] else min(self.most, ROUNDED)
                 if fault is not None and (feed.spoiled or scores_are_within(most, fused, feed)):
