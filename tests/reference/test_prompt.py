@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -169,7 +170,7 @@ def test_one_row_of_the_fused_operator() -> None:
 def test_sink() -> None:
     sink = np.array([0.5, -1.0, 2.0, 0.0])
     expected = training({**problem(), "sink": sink.astype(np.float32)})
-    out, lse = infer({**problem(), "learnable_sink": sink})
+    out, lse = infer({**problem(), "learnable_sink": sink.astype(ml_dtypes.bfloat16)})
     np.testing.assert_allclose(out, expected["attention_out"], atol=1e-14)
     statistics = (expected["softmax_max"] + np.log(expected["softmax_sum"]))[..., :1]
     np.testing.assert_allclose(lse, statistics, rtol=1e-13)
@@ -266,22 +267,22 @@ REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
         "rows without a key",
     ),
     ("deq_scale1", {"deq_scale1": np.ones(1, np.float32)}, {}, "beside a query of floats"),
-    ("input_layout", {}, {"input_layout": "TND"}, "must be one of BSH, BSND, BNSD, BNSD_BSND"),
-    ("num_key_value_heads", {}, {"num_key_value_heads": 3}, "does not divide"),
+    ("input_layout", {}, {"input_layout": "TND"}, "is 'TND'"),
+    ("num_key_value_heads", {}, {"num_key_value_heads": 3}, "is 3"),
     ("key", {"key": np.ones((B, 3, 7, D))}, {}, "has 3 heads"),
-    ("atten_mask", {"atten_mask": np.ones((5, 7), np.float16)}, {}, "dtype"),
-    ("atten_mask", {"atten_mask": np.ones((4, 7), np.bool_)}, {}, "does not cover"),
+    ("atten_mask", {"atten_mask": np.ones((5, 7), np.float16)}, {}, "is DT_FLOAT16"),
+    ("atten_mask", {"atten_mask": np.ones((4, 7), np.bool_)}, {}, r"has the shape \[4,7\]"),
     ("atten_mask", {"atten_mask": ~TRIANGLE}, {"sparse_mode": 2}, "above the diagonal"),
-    ("sparse_mode", {"atten_mask": TRIANGLE}, {"sparse_mode": 6}, "not one of 0 to 4"),
-    ("pse_shift", {"pse_shift": np.ones((1, 1, 5, 7))}, {}, "is not"),
-    ("pse_shift", {"pse_shift": np.ones((1, N1, 5, 6))}, {}, "does not cover"),
+    ("sparse_mode", {"atten_mask": TRIANGLE}, {"sparse_mode": 6}, "is 6"),
+    ("pse_shift", {"pse_shift": np.ones((1, 1, 5, 7))}, {}, r"has the shape \[1,1,5,7\]"),
+    ("pse_shift", {"pse_shift": np.ones((1, N1, 5, 6))}, {}, r"has the shape \[1,4,5,6\]"),
     ("actual_seq_lengths", {"actual_seq_lengths": np.array([6, 1])}, {}, "lengths from 0 to 5"),
-    ("actual_seq_lengths", {"actual_seq_lengths": np.array([5, 1], np.int32)}, {}, "not int64"),
-    ("actual_seq_lengths", {"actual_seq_lengths": np.array([[5, 1]])}, {}, "rank 1"),
-    ("quant_scale2", {"quant_scale2": np.ones(1, np.int32)}, {}, "dtype int32"),
-    ("key", {"query": np.ones((B, N1, 5, D), np.int8)}, {}, "beside a query of int8"),
-    ("key", {name: np.ones((B, N2, 7, D), np.int8) for name in ("key", "value")}, {}, "beside a query of float64"),
-    ("query", {"query": np.ones((B, N1, 5, D), np.int32)}, {}, "dtype int32"),
+    ("actual_seq_lengths", {"actual_seq_lengths": np.array([5, 1], np.int32)}, {}, "is DT_INT32"),
+    ("actual_seq_lengths", {"actual_seq_lengths": np.array([[5, 1]])}, {}, r"has the shape \[1,2\]"),
+    ("quant_scale2", {"quant_scale2": np.ones(1, np.int32)}, {}, "is DT_INT32"),
+    ("key", {"query": np.ones((B, N1, 5, D), np.int8)}, {}, "is DT_FLOAT"),
+    ("key", {name: np.ones((B, N2, 7, D), np.int8) for name in ("key", "value")}, {}, "is DT_INT8"),
+    ("query", {"query": np.ones((B, N1, 5, D), np.int32)}, {}, "is DT_INT32"),
 ]
 
 
@@ -303,16 +304,21 @@ PACKED = {"query": np.ones((5, N1, D)), "key": np.ones((7, N2, D)), "value": np.
 ENDS = {"actual_seq_lengths": np.array([2, 5]), "actual_seq_lengths_kv": np.array([3, 7])}
 TND = {"input_layout": "TND"}
 FUSED_REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
-    ("dequant_scale_query", {"dequant_scale_query": np.ones(1, np.float32)}, {}, "not computed"),
+    ("query_quant_mode", {"dequant_scale_query": np.ones(1, np.float32)}, {}, "is 0"),
     ("key_rope_antiquant_scale", {"key_rope_antiquant_scale": np.ones(1, np.float32)}, {}, "not computed"),
-    ("pse_type", {}, {"pse_type": 1}, "0, 2, 3"),
+    ("pse_type", {}, {"pse_type": 1}, "is 1"),
     ("pse_shift", {}, {"pse_type": 2}, "slopes"),
-    ("key", {"key": np.ones((B, N2, 7, 2), np.int32), "value": np.ones((B, N2, 7, 2), np.int32)}, {}, "4-bit"),
+    (
+        "key",
+        {"key": np.ones((B, N2, 7, 2), np.int32), "value": np.ones((B, N2, 7, 2), np.int32)},
+        {},
+        "has the head size 2",
+    ),
     ("value", {"key": LISTS["key"]}, {}, "expected 2 as key"),
-    ("key", {name: [*each, each[0]] for name, each in LISTS.items()}, {}, "list of 3 tensors for a batch of 2"),
+    ("key", {name: [*each, each[0]] for name, each in LISTS.items()}, {}, "has 3 tensors"),
     ("quant_scale2", {**LISTS, "quant_scale2": np.ones(1, np.float32)}, {}, "list"),
     ("actual_seq_lengths_kv", TABLE, {"block_size": 7}, "expected|absent|is not"),
-    ("key", {**TABLE, **KV}, {"block_size": 0}, "is not"),
+    ("block_size", {**TABLE, **KV}, {"block_size": 0}, "is 0"),
     (
         "block_table",
         {"block_table": np.ones((B, 1), np.int32), **KV, **{n: np.ones((1, N2, 7, D)) for n in ("key", "value")}},
@@ -321,17 +327,17 @@ FUSED_REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
     ),
     ("kv_padding_size", {**PACKED, **ENDS, "kv_padding_size": np.array([1])}, TND, "packed layout"),
     ("query_padding_size", {**PACKED, **ENDS, "query_padding_size": np.array([1])}, TND, "packed layout"),
-    ("actual_seq_lengths_kv", {"kv_padding_size": np.array([1])}, {}, "absent beside"),
+    ("actual_seq_lengths_kv", {"kv_padding_size": np.array([1])}, {}, "is absent"),
     ("query_padding_size", {"query_padding_size": np.array([3]), "actual_seq_lengths": np.array([3])}, {}, "more than"),
-    ("actual_seq_lengths", PACKED, TND, "needed and absent"),
+    ("actual_seq_lengths", PACKED, TND, "is absent"),
     ("actual_seq_lengths", {**PACKED, **ENDS, "actual_seq_lengths": np.array([5, 2])}, TND, "cumulative"),
     ("actual_seq_lengths_kv", {**PACKED, **ENDS, "actual_seq_lengths_kv": np.array([7])}, TND, "expected 2"),
-    ("pse_shift", {**PACKED, **ENDS, "pse_shift": np.ones((1, N1, 5, 7))}, TND, "packed layout"),
+    ("pse_shift", {**PACKED, **ENDS, "pse_shift": np.ones((1, N1, 5, 7))}, TND, "is given"),
     ("value_shared_prefix", {"key_shared_prefix": PREFIX["key_shared_prefix"]}, {}, "absent"),
-    ("actual_shared_prefix_len", {**PREFIX, "actual_shared_prefix_len": np.array([4])}, {}, "from 0 to 3"),
-    ("key_rope", {"query_rope": ROPE["query_rope"]}, {}, "both or none"),
-    ("pse_shift", {**ROPE, "pse_shift": np.ones((1, N1, 5, 7))}, {}, "beside query_rope"),
-    ("key_rope", {**ROPE, **INT8_KEYS, **SCALES}, {}, "INT8 keys"),
+    ("actual_shared_prefix_len", {**PREFIX, "actual_shared_prefix_len": np.array([4])}, {}, "is 4"),
+    ("key_rope", {"query_rope": ROPE["query_rope"]}, {}, "is absent"),
+    ("pse_shift", {**ROPE, "pse_shift": np.ones((1, N1, 5, 7))}, {}, "is given"),
+    ("key_antiquant_scale", {**ROPE, **INT8_KEYS, **SCALES}, {}, "is given"),
     ("antiquant_scale", INT8_KEYS, {}, "two scales"),
     ("key_antiquant_scale", SCALES, {}, "not INT8"),
     ("value_antiquant_scale", {**INT8_KEYS, "key_antiquant_scale": np.ones(1)}, {}, "absent"),
@@ -344,16 +350,16 @@ FUSED_REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
         {"pse_type": 2},
         "more than 32 bits",
     ),
-    ("pse_shift", {"pse_shift": np.ones(N1, np.float16)}, {"pse_type": 3}, "not float32"),
-    ("block_table", {"block_table": np.zeros((B, 1)), **KV}, {"block_size": 7}, "not int32"),
-    ("learnable_sink", {"learnable_sink": np.ones(3)}, {}, "shape"),
+    ("pse_shift", {"pse_shift": np.ones(N1, np.float16)}, {"pse_type": 3}, "is DT_FLOAT16"),
+    ("block_table", {"block_table": np.zeros((B, 1)), **KV}, {"block_size": 7}, "is DT_FLOAT"),
+    ("learnable_sink", {"learnable_sink": np.ones(3)}, {}, "is DT_FLOAT"),
     (
         "atten_mask",
         {"query": np.ones((B, N1, 1, D)), "atten_mask": TRIANGLE},
         {"sparse_mode": 3},
         "every sparse_mode takes a mask of keys",
     ),
-    ("query", {"query": np.ones((B, N1, 1, D), np.int8), **INT8_KEYS}, {}, "more than one row"),
+    ("dequant_scale1", {"query": np.ones((B, N1, 1, D), np.int8), **INT8_KEYS}, {}, "is absent"),
 ]
 
 
