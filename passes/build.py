@@ -159,10 +159,11 @@ class Builder:
         return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The same of an operand of a ready-made operator, of known rank: these are fused in the order of the graph, so
-        that what an earlier one read lies before a later one, which takes it from there."""
+        """The same of an operand of a ready-made operator, whose rank has to be known: these are fused in the order of
+        the graph, so that what an earlier one read lies before a later one, which takes it from there."""
         shape = self.info.shape(value)
-        assert shape is not None
+        if shape is None:
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown")
         size = shape[axis]
         if size.const is not None:
             return self.dimension(value, axis)

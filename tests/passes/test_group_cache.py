@@ -352,8 +352,8 @@ def test_refused(name: str) -> None:
     assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
 
 
-@pytest.mark.parametrize("name", ["past_key", "past_value"])
-def test_a_cache_of_unknown_rank(name: str) -> None:
+@pytest.mark.parametrize("name", ["past_key", "past_value", "q"])
+def test_an_operand_of_unknown_rank(name: str) -> None:
     model = Case().model()
     (node,) = model.graph.node
     node.input[PLACES.index(name)] = "inner"
