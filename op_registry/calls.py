@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.constraints import MODULES
-from fa_compiler.op_registry.constraints.core import without_empty
 from fa_compiler.op_registry.errors import InputError, NodeError, suggestion
 from fa_compiler.op_registry.node import NodeView, TensorInfo
 from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec
@@ -37,7 +36,7 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise NodeError(f"{spec.name} has no input {name!r}{suggestion(name, spec.input_names)}")
-    drops_empty = spec.name in MODULES and MODULES[spec.name].rules.reading is without_empty
+    drops_empty = spec.name in MODULES and MODULES[spec.name].rules.drops_empty
     found: Arrays = {}
     for entry in spec.inputs:
         value = inputs.get(entry.name)

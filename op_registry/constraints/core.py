@@ -45,12 +45,12 @@ Rule = Callable[["Call"], Iterator[Fault]]
 
 
 class Rules:
-    """The constraints of one operator, by number. `Rules("FA")` decorates functions: `@rules(3)`. `reading` is how the
-    operator reads a call before all rules."""
+    """The constraints of one operator, by number. `Rules("FA")` decorates functions: `@rules(3)`. With `drops_empty` an
+    optional input that is an empty tensor is absent to the operator."""
 
-    def __init__(self, prefix: str, reading: Callable[[Call], Call] = lambda call: call) -> None:
+    def __init__(self, prefix: str, drops_empty: bool = False) -> None:
         self.prefix = prefix
-        self.reading = reading
+        self.drops_empty = drops_empty
         self.table: dict[int, Rule] = {}
 
     def __call__(self, number: int) -> Callable[[Rule], Rule]:

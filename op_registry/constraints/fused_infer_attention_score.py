@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, size_text, text, without_empty
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, size_text, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.constraints.prefill import HALFS, RANKS
 from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.node import TensorInfo
 
-rules = Rules("FIA", without_empty)
+rules = Rules("FIA", drops_empty=True)
 
 OWN_TYPES = (
     *("query", "key", "value", "query_rope", "key_rope"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text, without_empty
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -21,7 +21,7 @@ from fa_compiler.op_registry.constraints.decode_sizes import (
 from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
 from fa_compiler.op_registry.node import TensorInfo
 
-rules = Rules("IFA", without_empty)
+rules = Rules("IFA", drops_empty=True)
 
 OWN_TYPES = (
     "query",

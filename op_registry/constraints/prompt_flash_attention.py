@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, without_empty
+from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
 from fa_compiler.op_registry.constraints.prefill import HALFS, UNLIMITED, is_310p
 
-rules = Rules("PFA", without_empty)
+rules = Rules("PFA", drops_empty=True)
 
 OWN_TYPES = ("query", "key", "value", "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv")
 
