@@ -69,7 +69,7 @@ from fa_compiler.passes.masks.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import HUGE, check_order
+from fa_compiler.passes.masks.rounding import HUGE, check_order, order_shows
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -269,13 +269,8 @@ class MaskPlanner:
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
-        if any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live):
-            return False
-        try:
-            self._check_order(live)
-        except Decline:
-            return False
-        return True
+        coarse = any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live)
+        return not coarse and order_shows(live, self.values, self.options.assume) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.

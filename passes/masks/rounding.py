@@ -85,7 +85,13 @@ class Huge:
 
 
 def check_order(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> None:
-    """Raise Decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one.
+    """Raise what `order_shows` says."""
+    if (decline := order_shows(terms, values, assume)) is not None:
+        raise decline
+
+
+def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
+    """A decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one, else None.
 
     A selection among them stands for the number that it puts into the bias.
     """
@@ -96,30 +102,31 @@ def check_order(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     high = [(term, each) for term, each in huge if each.positive]
     if any(one is not other for one, _ in low for other, _ in high):
         culprit = high[0][0].node
-        raise Decline(
+        return Decline(
             Code.MASK_VALUE,
             "numbers of both signs that swallow the scores may be added up",
             culprit,
             f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
         )
     if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
-        return
+        return None
     plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
     coarse = [term for term in plain if values.is_float32(term) and order.is_coarse(term.value)]
     if not coarse:
-        return
+        return None
     first = coarse[0]
     behind = terms[terms.index(first) + 1 :]
     scaled = any(isinstance(term, ScaleTerm) and abs(math.frexp(term.factor)[0]) != 0.5 for term in behind)
     least = min((each.least for _, each in huge), default=math.inf)
     lost = math.isinf(least) or order.largest(first.value) < least * LAST_BIT
     if scaled or len(plain) > 1 or not lost:
-        raise Decline(
+        return Decline(
             Code.MASK_VALUE,
             "a mask or bias whose numbers may round the scores is combined with other terms",
             first.node,
             f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
         )
+    return None
 
 
 @dataclass(frozen=True)
