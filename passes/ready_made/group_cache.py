@@ -18,6 +18,7 @@ takes a cache that grows by the new rows, or one with room for all keys, and len
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +69,6 @@ class Step:
         return call.builder.op("Add", [self.before, self.rows], INT64)
 
 
-def check_rank(call: Call, past: ir.Value) -> None:
-    """Raise Decline unless a cache is known to have its four dimensions."""
-    if len(call.shape(past)) != 4:
-        raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
-
-
 @dataclass(frozen=True)
 class Caches:
     """Makes the present of a past. Both caches have one shape, [B, K, `room`, D]."""
@@ -85,10 +80,12 @@ class Caches:
     room: Dim
 
     @staticmethod
-    def of(call: Call, query: ir.Value, step: Step, past: ir.Value, heads: int) -> Caches:
+    def of(call: Call, query: ir.Value, step: Step, pasts: Sequence[ir.Value], heads: int) -> Caches:
         """Raises Decline where nobody vouches for how the caches are bound."""
-        check_rank(call, past)
-        shape, options = call.shape(past), call.options
+        for each in pasts:
+            if len(call.shape(each)) != 4:
+                raise call.decline(Code.RANK, f"{each.name!r} is not [batch, heads, keys, head size]")
+        past, options = pasts[0], call.options
         shared = SHARED_CACHES in options.assume
         if not shared and options.target == "ort" and SEPARATE_CACHES not in options.assume:
             raise _unsaid(call)
@@ -98,7 +95,7 @@ class Caches:
         keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
         rows = CacheRows(call, heads, keys.batch)
         if shared:
-            return Caches(call, step, rows, SHARED_CACHES, shape[2])
+            return Caches(call, step, rows, SHARED_CACHES, call.shape(past)[2])
         count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
         known = call.info.integer(count)
         room = Dim.fresh() if known is None else known

@@ -38,7 +38,7 @@ from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call, Converted
-from fa_compiler.passes.ready_made.group_cache import Caches, Step, check_rank
+from fa_compiler.passes.ready_made.group_cache import Caches, Step
 from fa_compiler.passes.ready_made.group_int8 import SCALES, Scale
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.ready_made.multi_head import part_of
@@ -59,7 +59,7 @@ def convert(call: Call) -> Converted:
     if past is None and not rotated:
         return _prompt(call, query, key, value)
     step = Step.of(call, query, call.needed(LENGTHS), call.needed(TOTAL))
-    caches = None if past is None else Caches.of(call, query, step, past, kv_heads)
+    caches = None if past is None else Caches.of(call, query, step, [call.needed(index) for index in PAST], kv_heads)
     if rotated:
         rotary = Rotary.of(call, step)
         query, key = rotary.turned(query, heads), rotary.turned(key, kv_heads)
@@ -72,8 +72,6 @@ def _continued(call: Call, query: ir.Value, key: ir.Value, value: ir.Value, cach
     if call.shape(key)[1] != call.shape(query)[1]:
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
     olds = [call.needed(index) for index in PAST]
-    for old in olds:
-        check_rank(call, old)
     new = [call.split_heads(each, kv_heads) for each in (key, value)]
     scales = Scale.of(call, kv_heads, call.size(olds[0], 3))
     if scales is None:
