@@ -42,7 +42,7 @@ WITH_SANITIZERS = ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=pri
 	FA_COMPILER_TEST_LIBRARY=$(abspath $(SANITIZED))/libfa_compiler_ort.so
 sanitize: sanitized
 	$(WITH_SANITIZERS) $(BIN)/python -m pytest -q --capture=sys tests/lowering -k "not library and not random"
-	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz
+	$(MAKE) sanitize-fuzz
 
 sanitize-fuzz: sanitized
 	$(WITH_SANITIZERS) $(BIN)/python -m tests.fuzz $(SANITIZED_FUZZ) --state $(SANITIZED)/fuzz

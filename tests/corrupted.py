@@ -480,10 +480,15 @@ def _pick(rng: Rng, choice: tuple[Any, ...]) -> Any:
     return choice[int(rng.integers(0, len(choice)))]
 
 
+def flat(arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:
+    """All arrays, those of dynamic inputs one by one."""
+    for value in arrays.values():
+        yield from value if isinstance(value, list) else [value]
+
+
 def asks_the_kernel(case: Case, arrays: Mapping[str, Any]) -> bool:
     """Does the kernel refuse by itself what the registry refuses of this call? Only the registry knows of older
     prototypes; a kernel computes what has no elements, and refuses numbers beyond 31 bits where a product of sizes
     overflows."""
-    given = [array for value in arrays.values() for array in (value if isinstance(value, list) else [value])]
     beyond = any(isinstance(value, int) and value >= 2**31 for value in case.attrs.values())
-    return case.cann is None and not beyond and all(array.size for array in given)
+    return case.cann is None and not beyond and all(array.size for array in flat(arrays))

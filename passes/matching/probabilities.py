@@ -24,10 +24,9 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
-zeros, the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the score guard those in
-which the softmax's input is, the selection guard
-those that are masked everywhere, for elsewhere a masked probability is 0 already: it is recorded, and the mask's plan
-has to honour it.
+zeros: the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the score guard those in
+which the softmax's input is. The selection guard does so to rows that are masked everywhere, for elsewhere a masked
+probability is 0 already. A guard is recorded, and the mask's plan has to honour it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,15 @@ text; how many no case passes is told apart (`--unreached` lists them, `--strict
 A first run over the cases tells what becomes of each and which checks it passes; a case that does not pass a check is
 the same without it. So a check is taken away only for the cases that pass it and that have no finding, until one has.
 
-The words of the table: `noticed` (a finding of the oracle), `raised` (a finding that is an exception of none of the
-project's own types), `known` (a finding that is also seen with all checks in force, and no more often), `changed`
-(other fusions or another report, and no fault in them), `unnoticed` (nothing changed), `unreached` (no case passes it).
+The words of the table:
+
+    noticed      a finding of the oracle
+    raised       a finding that is an exception of none of the project's own types
+    known        a finding that is also seen with all checks in force, and no more often
+    changed      other fusions or another report, and no fault in them
+    unnoticed    nothing changed
+    unreached    no case passes it
+
 Only the first two count: the others are what the search would not have told.
 """
 

@@ -533,12 +533,6 @@ class _Composer(Rare):
             result = self._gated(result, plain)
         return result
 
-    def _reduced(self, op_type: str, value: str) -> str:
-        g = self.g
-        if op_type == "ReduceSum" or g.opset >= 18:
-            return g.op(op_type, value, g.const([-1], "int64"), keepdims=1)
-        return g.op(op_type, value, axes=[-1], keepdims=1)
-
     def _guarded(self, p: str, scores: str) -> str:
         rng, g, dtype = self.rng, self.g, self.score_type
         if rng.random() < 0.7:

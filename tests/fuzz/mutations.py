@@ -213,15 +213,13 @@ def _added(model: onnx.ModelProto, rng: random.Random) -> str | None:
     kind = types[node.input[place]].tensor_type.elem_type if node.input[place] in types else 0
     if kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return None
-    index = list(model.graph.node).index(node)
     name = f"added{len(model.graph.node)}"
     with np.errstate(all="ignore"):
         number = np.array(rng.choice([*NUMBERS, *FACTORS]), helper.tensor_dtype_to_np_dtype(kind))
     model.graph.initializer.append(numpy_helper.from_array(number, f"{name}_number"))
     op_type = rng.choice(["Add", "Mul", "Max", "Min", "Sub"])
     added = helper.make_node(op_type, [node.input[place], f"{name}_number"], [name], name=name)
-    node.input[place] = name
-    model.graph.node.insert(index, added)
+    rebuilding.put_before(model, node, place, added)
     return f"{op_type} {number} before {node.op_type} {node.output[0]}"
 
 

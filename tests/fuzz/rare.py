@@ -137,7 +137,7 @@ class Rare:
     def _shifted(self, scores: str) -> str:
         """Scores less their maximum along an axis, or that less the scores."""
         rng, g, dtype = self.rng, self.g, self.score_type
-        most = self._most(scores, rng.choice([-1, -1, -1, -2, 1]))
+        most = self._reduced("ReduceMax", scores, rng.choice([-1, -1, -1, -2, 1]))
         moved = g.op("Sub", *((scores, most) if rng.random() < 0.8 else (most, scores)))
         if rng.random() < 0.5:
             moved = g.op("Mul", moved, g.number(rng.choice([0.5, 2.0, -1.0, 32.0]), dtype))
@@ -145,11 +145,12 @@ class Rare:
             moved = self._shared(moved, dtype)
         return moved
 
-    def _most(self, value: str, axis: int) -> str:
+    def _reduced(self, op_type: str, value: str, axis: int = -1, keepdims: bool = True) -> str:
+        """A reduction; its axes are an input since opset 18, of ReduceSum before."""
         g = self.g
-        if g.opset >= 18:
-            return g.op("ReduceMax", value, g.const([axis], "int64"), keepdims=1)
-        return g.op("ReduceMax", value, axes=[axis], keepdims=1)
+        if op_type == "ReduceSum" or g.opset >= 18:
+            return g.op(op_type, value, g.const([axis], "int64"), keepdims=int(keepdims))
+        return g.op(op_type, value, axes=[axis], keepdims=int(keepdims))
 
     # -- sinks --------------------------------------------------------------------------------------
 
@@ -194,10 +195,7 @@ class Rare:
             sink = g.op("Min", sink, g.const(9.0, self.score_type))
         else:
             g.words.append("a sink of any size")
-        if g.opset >= 18:
-            total = g.op("ReduceLogSumExp", scores, g.const([axis], "int64"), keepdims=int(kept))
-        else:
-            total = g.op("ReduceLogSumExp", scores, axes=[axis], keepdims=int(kept))
+        total = self._reduced("ReduceLogSumExp", scores, axis, kept)
         difference = g.op("Sub", *((total, sink) if rng.random() < 0.9 else (sink, total)))
         gate = g.op("Sigmoid", difference)
         if not kept:

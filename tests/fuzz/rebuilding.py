@@ -8,7 +8,7 @@ branch, computes the same. What is still fused has to be what it computes.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import onnx
@@ -29,6 +29,27 @@ def _sizes(known: Mapping[str, onnx.TypeProto], name: str) -> list[int] | None:
     if name not in known or not known[name].tensor_type.HasField("shape"):
         return None
     return [dim.dim_value for dim in known[name].tensor_type.shape.dim]
+
+
+def put_before(model: onnx.ModelProto, node: onnx.NodeProto, place: int, made: onnx.NodeProto) -> None:
+    """Let a node read what another makes, which comes to stand in front of it."""
+    index = list(model.graph.node).index(node)
+    node.input[place] = made.output[0]
+    model.graph.node.insert(index, made)
+
+
+def _place(
+    model: onnx.ModelProto, rng: random.Random, op_types: Collection[str], fits: Callable[[str], bool]
+) -> tuple[onnx.NodeProto, int] | None:
+    """A node of these types, and the place of an input that fits; None where there is none."""
+    places = [
+        (node, place)
+        for node in model.graph.node
+        if node.op_type in op_types
+        for place, name in enumerate(node.input)
+        if fits(name)
+    ]
+    return rng.choice(places) if places else None
 
 
 def undeclared(model: onnx.ModelProto, rng: random.Random) -> str | None:
@@ -175,17 +196,13 @@ def in_double(model: onnx.ModelProto, rng: random.Random) -> str | None:
 def along_axis(model: onnx.ModelProto, rng: random.Random) -> str | None:
     """A value is multiplied with, divided by, or increased by numbers that differ along one or two of its axes."""
     known = types_of(model)
-    places = [
-        (node, place)
-        for node in model.graph.node
-        for place, name in enumerate(node.input)
-        if name in known and known[name].tensor_type.elem_type in FLOATS and _sizes(known, name)
-        if node.op_type
-        in ("Softmax", "Add", "Where", "MatMul", "Einsum", "ReduceMax", "Exp", "Transpose", "Mul", "Div")
-    ]
-    if not places:
+    readers = ("Softmax", "Add", "Where", "MatMul", "Einsum", "ReduceMax", "Exp", "Transpose", "Mul", "Div")
+    found = _place(
+        model, rng, readers, lambda name: bool(_sizes(known, name)) and known[name].tensor_type.elem_type in FLOATS
+    )
+    if found is None:
         return None
-    node, place = rng.choice(places)
+    node, place = found
     name = node.input[place]
     sizes = _sizes(known, name) or []
     axes = rng.sample(range(len(sizes)), min(len(sizes), rng.choice([1, 1, 2])))
@@ -198,26 +215,17 @@ def along_axis(model: onnx.ModelProto, rng: random.Random) -> str | None:
         array = numbers.astype(helper.tensor_dtype_to_np_dtype(kind))
     model.graph.initializer.append(numpy_helper.from_array(array, f"{fresh}_numbers"))
     op_type = rng.choice(["Mul", "Mul", "Mul", "Div", "Add"])
-    index = list(model.graph.node).index(node)
-    node.input[place] = fresh
-    made = helper.make_node(op_type, [name, f"{fresh}_numbers"], [fresh], name=fresh)
-    model.graph.node.insert(index, made)
+    put_before(model, node, place, helper.make_node(op_type, [name, f"{fresh}_numbers"], [fresh], name=fresh))
     return f"{op_type} of {shape} before {node.op_type} {node.output[0]}"
 
 
 def enlarged(model: onnx.ModelProto, rng: random.Random) -> str | None:
     """A value is repeated along an axis on its way to one reader: where the axis was 1, or by numbers of its size."""
     known = types_of(model)
-    places = [
-        (node, place)
-        for node in model.graph.node
-        for place, name in enumerate(node.input)
-        if (_sizes(known, name) or name in known)
-        and node.op_type in ("Add", "Where", "MatMul", "Mul", "Div", "Softmax")
-    ]
-    if not places:
+    found = _place(model, rng, ("Add", "Where", "MatMul", "Mul", "Div", "Softmax"), known.__contains__)
+    if found is None:
         return None
-    node, place = rng.choice(places)
+    node, place = found
     name = node.input[place]
     sizes = _sizes(known, name)
     if sizes is None:
@@ -232,9 +240,7 @@ def enlarged(model: onnx.ModelProto, rng: random.Random) -> str | None:
     wanted[rng.choice(ones)] = rng.choice([2, 3])
     fresh = f"larger{len(model.graph.node)}"
     model.graph.initializer.append(numpy_helper.from_array(np.array(wanted, np.int64), f"{fresh}_shape"))
-    index = list(model.graph.node).index(node)
-    node.input[place] = fresh
-    model.graph.node.insert(index, helper.make_node("Expand", [name, f"{fresh}_shape"], [fresh], name=fresh))
+    put_before(model, node, place, helper.make_node("Expand", [name, f"{fresh}_shape"], [fresh], name=fresh))
     return f"Expand to {wanted} before {node.op_type} {node.output[0]}"
 
 

@@ -5,7 +5,6 @@ What only contents tell (the entries of sparse_indices) the registry does not lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from fa_compiler import ops, reference
 from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
-from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted
+from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted, flat
 
 from .refusals import refused
 
@@ -60,11 +59,6 @@ def check_against_the_kernel(case: Case, said: str | None) -> None:
     if refusal(spec, arrays, attrs, case.cann) is not None and asks_the_kernel(case, arrays):
         with pytest.raises(OWN):
             compute(spec, arrays, attrs)
-
-
-def flat(arrays: Mapping[str, Any]) -> Iterator[np.ndarray]:
-    for value in arrays.values():
-        yield from value if isinstance(value, list) else [value]
 
 
 def f32(*shape: int) -> Any:
