@@ -307,6 +307,27 @@ def test_undefined_rows(rule: str, empty: str, rng: np.random.Generator) -> None
     assert (others == 0).all() if rule == "zero" else np.isnan(others).all()
 
 
+@pytest.mark.parametrize("queries", [1, 12])
+@pytest.mark.parametrize("keys", [20, 700])
+@pytest.mark.parametrize("biased", [False, True])
+def test_largest_score_beside_a_nan(queries: int, keys: int, biased: bool, rng: np.random.Generator) -> None:
+    """A NaN score is the largest, also beside one of +inf, whether its key is attended or masked with a biased score."""
+    more = {"cpu_mask_value": -9.0, "cpu_masked_bias": "added"} if biased else {}
+    form = Form(batch=2, queries=queries, keys=keys, attrs={"pse_type": 0} | more)
+    half = keys // 2
+    array = np.zeros((queries, keys), np.bool_)
+    array[:, half:] = True
+    for attended in ((), (np.inf,), (np.nan, np.inf), (np.inf, np.nan)):
+        for masked in ((), (np.nan,), (np.inf,), (np.inf, np.nan)):
+            bias = np.zeros((2, 2, queries, keys), np.float32)
+            bias[0, 0, -1, : len(attended)] = attended
+            bias[0, 0, -1, half : half + len(masked)] = masked
+            got = check(form.inputs(rng) | {"real_shift": bias, "atten_mask": array}, form.all_attrs)["softmax_max"]
+            seen = (*attended, *masked) if biased else attended
+            assert np.isnan(got[0, 0, -1]).all() == bool(np.isnan(seen).any())
+            assert np.isfinite(got[1]).all()
+
+
 @pytest.mark.parametrize("rule", ["", "zero", "infinite"])
 def test_nan_and_inf_in_query_and_key(rule: str, rng: np.random.Generator) -> None:
     form = Form(batch=1, queries=20, keys=40, attrs={"cpu_nan_rows": rule})

@@ -132,6 +132,7 @@ static void add_excluded(const Span& span) {
     if (s.max[r] - bound > kVanishes || attends_all(span, r)) continue;
     const float peak = problem.masked_bias ? excluded_peak(span, r) : bound;
     if (is_nan(peak) || peak == kInfinity) s.total[r] = __builtin_nanf("");
+    if (peak == kInfinity) s.max[r] = peak;
     // Where all scores are -inf, nothing is left behind.
     if (is_nan(s.total[r]) || peak == -kInfinity || s.max[r] - peak > kVanishes) continue;
     const float max = s.max[r] > peak ? s.max[r] : peak;

@@ -3,6 +3,7 @@
 
 #include "careful.hpp"
 #include "dropout.hpp"
+#include "excluded.hpp"
 #include "span.hpp"
 #include "transpose.hpp"
 
@@ -56,6 +57,38 @@ static void write_row(const Span& span, int64_t r, NanRows rule) {
   }
 }
 
+// Whether a score of the row is NaN. Beside a score of +inf neither the largest score nor the sum tells, so the scores are
+// made once more, in memory that the sums of the values do not need.
+static bool has_undefined_score(const Span& span, int64_t r) {
+  const Problem& problem = span.problem;
+  const int64_t head = span.head_of(r);
+  const int64_t i = span.index_of(r);
+  if (problem.sink != nullptr && is_nan(problem.sink[head])) return true;
+  const float before = problem.pse_inside_scale ? 1.0f : problem.scale;
+  const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
+  const int64_t numbers = problem.head_size + problem.rope_size;
+  const float* query = query_row(problem, span.sequence, head, i, span.s.rows);
+  float* beside = span.s.rows + blocks_of(numbers, kLanes) * kLanes;
+  for (int64_t first = 0; first < span.sequence.key_length; first += kBlockKeys) {
+    const int64_t keys = smaller(kBlockKeys, span.sequence.key_length - first);
+    const View view = view_of(problem, span.sequence, head, i, first, keys);
+    const float* bias = nullptr;
+    if (has_bias(problem)) bias = bias_row(problem, span.sequence, head, i, first, keys, span.s.scores);
+    for (int64_t j = 0; j < keys; ++j) {
+      float score = 0;
+      if (is_attended(view, j)) {
+        const float* key = key_row(problem, span.sequence, span.plan.head, first + j, beside);
+        for (int64_t d = 0; d < numbers; ++d) score += query[d] * key[d];
+        score = (score * before + (bias == nullptr ? 0.0f : bias[j])) * after;
+      } else if (problem.masked_bias) {
+        score = excluded_score(problem, bias, j);
+      }
+      if (is_nan(score)) return true;
+    }
+  }
+  return false;
+}
+
 static void write_statistics(const Span& span, int64_t r) {
   const Problem& problem = span.problem;
   if (problem.softmax_max == nullptr && problem.softmax_sum == nullptr) return;
@@ -65,8 +98,8 @@ static void write_statistics(const Span& span, int64_t r) {
   if (span.s.empty[r] != 0) {
     max = problem.sink == nullptr ? -kLargest : problem.sink[head];
     sum = problem.sink == nullptr ? kLargest : 1.0f;
-  } else if (is_nan(sum) && max != kInfinity) {
-    max = sum;  // the maximum ignored a NaN score
+  } else if (is_nan(sum)) {
+    if (max != kInfinity || has_undefined_score(span, r)) max = sum;  // the maximum ignored a NaN score
   } else if (sum == 0) {
     sum = __builtin_nanf("");  // exp(-inf - -inf)
   }
