@@ -328,6 +328,15 @@ def test_largest_score_beside_a_nan(queries: int, keys: int, biased: bool, rng: 
             assert np.isfinite(got[1]).all()
 
 
+def test_masked_scores_of_rows_that_share_a_bias(rng: np.random.Generator) -> None:
+    """Also behind a row that is NaN because it attends a key of an infinite score."""
+    form = Form(batch=1, heads=2, queries=3, keys=4, attrs={"pse_type": 0, "cpu_masked_bias": "added"})
+    array = np.ones((3, 4), np.bool_)
+    array[0, 0] = array[1:, 1] = False
+    bias = np.array([[[[np.inf, 1.0, 2.0, 3.0]], [[4.0, 5.0, 6.0, 7.0]]]], np.float32)
+    check(form.inputs(rng) | {"real_shift": bias, "atten_mask": array}, form.all_attrs | {"cpu_mask_value": -1e4})
+
+
 @pytest.mark.parametrize("rule", ["", "zero", "infinite"])
 def test_nan_and_inf_in_query_and_key(rule: str, rng: np.random.Generator) -> None:
     form = Form(batch=1, queries=20, keys=40, attrs={"cpu_nan_rows": rule})

@@ -123,12 +123,15 @@ static void add_excluded(const Span& span) {
   const int64_t columns = span.columns();
   const bool rows_share = problem.slopes == nullptr && !problem.pse_compressed && span.sequence.pse_row == 0;
   float bound = problem.mask_value;
+  int64_t bound_head = -1;  // that the bound was last made for
   for (int64_t r = 0; r < span.rows(); ++r) {
     // NaN or exp(inf - inf): so far only a row that attends a key has come to it, this one may have its sink alone.
     if (problem.sink != nullptr && !(problem.sink[span.head_of(r)] < kInfinity)) s.total[r] = __builtin_nanf("");
     if (is_nan(s.total[r])) continue;
-    const bool same = r > 0 && rows_share && span.head_of(r) == span.head_of(r - 1);
-    if (problem.masked_bias && !same) bound = excluded_bound(span, r);
+    if (problem.masked_bias && !(rows_share && span.head_of(r) == bound_head)) {
+      bound = excluded_bound(span, r);
+      bound_head = span.head_of(r);
+    }
     if (s.max[r] - bound > kVanishes || attends_all(span, r)) continue;
     const float peak = problem.masked_bias ? excluded_peak(span, r) : bound;
     if (is_nan(peak) || peak == kInfinity) s.total[r] = __builtin_nanf("");
