@@ -116,8 +116,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
 
     (the product; scale, bias and what a generated bias is made of), a probability by 2 e of itself (its own score and
     the largest one), 4 u (exp and its argument's reduction), and a sum of S2 of them by sqrt(S2) u more, once in P V
-    and once in the softmax's sum. Beside bfloat16 inputs a probability may be rounded to bfloat16 before it meets the
-    values: 2^-9 more, in the output only.
+    and once in the softmax's sum. Equal terms may all be rounded one way: S2 u / 2 more. Beside bfloat16 inputs a
+    probability may be rounded to bfloat16 before it meets the values: 2^-9 more, in the output only.
     """
     unit = 2.0**-24
     depth, norm = 0, {"query": 0.0, "key": 0.0}
@@ -141,7 +141,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
             bias *= max(inputs["query"].shape[:3]) + abs(starts[1] - starts[0])
     keys = max(inputs["key"].shape[:3])
     score = math.sqrt(depth) * unit * product + 4 * unit * (product + bias)
-    relative = 2 * score + (4 + 2 * math.sqrt(keys)) * unit
+    equal = product + bias == 0.0 or "cpu_mask_value" in attrs
+    relative = 2 * score + (4 + 2 * math.sqrt(keys) + (keys / 2 if equal else 0.0)) * unit
     value = float(np.abs(_finite(inputs["value"])).max(initial=0.0)) / attrs.get("keep_prob", 1.0)
     probability = 2.0**-9 if inputs["query"].dtype == DTYPES["bfloat16"] else 0.0
     return Bounds(score, relative, probability, value)

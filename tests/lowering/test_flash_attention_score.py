@@ -311,7 +311,7 @@ def test_undefined_rows(rule: str, empty: str, rng: np.random.Generator) -> None
 @pytest.mark.parametrize("keys", [20, 700])
 @pytest.mark.parametrize("biased", [False, True])
 def test_largest_score_beside_a_nan(queries: int, keys: int, biased: bool, rng: np.random.Generator) -> None:
-    """A NaN score is the largest, also beside one of +inf, whether its key is attended or masked with a biased score."""
+    """A NaN score is the largest, also beside one of +inf: of attended keys and of masked ones with a biased score."""
     more = {"cpu_mask_value": -9.0, "cpu_masked_bias": "added"} if biased else {}
     form = Form(batch=2, queries=queries, keys=keys, attrs={"pse_type": 0} | more)
     half = keys // 2

@@ -41,6 +41,13 @@ def check(form: Form) -> None:
             tolerance = max(
                 tolerance, TOLERANCES[form.dtype] if name == "softmax_lse" and form.dtype != "float32" else 0
             )
+            if problem.chain is not None and name == "attention_out":
+                # A probability between two integers may be rounded either way, which moves a row by a value; few are.
+                error = np.abs(got - wanted)
+                rows = (error > tolerance * (1 + np.abs(wanted))).any(axis=-1)
+                assert np.count_nonzero(rows) <= 1 + 0.02 * rows.size
+                assert error.max(initial=0.0) <= 128 * problem.chain[2] * (1 + tolerance)
+                continue
             np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
 
 

@@ -23,7 +23,7 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
     empty_rows, nan_rows = (str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows"))
-    mask_value = float(call.attrs.get("cpu_mask_value", -np.inf))
+    mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))  # as an attribute holds it
     valueless = call.attrs.get("cpu_masked_values") == "zero"
     biased = call.attrs.get("cpu_masked_bias") == "added"
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]

@@ -40,7 +40,7 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
     d_key = [np.zeros_like(part) for part in attention.key]
     d_value = [np.zeros_like(part) for part in attention.value]
     d_sink = np.zeros(q_side.heads)
-    mask_value = float(call.attrs.get("cpu_mask_value", -np.inf))
+    mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))  # as an attribute holds it
     for batch, head, kv_head in attention.heads():
         query, key, value = (
             attention.query[batch][head],
