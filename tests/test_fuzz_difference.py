@@ -84,3 +84,35 @@ def test_a_mean_at_the_largest_number() -> None:
     value = np.full((3, 4), LARGEST, np.float32)
     assert title(np.full_like(RIGHT, np.inf), value=value) is None
     assert title(np.full_like(RIGHT, -np.inf), value=value) == "infinity is gained"
+
+
+def fault(body: str, types: str, arrays: dict[str, Array], got: Array) -> str | None:
+    """The title of the difference between a model of its own and `got`."""
+    text = f"g ({types}) => (float[M,N] y) {{ {body} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')
+    model.graph.output[0].type.tensor_type.elem_type = model.graph.input[0].type.tensor_type.elem_type
+    original = session(model, custom=False)
+    found = Comparison(model, original, Feed("", arrays)).fault(0, run_original(original, arrays)[0], got)
+    return None if found is None else found[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "number", "expected"), [(0, 0.0, None), (0, 1.0, "NaN is lost"), (2, 0.0, "NaN is lost")]
+)
+def test_no_keys(keys: int, number: float, expected: str | None) -> None:
+    """A quotient of sums over none may be 0; one of sums that are 0 may not."""
+    body = "e = Mul(q, k) t = ReduceSum<keepdims=1>(e, a) y = Div(t, t)"
+    arrays: dict[str, Array] = {"q": np.zeros((2, keys), np.float32), "k": np.ones((2, keys), np.float32)}
+    arrays["a"] = np.array([1], np.int64)
+    got = np.full((2, 1), number, np.float32)
+    assert fault(body, "float[M,K] q, float[M,K] k, int64[1] a", arrays, got) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(3.0, None), (0.0, None), (1.0, "other numbers")])
+def test_roundings_of_16_bits(number: float, expected: str | None) -> None:
+    """-1e4 + 3 is rounded where it goes through an Identity, unless optimisations take the Identity away."""
+    body = "a = Add(q, k) b = Identity(a) c = Reshape(b, n) y = Sub(c, q)"
+    arrays: dict[str, Array] = {"q": np.full((1, 2), -1e4, np.float16), "k": np.full((1, 2), 3.0, np.float16)}
+    arrays["n"] = np.array([1, 2], np.int64)
+    got = np.full((1, 2), number, np.float16)
+    assert fault(body, "float16[M,N] q, float16[M,N] k, int64[2] n", arrays, got) == expected

@@ -33,6 +33,9 @@ LARGEST = {
     ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
 }
 INT64_MAX = 2**63 - 1
+LIMITS = ("Max", "Min", "Clip")
+"""Of the operators that ONNX Runtime does not round those that have kernels of 16 bits: they are computed in float32
+between two others that have none, but not in front of a Cast."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,9 @@ class MaskBuilder:
             return None
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return maker.inputs[0] if info.dtype(maker.inputs[0]) == ir.DataType.FLOAT else None
+        if is_op(maker, *LIMITS) and not maker.attributes:
+            operands = [each and self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
+            return self.builder.op(maker.op_type, operands, ir.DataType.FLOAT)
         return value if is_op(maker, *UNROUNDED) else None
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:

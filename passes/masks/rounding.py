@@ -15,8 +15,8 @@ Both round alike where the addends are, up to their signs, of these kinds:
 
 A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken.
 
-That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and the operator does as well; where it rounds them
-behind a coarse addend, as it does before it moves them, they are declined.
+That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and so does the operator. Where it rounds them
+behind a coarse addend, as it does before it moves them twice, they are declined.
 
 Anything else is declined: a row that a coarse number masks everywhere shows how its scores were rounded, and two
 opposite huge numbers lose the scores where their sum alone loses nothing.
@@ -115,7 +115,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
         return None
     plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
     for term in plain:
-        if not values.is_float32(term) and _is_moved(term.node.outputs[0]) and order.is_coarse(term.value):
+        if not values.is_float32(term) and _is_rounded(term.node.outputs[0]) and order.is_coarse(term.value):
             return Decline(
                 Code.MASK_VALUE,
                 "scores are rounded to 16 bits behind a mask or bias with large numbers",
@@ -140,9 +140,17 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     return None
 
 
-def _is_moved(value: ir.Value) -> bool:
-    """Do operators read a value that move its elements? ONNX Runtime has such for 16 bits, none that adds them."""
-    return any(is_op(reader, *MOVES) and not is_op(reader, "Identity") for reader in value.consumers())
+def _is_rounded(value: ir.Value, behind: bool = False) -> bool:
+    """Does ONNX Runtime round a sum of 16 bits before the softmax? It has operators of 16 bits that move elements, and
+    none that add them; one that moves them between two others is computed in float32 as they are, `behind` it no more.
+    """
+    for reader in value.consumers():
+        if is_op(reader, "Identity"):
+            if _is_rounded(reader.outputs[0], behind):
+                return True
+        elif is_op(reader, *MOVES) and (behind or _is_rounded(reader.outputs[0], behind=True)):
+            return True
+    return False
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +24,7 @@ DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
 UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
 """Changes that put in what is no number."""
+FACTOR = re.compile(r"Mul (-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
 def judged(
@@ -48,10 +50,12 @@ def judged(
     changed.inputs = [replace(each, role=roles[each.name][0], number=roles[each.name][1]) for each in changed.inputs]
     # What the user vouches for holds of the model as it was.
     changed.assume = case.assume if changes == 0 else ()
-    changed.loose = any(word.startswith("a size of") for word in words)
+    changed.loose |= any(word.startswith("a size of") for word in words)
+    # A batch that is spread to a number is the number or 1, and what is open then may be refused (README).
+    spread = any(word.startswith("Expand to") for word in words)
 
     def fed() -> list[Feed]:
-        made = feeds(changed, seed, 3)
+        made = [replace(each, lenient=each.lenient or spread) for each in feeds(changed, seed, 3)]
         if gradient:
             return [each for each in made if each.name not in OVERFLOWING and not each.spoiled]
         return [each for each in made if each.name not in DOUBLING]
@@ -62,8 +66,15 @@ def judged(
     made.undefined |= case.undefined
     made.group = "a factor is NaN or infinite, " if made.undefined else ""
     if gradient:
-        made.terms, made.most = _terms, STEEP
+        made.terms, made.most = enlarged(_terms, words), STEEP
     return made
+
+
+def enlarged(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Callable[[Feed, str], float]:
+    """The size of terms that these changes multiply with numbers."""
+    factors = [abs(float(each)) for word in words for each in FACTOR.findall(word)]
+    factor = math.prod(each for each in factors if 1.0 < each < math.inf)
+    return lambda feed, output: terms(feed, output) * factor
 
 
 def allow_for(made: Judge, words: Sequence[str]) -> None:

@@ -209,6 +209,7 @@ def whole(name: str) -> Snippet:
 def case_of(model: onnx.ModelProto, arrays: Mapping[str, Array], words: list[str]) -> Case:
     """The case of a model whose inputs have these numbers in a plain run."""
     inputs, sizes = [], {}
+    loose = False
     for info in model.graph.input:
         array = arrays[info.name]
         dims: list[Size] = []
@@ -219,9 +220,10 @@ def case_of(model: onnx.ModelProto, arrays: Mapping[str, Array], words: list[str
             if name and sizes.setdefault(name, array.shape[axis]) == array.shape[axis]:
                 dims.append(name)
             else:
+                loose |= bool(dim.dim_param) and not name  # a sum of others, which does not follow them
                 dims.append(array.shape[axis])
         inputs.append(Input(info.name, _role(info.name, array), str(array.dtype), tuple(dims), _number(array)))
-    return Case(model, inputs, sizes, frozenset(sizes), words, base=arrays)
+    return Case(model, inputs, sizes, frozenset(sizes), words, base=arrays, loose=loose)
 
 
 def _role(name: str, array: Array) -> str:

@@ -76,20 +76,34 @@ def test_what_is_declined(name: str) -> None:
     assert same(DECLINED[name]).code == "mask_value"
 
 
-@pytest.mark.parametrize(("moves", "status"), [("x = Identity(a) ", "fused"), (None, "declined")])
-@pytest.mark.parametrize(
-    "spelling", ["t = Where(r, zero, coarse) ", "f = Cast<to=10>(i) g = Sub(one, f) t = Mul(g, coarse) "]
+SHORT_NUMBERS = "".join(
+    f"{name} = Constant<value=float16 {{{int(np.float16(number).view(np.uint16))}}}>() "
+    for name, number in {"zero": 0.0, "one": 1.0, "coarse": -1e4, "low": -65504.0}.items()
 )
-def test_sums_of_16_bits(spelling: str, moves: str | None, status: str) -> None:
-    """ONNX Runtime adds in float32 and rounds before it moves the sum: a row that is masked everywhere shows it."""
-    moved = moves or "n = Shape(a) d = Constant<value=int64[3] {-1,5,6}>() c = Reshape(a, d) x = Reshape(c, n) "
-    numbers = "".join(f"{name} = Cast<to=10>({name}_32) " for name in ("zero", "one", "coarse"))
-    single = NUMBERS
-    for name in ("zero", "one", "coarse"):
-        single = single.replace(f"{name} = ", f"{name}_32 = ", 1)
-    body = PRODUCT_QK + single + numbers + spelling + "a = Add(s, t) " + moved + SOFTMAX.format("x") + PRODUCT_PV
+MOVED = "n = Shape(a) d = Constant<value=int64[3] {-1,5,6}>() c = Reshape(a, d) x = Reshape(c, n) "
+ADDED = "f = Cast<to=10>(i) g = Sub(one, f) t = Mul(g, coarse) a = Add(s, t) "
+SELECTED = "t = Where(r, zero, coarse) a = Add(s, t) "
+FLOORED = "t = Where(r, zero, coarse) d = Add(t, b) e = {}(d, low) x = Add(s, e) "
+SHORT = {
+    "added": (ADDED + "x = Identity(a) ", "fused"),
+    "added and moved": (ADDED + MOVED, "declined"),
+    "added and moved once": (ADDED + "n = Shape(a) x = Reshape(a, n) ", "fused"),
+    "selected": (SELECTED + "x = Identity(a) ", "fused"),
+    "selected and moved": (SELECTED + MOVED, "declined"),
+    "largest": (FLOORED.format("Max"), "fused"),
+    "clipped": (FLOORED.format("Clip"), "fused"),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_sums_of_16_bits(name: str) -> None:
+    """ONNX Runtime adds in float32, and rounds before it moves the sum more than once: a row that is masked everywhere
+    shows it."""
+    body, status = SHORT[name]
     operands = ", ".join(f"float16[B,4,{rows},8] {name}" for name, rows in (("q", "S"), ("k", "T"), ("v", "T")))
-    proto = parse(body, "bool[B,1,S,1] r, int64[B,1,1,T] i", inputs=operands, outputs="float16[B,4,S,8] y")
+    more = "bool[B,1,S,1] r, int64[B,1,1,T] i, float16[B,1,1,T] b"
+    text = PRODUCT_QK + SHORT_NUMBERS + body + SOFTMAX.format("x") + PRODUCT_PV
+    proto = parse(text, more, inputs=operands, outputs="float16[B,4,S,8] y")
     feeds = random_feeds(proto, r=ROWS, i=PADDING.astype(np.int64))
     feeds["q"] *= 8
     result, report = fused(proto)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.changed import allow_for
+from tests.fuzz.changed import allow_for, enlarged
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.mutations import change
 from tests.fuzz.oracle import STEEP, Judge
@@ -65,7 +65,7 @@ class Gradients(GraphKind):
         made = Judge(composed.model, lambda: _feeds(composed, seed, rng), again=seed % 32 == 0, note="; ".join(words))
         made.terms = _terms
         if changed:
-            made.loose, made.most = True, STEEP
+            made.loose, made.most, made.terms = True, STEEP, enlarged(_terms, words[:1])
             allow_for(made, words[:1])
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -26,4 +27,6 @@ class Spellings(GraphKind):
         group = f"{spelt.spelling.dtype}, "
         made = Judge(case.model, lambda: feeds(case, seed), (), seed % 32 == 0, repr(spelt.spelling), group)
         made.loose = spelt.spelling.symbolic
+        factors = [each.fill for each in spelt.spelling.masks if each.form in ("add_mul", "mul_add")]
+        made.undefined = any(map(math.isinf, factors))  # 0 times infinity, where a key is kept
         return made
