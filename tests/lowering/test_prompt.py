@@ -32,23 +32,19 @@ def check(form: Form) -> None:
     for name, want in expected.items():
         assert (found[name].dtype, found[name].shape) == (want.dtype, want.shape), name
         got, wanted = found[name].astype(np.float64), want.astype(np.float64)
-        if want.dtype == np.int8:
+        with np.errstate(invalid="ignore"):
+            error = np.where((got == wanted) | (np.isnan(got) & np.isnan(wanted)), 0.0, np.abs(got - wanted))
+        tolerance = TOLERANCES.get(form.dtype if name == "softmax_lse" else want.dtype.name, 0.0)
+        allowed = np.ones_like(wanted) if want.dtype == np.int8 else tolerance * (1 + np.abs(wanted))
+        if problem.chain is not None and name == "attention_out":
+            # A probability between two integers may be rounded either way, which moves a row by a value; few are.
+            largest = 128 * problem.chain[2] * (1 if problem.quant is None else problem.quant[0].max())
+            assert np.count_nonzero((error > allowed).any(axis=-1)) <= 1 + 0.02 * (error.size // error.shape[-1])
+            allowed = largest * (1 + tolerance) + allowed
+        elif want.dtype == np.int8:
             # A result between two integers may be rounded either way; few are.
-            assert np.abs(got - wanted).max(initial=0) <= 1
-            assert np.count_nonzero(got != wanted) <= 1 + 0.02 * got.size
-        else:
-            tolerance = TOLERANCES["float32" if name == "softmax_lse" else want.dtype.name]
-            tolerance = max(
-                tolerance, TOLERANCES[form.dtype] if name == "softmax_lse" and form.dtype != "float32" else 0
-            )
-            if problem.chain is not None and name == "attention_out":
-                # A probability between two integers may be rounded either way, which moves a row by a value; few are.
-                error = np.abs(got - wanted)
-                rows = (error > tolerance * (1 + np.abs(wanted))).any(axis=-1)
-                assert np.count_nonzero(rows) <= 1 + 0.02 * rows.size
-                assert error.max(initial=0.0) <= 128 * problem.chain[2] * (1 + tolerance)
-                continue
-            np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+            assert np.count_nonzero(error) <= 1 + 0.02 * got.size
+        assert (np.isfinite(error) & (error <= allowed)).all(), (name, float(error.max()))
 
 
 LONG = {"rows": (40, 33), "keys": (70, 129), "s1": 40, "s2": 130}
