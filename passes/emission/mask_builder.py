@@ -127,12 +127,13 @@ class MaskBuilder:
 
     def _unrounded(self, value: ir.Value) -> ir.Value | None:
         """What to read of 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed; None of
-        others. It leaves out a Cast from float32 there."""
+        others. It leaves out a Cast from more bits there."""
         maker, info = value.producer(), self.builder.info
         if maker is None or info.dtype(value) == ir.DataType.FLOAT:
             return None
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
-            return maker.inputs[0] if info.dtype(maker.inputs[0]) == ir.DataType.FLOAT else None
+            wider = info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+            return maker.inputs[0] if wider else None
         if is_op(maker, *LIMITS) and not maker.attributes:
             operands = [each and self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
             return self.builder.op(maker.op_type, operands, ir.DataType.FLOAT)

@@ -250,7 +250,8 @@ class MaskPlanner:
         unknown = any(not value < math.inf for index in masks for value in self.values.of(live, index) or (math.nan,))
         if unknown or self.values.sink_above == -math.inf or len(live) == 1:
             return None
-        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()} - {0.0}
+        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()}
+        values -= set() if selects else {0.0}  # that an addend holds where it masks nothing
         behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
         single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
         if not selects and not single:

@@ -100,7 +100,8 @@ class Judge:
             if other.model.SerializeToString(deterministic=True) != fused.SerializeToString(deterministic=True):
                 return self._found(word, "another result for the same model", _described(result.report))
         if word != "fused":
-            inlined = any(node.op_type == "FlexAttention" for node in self.model.graph.node)  # which nothing else runs
+            # Which nothing else runs.
+            inlined = any(node.op_type == "FlexAttention" for node in all_nodes(self.model.graph.node))
             if fused.graph != self.model.graph and not inlined:
                 return self._found(word, "a declined model was changed", _described(result.report))
             return Outcome(word)
@@ -165,8 +166,8 @@ class Judge:
                 return Finding(title, f"{text}{_feed_text(feed)}\n{error}", data)
             names = [output.name for output in self.model.graph.output]
             for name, left, right in zip(names, wanted, got, strict=True):
-                if feed.lenient and not left.size and not right.size:
-                    continue
+                if feed.lenient and not all(array.size for array in feed.arrays.values()):
+                    continue  # beside a size of 0 that does not agree ONNX Runtime reads what lies behind
                 if self.loose and (not left.size or (feed.lenient and left.shape != right.shape)):
                     continue  # sizes that do not agree, or only where one is 0
                 least = 0.0 if self.terms is None else self.terms(feed, name)

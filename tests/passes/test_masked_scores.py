@@ -138,6 +138,7 @@ SUMMED = {
     "then_moved": "h = Shape(s) w = Add(t, b) u = Expand(w, h) x = Add(s, u) ",
     "then_moved_twice": "h = Shape(s) w = Add(t, b) w2 = Identity(w) u = Expand(w2, h) x = Add(s, u) ",
     "then_cast": "c1 = Cast<to=1>(t) d1 = Cast<to=1>(b) w = Add(c1, d1) u = Cast<to=10>(w) x = Add(s, u) ",
+    "in_float64": "c1 = Cast<to=11>(t) d1 = Cast<to=11>(b) w = Add(c1, d1) u = Cast<to=10>(w) x = Add(s, u) ",
     "then_cast_and_moved": "c1 = Cast<to=1>(t) d1 = Cast<to=1>(b) w = Add(c1, d1) w2 = Cast<to=10>(w) h = Shape(s) "
     "u = Expand(w2, h) x = Add(s, u) ",
     "of_two_masks": "n = Where(r, zero, least) u = Add(t, n) x = Add(s, u) ",

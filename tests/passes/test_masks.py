@@ -84,6 +84,14 @@ def test_a_later_selection_replaces_an_earlier_one(first: str, second: str, targ
     assert same(model(terms), target).status == "fused"
 
 
+@pytest.mark.parametrize(("first", "second"), [("-inf", "0.0"), ("0.0", "-inf"), ("0.0", "0.0"), ("-inf", "1.0")])
+@pytest.mark.parametrize("order", ["x = Add(w, low)", "x = Mul(w, low)", "x = Add(w, b)"])
+def test_a_selection_puts_in_no_score(first: str, second: str, order: str) -> None:
+    """0 is a score as any other, and no key is excluded by it."""
+    terms = numbers(f1=first, f2=second, low="-1e30") + "b = Constant<value=float[6] {0.0,1.0,2.0,0.5,0.2,0.1}>() "
+    same(model(terms + f"v1 = Where(n, s, f1) w = Where(m, v1, f2) {order}"))
+
+
 @pytest.mark.parametrize("target", ["ort", "ascend"])
 @pytest.mark.parametrize(("first", "second"), FILLS)
 def test_a_bias_between_two_selections(first: str, second: str, target: Target) -> None:
