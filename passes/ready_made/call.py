@@ -129,9 +129,16 @@ class Call:
             raise self.decline(Code.RANK, f"the rank of {value.name!r} is unknown")
         return shape
 
+    def dim(self, value: ir.Value, axis: int) -> Dim:
+        """One dimension of a value that has to have it."""
+        shape = self.shape(value)
+        if not -len(shape) <= axis < len(shape):
+            raise self.decline(Code.RANK, f"{value.name!r} has {len(shape)} dimensions")
+        return shape[axis]
+
     def size(self, value: ir.Value, axis: int) -> int | None:
         """One dimension, when it is the same in every run."""
-        return self.shape(value)[axis].const
+        return self.dim(value, axis).const
 
     # -- operands ---------------------------------------------------------------------------------------
 
@@ -158,7 +165,7 @@ class Call:
             return value
         if heads <= 0:
             raise self.decline(Code.SHAPE, "the number of heads is not given")
-        dtype, width = self.info.dtype(value), self.shape(value)[2]
+        dtype, width = self.info.dtype(value), self.dim(value, 2)
         depth = width.exact_div(heads)
         if depth is None and width.is_const:
             raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")

@@ -95,7 +95,7 @@ class Caches:
         keys = Keys(call, Measure(query, 1), Measure(past, 2), Measure(query, 0))
         rows = CacheRows(call, heads, keys.batch)
         if shared:
-            return Caches(call, step, rows, SHARED_CACHES, call.shape(past)[2])
+            return Caches(call, step, rows, SHARED_CACHES, call.dim(past, 2))
         count = call.builder.op("Max", [step.total, keys.length(keys.columns)], INT64)
         known = call.info.integer(count)
         room = Dim.fresh() if known is None else known

@@ -69,7 +69,7 @@ def convert(call: Call) -> Converted:
 def _continued(call: Call, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches) -> Converted:
     """The record of a call with a past."""
     heads, kv_heads = _heads(call)
-    if call.shape(key)[1] != call.shape(query)[1]:
+    if call.dim(key, 1) != call.dim(query, 1):
         raise call.decline(Code.SHAPE, "the new keys are not proven to be as many as the rows")
     olds = [call.needed(index) for index in PAST]
     new = [call.split_heads(each, kv_heads) for each in (key, value)]
@@ -122,7 +122,7 @@ class Added:
         if addend is None:
             return Added()
         columns = call.viewer.space.size(scores[3])
-        full = addend if call.shape(addend)[-1] == columns else keys.filled_up(addend, 0.0)
+        full = addend if call.dim(addend, -1) == columns else keys.filled_up(addend, 0.0)
         if not _streamed(call, behind=call.input(PAST[0]) is not None):
             return Added(shifts=(Add(call.aligned(full, scores), 1.0),))
         masked, shifts = keys.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)

@@ -188,7 +188,7 @@ class Keys:
         short = self.less(self.length(self.columns), self.length(Measure(mask, len(shape) - 1)))
         pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
         filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)
-        columns = self.call.shape(self.columns.value)[self.columns.axis]
+        columns = self.call.dim(self.columns.value, self.columns.axis)
         self.call.info.set(filled, (*shape[:-1], columns), dtype)
         return filled
 

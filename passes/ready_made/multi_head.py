@@ -101,7 +101,7 @@ def _biased(call: Call, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.
     made: list[ir.Value] = []
     start = 0
     for operand in (query,) if _cached(call, key) else operands:
-        width = call.shape(operand)[-1].const
+        width = call.size(operand, -1)
         if width is None:
             raise call.decline(Code.SHAPE, "the parts of the bias are not known before the model runs")
         part = part_of(call, bias, start, start + width, axis=0)
@@ -163,7 +163,7 @@ class Projected:
         """The record, and all keys and values, with `presents` as [B, N, T, D]."""
         call, key, value = self.call, self.key, self.value
         cached = _cached(call, key)
-        new, added = call.shape(key)[2 if cached else 1], Measure(key, 2 if cached else 1)
+        new, added = call.dim(key, 2 if cached else 1), Measure(key, 2 if cached else 1)
         if self.past is not None or presents:
             key, value = call.split_heads(key, self.heads), call.split_heads(value, self.heads)
         past: ir.Value | Held | None = None

@@ -185,14 +185,14 @@ class _Attention:
         if past is None:
             return Window(Band(*(None if bound is None else Dim(bound) for bound in window)), *window)
         self._check_one_row()
-        before, length = self.call.shape(past)[2], keys.length(Measure(past, 2))
+        before, length = self.call.dim(past, 2), keys.length(Measure(past, 2))
         band = Band(*(None if bound is None else before + bound for bound in window))
         return Window(band, *(None if bound is None else keys.more(length, bound) for bound in window))
 
     def _check_one_row(self) -> None:
         """ONNX Runtime lets a single row with a past see all new keys, not only those up to its position."""
         query, key = (self.call.needed(index) for index in (0, 1))
-        rows, new = (self.call.shape(value)[1 if self._flat(value) else 2] for value in (query, key))
+        rows, new = (self.call.dim(value, 1 if self._flat(value) else 2) for value in (query, key))
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:
             reason = "one causal row with a past and several new keys means one thing in ONNX Runtime, another in ONNX"
             raise self.call.decline(Code.READY_MADE, reason)

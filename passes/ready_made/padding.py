@@ -200,7 +200,7 @@ class Additions:
     def _whole(self, value: ir.Value, filler: int) -> ir.Value:
         """A mask or bias for every key, filled up where a cache has room for more of them."""
         columns = self.call.viewer.space.size(self.scores[3])
-        room = isinstance(self.past, Held) and self.call.shape(value)[-1] != columns
+        room = isinstance(self.past, Held) and self.call.dim(value, -1) != columns
         return self.keys.filled_up(value, filler) if room else value
 
     def _causal(self) -> Window | None:
@@ -217,7 +217,7 @@ class Additions:
             return Window(Band(None, Dim(0)), None, 0)
         if isinstance(self.past, Held):
             return Window(Band(None, Dim.fresh()), None, self.past.before)
-        return Window(Band(None, self.call.shape(self.past)[2]), None, self.keys.length(Measure(self.past, 2)))
+        return Window(Band(None, self.call.dim(self.past, 2)), None, self.keys.length(Measure(self.past, 2)))
 
     # -- padding masks ----------------------------------------------------------------------------------
 

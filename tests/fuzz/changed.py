@@ -22,8 +22,10 @@ OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
 DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
-UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)")
-"""Changes that put in what is no number."""
+UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)|(Mul|Add|Sub) -?[\d.]+e\+3[0-9]")
+"""Changes that put in what is no number, or makes infinities of query, key and value."""
+LARGE = re.compile(r"is -?[\d.]+e\+3[0-9]")
+"""As the scale of quantised numbers it makes infinities, too, and the operator multiplies with it at the end."""
 FACTOR = re.compile(r"Mul (-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
@@ -81,6 +83,8 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith("Cast before") for word in words) else 1.0
     made.undefined = any(UNDEFINED.search(word) for word in words)
+    if any(node.op_type == "DequantizeLinear" for node in made.model.graph.node):
+        made.undefined |= any(LARGE.search(word) for word in words)
 
 
 def _terms(feed: Feed, output: str) -> float:

@@ -69,8 +69,8 @@ class Feed:
 
 @dataclass
 class Comparison:
-    """The original on one feed. Where an input has 16 bits, so has what is computed of it. `rough` widens the tolerance;
-    `biased` where the fused model has a bias."""
+    """The original on one feed. Where an input has 16 bits, so has what is computed of it. `rough` widens the
+    tolerance; `biased` where the fused model has a bias."""
 
     model: onnx.ModelProto
     original: ort.InferenceSession
@@ -109,7 +109,7 @@ class Comparison:
                 wrong &= ~(np.abs(left - right) <= bound) & ~np.isinf(bound)
             if not wrong.any():
                 return None
-        place = tuple(int(axis[0]) for axis in np.nonzero(wrong))
+        place = tuple(map(int, np.argwhere(wrong)[0]))
         text = f"{right[place]!r} instead of {left[place]!r} at {place}, {int(wrong.sum())} of {wrong.size} elements; "
         text += f"tolerated are {bound[place]:.3g}"
         return _title(left[place], right[place], not self.feed.spoiled), text
@@ -187,7 +187,7 @@ class Comparison:
             arrays = {name: shaken(array, rng) for name, array in self.feed.arrays.items()}
             moved = run_original(self.original, arrays)[index].astype(np.float64)
             with np.errstate(all="ignore"):
-                change = np.abs(moved - plain)
+                change = np.asarray(np.abs(moved - plain))
                 change[(moved == plain) | (np.isnan(moved) & np.isnan(plain))] = 0.0
                 change[np.isnan(change)] = np.inf
             worst = np.maximum(worst, change)

@@ -355,6 +355,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "mask of another length": ({"mask": ("M", np.array([3, 6], np.int32)), "M": 2}, "shape", "multiple of the batch"),
     "bias of unknown parts": ({"q": "B S H", "k": "B T H", "v": "B T H", "H": 16, "bias": "48"}, "shape", "bias"),
     "float64": ({"dtype": "float64"}, "dtype", "float32"),
+    "keys of a dimension": ({"k": "16", "v": "16"}, "rank", "1 dimensions"),
 }
 
 

@@ -94,6 +94,7 @@ FLASH_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "prefix mode": ({"mask": ("S T", excluded(4, 6)), "sparse_mode": 5}, "ready_made", "sparse_mode 5"),
     "float mask": ({"mask": "S T", "sparse_mode": 1}, "dtype", "boolean"),
+    "bias of a dimension": ({"bias": "T"}, "rank", "1 dimensions"),
 }
 
 
