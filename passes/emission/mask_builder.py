@@ -34,8 +34,8 @@ LARGEST = {
 }
 INT64_MAX = 2**63 - 1
 LIMITS = ("Max", "Min", "Clip")
-"""Of the operators that ONNX Runtime does not round those that have kernels of 16 bits: they are computed in float32
-between two others that have none, but not in front of a Cast."""
+"""Operators that ONNX Runtime computes in float32 between others, although it has kernels of 16 bits for them. It takes
+these kernels in front of a Cast."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class MaskBuilder:
             wider = info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
             return maker.inputs[0] if wider else None
         if is_op(maker, *LIMITS) and not maker.attributes:
-            operands = [each and self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
+            operands = [None if each is None else self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
             return self.builder.op(maker.op_type, operands, ir.DataType.FLOAT)
         return value if is_op(maker, *UNROUNDED) else None
 

@@ -141,8 +141,10 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
 
 
 def _is_rounded(value: ir.Value, behind: bool = False) -> bool:
-    """Does ONNX Runtime round a sum of 16 bits before the softmax? It has operators of 16 bits that move elements, and
-    none that add them; one that moves them between two others is computed in float32 as they are, `behind` it no more.
+    """Does ONNX Runtime round a sum of 16 bits on its way to the softmax?
+
+    It adds in float32 and has 16-bit kernels only for operators that move elements. A single one of these between
+    others stays in float32, two in a row do not. `behind` says that the value comes from such an operator.
     """
     for reader in value.consumers():
         if is_op(reader, "Identity"):

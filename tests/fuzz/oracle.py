@@ -167,7 +167,7 @@ class Judge:
             names = [output.name for output in self.model.graph.output]
             for name, left, right in zip(names, wanted, got, strict=True):
                 if feed.lenient and not all(array.size for array in feed.arrays.values()):
-                    continue  # beside a size of 0 that does not agree ONNX Runtime reads what lies behind
+                    continue  # beside a size of 0 that does not agree ONNX Runtime reads memory behind the tensor
                 if self.loose and (not left.size or (feed.lenient and left.shape != right.shape)):
                     continue  # sizes that do not agree, or only where one is 0
                 least = 0.0 if self.terms is None else self.terms(feed, name)

@@ -123,7 +123,7 @@ static void add_excluded(const Span& span) {
   const int64_t columns = span.columns();
   const bool rows_share = problem.slopes == nullptr && !problem.pse_compressed && span.sequence.pse_row == 0;
   float bound = problem.mask_value;
-  int64_t bound_head = -1;  // that the bound was last made for
+  int64_t bound_head = -1;  // the head that the bound was made for
   for (int64_t r = 0; r < span.rows(); ++r) {
     // NaN or exp(inf - inf): so far only a row that attends a key has come to it, this one may have its sink alone.
     if (problem.sink != nullptr && !(problem.sink[span.head_of(r)] < kInfinity)) s.total[r] = __builtin_nanf("");

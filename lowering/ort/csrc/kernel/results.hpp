@@ -57,8 +57,8 @@ static void write_row(const Span& span, int64_t r, NanRows rule) {
   }
 }
 
-// Whether a score of the row is NaN. Beside a score of +inf neither the largest score nor the sum tells, so the scores are
-// made once more, in memory that the sums of the values do not need.
+// Whether a score of the row is NaN. Beside a score of +inf neither the largest score nor the sum tells, so the scores
+// are made once more, in memory that the sums of the values do not need.
 static bool has_undefined_score(const Span& span, int64_t r) {
   const Problem& problem = span.problem;
   const int64_t head = span.head_of(r);
