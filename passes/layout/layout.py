@@ -66,9 +66,11 @@ Move = Reshape | Units | Transpose | Expand
 
 
 def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
-    """How to get from one arrangement (of finest axes) to another; None when axes would have to be dropped."""
+    """How to get from one arrangement (of finest axes) to another; None when axes would have to be dropped, or one has
+    two places, as in an outer product of a batch with itself."""
     own = {axis for dim in source for axis in dim}
-    if not own <= {axis for dim in target for axis in dim}:
+    wanted = [axis for dim in target for axis in dim]
+    if not own <= set(wanted) or len(set(wanted)) < len(wanted):
         return None
     present = tuple(tuple(axis for axis in dim if axis in own) for dim in target)
     plan = list(_permute(source, present))

@@ -65,7 +65,9 @@ from fa_compiler.passes.masks.mask_values import (
     FLOAT32_MAX,
     LOST_SHARE,
     ROUNDS_SCORES_AWAY,
+    SHIFT,
     SMALL_SHARE,
+    UNSEEN,
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
@@ -171,7 +173,9 @@ class MaskPlanner:
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        live = tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index))
+        live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
+        if shown != live and order_shows(shown, self.values, self.options.assume) is not None:
+            live = shown
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if not adds and not selects:
@@ -195,6 +199,10 @@ class MaskPlanner:
             raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
         self._check_order(live)
         return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+
+    def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
+        """The terms that change a softmax: not one number up to `most` that is added to all scores."""
+        return tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index, most))
 
     def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
         return shifts_of(terms, self.viewer, stepwise=self.options.target == "ort")

@@ -22,6 +22,8 @@ ROUNDS_SCORES_AWAY = -1e5
 """A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
 SHIFT = 1.0
 """One number up to this, added to all scores, rounds them no more than they are rounded anyway."""
+UNSEEN = 2.0**-24
+"""One number up to this is lost in scores of common size, also where a large addend rounds them."""
 FLOAT16_MAX = 65504.0
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 SMALL_SHARE = 0.1
@@ -84,15 +86,15 @@ class TermValues:
         values = self.of(terms, index)
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
 
-    def is_zero(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Does an addend change no softmax? One number added to all scores shifts a row, but not the sink beside it,
-        nor the scores that a moderate number replaces afterwards."""
+    def is_zero(self, terms: tuple[Term, ...], index: int, most: float = SHIFT) -> bool:
+        """Does an addend change no softmax? One number up to `most` that is added to all scores shifts a row, but not
+        the sink beside it, nor the scores that a moderate number replaces afterwards."""
         term = terms[index]
         number = self.sets.only(term.value) if isinstance(term, AddTerm) and term.fits else None
         if number is None:
             return False
         replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
-        return abs(number) <= (SHIFT if self.sink_above is None and not replaced else 0.0)
+        return abs(number) <= (most if self.sink_above is None and not replaced else 0.0)
 
     def stays_apart(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE

@@ -64,6 +64,8 @@ DECLINED = {
     "moderate_and_a_bias": "a = Add(s, u) x = Add(a, b) ",
     "moderate_and_a_float_mask": "d = Mul(b, least) a = Add(s, u) x = Add(a, d) ",
     "opposite_signs": "h = Where(m, zero, high) a = Add(s, t) c = Add(a, h) x = Add(c, w) ",
+    "one_number": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, u) ",
+    "one_number_of_two": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, coarse) ",
     "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
     "a_difference_and_a_bias": "d = Mul(e, big) c = Sub(d, big) a = Add(s, b) x = Add(a, c) ",
     "a_moved_difference_and_a_bias": "d = Mul(big, e) n = Add(d, coarser) c = Identity(n) a = Add(s, b) x = Add(c, a) ",
