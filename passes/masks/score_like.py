@@ -54,10 +54,16 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
 
 
 def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
-    """Is a number beyond what scores are made of combined into it, as that of a mask?"""
+    """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
     node = value.producer()
     while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
+        value = node.inputs[0]
+        node = value.producer()
+    if is_op(node, "If") and node is not None:
+        branches = [attr.as_graph() for attr in node.attributes.values()]
+        return any(_holds_large(branch.outputs[value.index() or 0], bounds) for branch in branches)
+    if is_op(node, "Loop", "Scan"):
+        return True
     if node is None or not is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
         return False
     found = [bounds.of(operand) for operand in node.inputs]

@@ -324,7 +324,10 @@ class Positions:
         axis = constant(input_of(node, 1), limit=1)
         if inner is None or inner.const is None or axis is None or int_attr(node, "reverse", 0):
             return None
-        count = index[int(axis.reshape(-1)[0])] + (0 if int_attr(node, "exclusive", 0) else 1)
+        along = int(axis.reshape(-1)[0])
+        if not -len(index) <= along < len(index):
+            return None
+        count = index[along] + (0 if int_attr(node, "exclusive", 0) else 1)
         return count.times(inner.const)
 
     def _place_in_rows(self, node: ir.Node, index: Index) -> Number | None:

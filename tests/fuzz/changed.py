@@ -22,10 +22,15 @@ OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
 DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
-UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)|(Mul|Add|Sub) -?[\d.]+e\+3[0-9]")
+UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?[\d.]+e\+3[0-9]")
 """Changes that put in what is no number, or makes infinities of query, key and value."""
 LARGE = re.compile(r"is -?[\d.]+e\+3[0-9]")
-"""As the scale of quantised numbers it makes infinities, too, and the operator multiplies with it at the end."""
+"""As the scale of quantised numbers it makes infinities, too, and the operator multiplies with it at the end; as a
+factor of what keys are selected by it makes all of them equal, or NaN."""
+APART = "a size of"
+"""A dimension that was told apart from those it equals."""
+SPREAD = "Expand to"
+"""A batch that is spread to a number: it is the number, or 1."""
 FACTOR = re.compile(r"Mul (-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
@@ -52,12 +57,11 @@ def judged(
     changed.inputs = [replace(each, role=roles[each.name][0], number=roles[each.name][1]) for each in changed.inputs]
     # What the user vouches for holds of the model as it was.
     changed.assume = case.assume if changes == 0 else ()
-    changed.loose |= any(word.startswith("a size of") for word in words)
-    # A batch that is spread to a number is the number or 1, and what is open then may be refused (README).
-    spread = any(word.startswith("Expand to") for word in words)
+    changed.loose |= any(word.startswith(APART) for word in words)
+    open_sizes = are_open(words)
 
     def fed() -> list[Feed]:
-        made = [replace(each, lenient=each.lenient or spread) for each in feeds(changed, seed, 3)]
+        made = [replace(each, lenient=each.lenient or open_sizes) for each in feeds(changed, seed, 3)]
         if gradient:
             return [each for each in made if each.name not in OVERFLOWING and not each.spoiled]
         return [each for each in made if each.name not in DOUBLING]
@@ -79,11 +83,16 @@ def enlarged(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Calla
     return lambda feed, output: terms(feed, output) * factor
 
 
+def are_open(words: Sequence[str]) -> bool:
+    """Do these changes leave sizes open that need not agree? Then a refusal is right (README)."""
+    return any(word.startswith((APART, SPREAD)) for word in words)
+
+
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith("Cast before") for word in words) else 1.0
     made.undefined = any(UNDEFINED.search(word) for word in words)
-    if any(node.op_type == "DequantizeLinear" for node in made.model.graph.node):
+    if any(node.op_type in ("DequantizeLinear", "TopK") for node in made.model.graph.node):
         made.undefined |= any(LARGE.search(word) for word in words)
 
 

@@ -121,6 +121,9 @@ OUTER = (
     [
         "given = Where(pad, nothing, low) ",
         "n_ = Not(pad) c = Cast<to=1>(n_) sq = Pow(c, two) given = Mul(sq, low) ",
+        "n_ = Cast<to=6>(pad) most = ReduceMax<keepdims=0>(n_) c = Cast<to=9>(most) given = If (c) <"
+        "then_branch = t () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }, "
+        "else_branch = e () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }> ",
     ],
 )
 def test_a_product_of_mask_numbers_is_no_score(given: str, use: str) -> None:
