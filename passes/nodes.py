@@ -186,6 +186,17 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
+def inner_values(value: ir.Value) -> list[ir.Value] | None:
+    """What a value may be that an If chooses, one value for each branch; empty where another operator with subgraphs
+    makes it, and None where none does."""
+    node = value.producer()
+    bodies = [] if node is None else subgraphs(node)
+    if node is None or not bodies:
+        return None
+    place = node.outputs.index(value)
+    return [body.outputs[place] for body in bodies] if is_op(node, "If") else []
+
+
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
     """The input at `index`, None when it is absent or beyond the end."""
     return node.inputs[index] if index < len(node.inputs) else None

@@ -10,7 +10,8 @@ Both round alike where the addends are, up to their signs, of these kinds:
     1 fine addends, in any number                        every sum has the same rounding errors as scores have
     2 one coarse addend and no other but huge ones       score + coarse is the same sum; beside a huge addend both are
       that it is proven to be lost in                    lost, whichever comes first
-    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge
+    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge; addends that
+                                                         hold huge and fine numbers are both
     4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
 
 A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken.
@@ -35,7 +36,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
-from fa_compiler.passes.nodes import constant, input_of, is_op, is_weight
+from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import Bounds
@@ -56,6 +57,8 @@ MAX_DEPTH = 32
 WHOLE = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat", "CumSum", "Max", "Min")
 """What computes a number from integers that are given to the model; other integers are positions and sizes."""
+KEEP_SIGNS = ("Add", "Where", "Concat", "Cast", "Trilu", "Split", "Pad", "ScatterND", "ScatterElements", "Max", "Min")
+"""Operators whose results are huge only with the sign of an operand that is."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
@@ -100,6 +103,8 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     """
     order = _Order(values.sets, values.bounds, BINARY_MASKS in assume)
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
+    plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
+    found.extend((term, order.huge_parts(term)) for term in plain)
     huge = [(term, each) for term, each in found if each is not None and math.isfinite(each.least)]
     low = [(term, each) for term, each in huge if each.negative]
     high = [(term, each) for term, each in huge if each.positive]
@@ -113,7 +118,6 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
         )
     if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
         return None
-    plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
     for term in plain:
         if not values.is_float32(term) and _is_rounded(term.node.outputs[0]) and order.is_coarse(term.value):
             return Decline(
@@ -239,28 +243,49 @@ class _Order:
     def is_coarse(self, value: ir.Value) -> bool:
         """May a tensor hold numbers between FINE and HUGE: by its constants, or as an input of the model whose content
         nobody knows? What cannot be followed far enough is taken for coarse."""
-        pending: list[ir.Value] = [value]
+        return self._leaves(value) is None
+
+    def huge_parts(self, term: AddTerm) -> Huge | None:
+        """The huge numbers in an addend that holds fine ones, too, and nothing coarse; None where there are none."""
+        found = self._leaves(term.value) or []
+        parts = found[0] if found else None
+        for each in found[1:]:
+            parts = each if parts is None else parts.or_else(each)
+        return parts.turned() if parts is not None and term.sign < 0 else parts
+
+    def _leaves(self, value: ir.Value) -> list[Huge] | None:
+        """The huge numbers that a tensor is made of besides fine ones; None where it may hold coarse ones."""
+        pending = [(value, True)]
         seen: set[ir.Value] = set()
+        found: list[Huge] = []
         while pending:
-            current = pending.pop()
+            current, signed = pending.pop()
             if current in seen:
                 continue
             seen.add(current)
             if len(seen) > MAX_STEPS:
-                return True
-            if self.huge(current) is not None or self.largest(current) <= FINE:
+                return None
+            if (huge := self.huge(current)) is not None:
+                found.append(huge if signed else huge.or_else(huge.turned()))
+                continue
+            if self.largest(current) <= FINE:
                 continue
             if self.sets.of(current) is not None or constant(current) is not None:
-                return True
-            node = current.producer()
-            if node is None:
+                return None
+            node, inner = current.producer(), inner_values(current)
+            if inner is not None:
+                if not inner:
+                    return None
+                pending.extend((each, signed) for each in inner)
+            elif node is None:
                 if not is_weight(current) or current.is_graph_input():
-                    return True
+                    return None
             elif is_op(node, *MOVES):
-                pending.extend(each for each in node.inputs[:1] if each is not None)
+                pending.extend((each, signed) for each in node.inputs[:1] if each is not None)
             elif contraction(node, self.sets.info) is None and not is_op(node, *NORMALISING):
-                pending.extend(each for each in _combined(node) if self._may_be_large(each))
-        return False
+                signed = signed and is_op(node, *KEEP_SIGNS)
+                pending.extend((each, signed) for each in _combined(node) if self._may_be_large(each))
+        return found
 
     def _may_be_large(self, operand: ir.Value) -> bool:
         """Is it a number at all, and no mere index or size?"""

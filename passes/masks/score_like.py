@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
+from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.value_sets import MOVES, ValueSets
 
@@ -59,11 +59,9 @@ def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
     while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
         value = node.inputs[0]
         node = value.producer()
-    if is_op(node, "If") and node is not None:
-        branches = [attr.as_graph() for attr in node.attributes.values()]
-        return any(_holds_large(branch.outputs[value.index() or 0], bounds) for branch in branches)
-    if is_op(node, "Loop", "Scan"):
-        return True
+    inner = inner_values(value)
+    if inner is not None:
+        return not inner or any(_holds_large(each, bounds) for each in inner)
     if node is None or not is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
         return False
     found = [bounds.of(operand) for operand in node.inputs]

@@ -64,6 +64,10 @@ DECLINED = {
     "moderate_and_a_bias": "a = Add(s, u) x = Add(a, b) ",
     "moderate_and_a_float_mask": "d = Mul(b, least) a = Add(s, u) x = Add(a, d) ",
     "opposite_signs": "h = Where(m, zero, high) a = Add(s, t) c = Add(a, h) x = Add(c, w) ",
+    "opposite_signs_of_an_if": "t1 = Cast<to=1>(i) t2 = ReduceMax<keepdims=0>(t1) c = Cast<to=9>(t2) d = If (c) <"
+    "then_branch = y () => (float o) { o = Identity(zero) }, else_branch = n () => (float o) { o = Identity(high) }> "
+    "h = Where(m, d, zero) a = Add(s, h) x = Add(a, w) ",
+    "opposite_signs_beside_scores": "d = MatMul(kt, k) e1 = ReduceMean<axes=[-1,-2]>(d) h = Where(m, e1, high) a = Add(s, h) x = Add(a, w) ",
     "one_number": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, u) ",
     "one_number_of_two": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, coarse) ",
     "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
