@@ -67,7 +67,8 @@ DECLINED = {
     "opposite_signs_of_an_if": "t1 = Cast<to=1>(i) t2 = ReduceMax<keepdims=0>(t1) c = Cast<to=9>(t2) d = If (c) <"
     "then_branch = y () => (float o) { o = Identity(zero) }, else_branch = n () => (float o) { o = Identity(high) }> "
     "h = Where(m, d, zero) a = Add(s, h) x = Add(a, w) ",
-    "opposite_signs_beside_scores": "d = MatMul(kt, k) e1 = ReduceMean<axes=[-1,-2]>(d) h = Where(m, e1, high) a = Add(s, h) x = Add(a, w) ",
+    "opposite_signs_beside_scores": "d = MatMul(kt, k) e1 = ReduceMean<axes=[-1,-2]>(d) "
+    "h = Where(m, e1, high) a = Add(s, h) x = Add(a, w) ",
     "one_number": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, u) ",
     "one_number_of_two": "h = Constant<value=float {0.04}>() a = Add(s, h) x = Add(a, coarse) ",
     "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
