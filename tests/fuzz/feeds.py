@@ -32,13 +32,16 @@ STYLES = (
 NUMBERS = (0.0, -1e4, -1e9, -LARGEST, -LARGEST / 2, -np.inf, -65504.0, 1e4, 1.0, -30.0, -1e30)
 TAME = ("plain", "ones", "sizes", "one batch", "one size")
 """Styles that break nobody's word: scores stay small, masks hold what they are for."""
+FIXED = ("plain", "ones", "one batch")
+"""The same where inputs hold given numbers, as lengths that would be beyond another size."""
 Rng = np.random.Generator
 
 
 def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
     """Plain ones first, then others in a random choice of styles."""
     rng = np.random.default_rng(seed)
-    styles = [style for style in STYLES if not case.assume or style in TAME]
+    tame = FIXED if case.base else TAME
+    styles = [style for style in STYLES if not case.assume or style in tame]
     if "late" in case.words:  # a late division loses sums that are too large, and the kernels do not
         styles = [style for style in styles if style != "overflow"]
     named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]

@@ -31,7 +31,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes import Block, Report
 from fa_compiler.subgraphs import all_nodes
-from tests.fuzz.difference import Array, Comparison, Feed, run_original
+from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original
 from tests.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
@@ -39,6 +39,8 @@ SWALLOWED = 1e22
 """Scores up to this are lost beside -1e30 in float32, the number of masks that is smallest: it rounds by up to 3e22."""
 ROUNDED = 1e7
 """A score of this size is known to 1, and so is no softmax: of larger ones only NaN and infinities are compared."""
+SCORE_BITS = 2.0**-22 / BASE["float32"]
+"""A score is known to some of its last bits, and a probability to as many parts of itself."""
 NARROWED = 400.0
 """A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
 STEEP = 1e3
@@ -175,8 +177,13 @@ class Judge:
                 fault = compared.fault(names.index(name), left, right, least)
                 if self.undefined and fault is not None and ("is lost" in fault[0] or feed.spoiled):
                     fault = None
-                most = self.most if fault is None or "numbers" not in fault[0] else min(self.most, ROUNDED)
-                if fault is not None and (feed.spoiled or scores_are_within(most, fused, feed)):
+                if fault is not None and not feed.spoiled:
+                    score = largest_score(fused, feed)
+                    if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
+                        continue
+                    known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
+                    fault = known.fault(names.index(name), left, right, least)
+                if fault is not None:
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{fault[0]} [{self.group}{what}]", detail, data)
         return None
@@ -212,8 +219,9 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
     return list(fused.run(None, dict(arrays)))
 
 
-def scores_are_within(most: float, fused: onnx.ModelProto, feed: Feed) -> bool:
-    """Are all scores of the fused attentions in the main graph known to be no larger, and finite in their type?"""
+def largest_score(fused: onnx.ModelProto, feed: Feed) -> float:
+    """A bound of all scores of the fused attentions in the main graph, 0 without any, and infinite where one may be
+    beyond the numbers of its type."""
     nodes = [node for node in fused.graph.node if node.domain == DOMAIN]
     pairs = {node.name: _products(node) for node in nodes}
     operands = sorted({name for products in pairs.values() for pair in products for name in pair})
@@ -224,17 +232,18 @@ def scores_are_within(most: float, fused: onnx.ModelProto, feed: Feed) -> bool:
     try:
         arrays = dict(zip(operands, run_fused(session(shown, custom=True), feed.arrays), strict=True))
     except Exception:  # of ONNX Runtime: an operand that is none of its tensors
-        return True
+        return 0.0
+    bound = 0.0
     for node in nodes:
         scale = next((attr.f for attr in node.attribute if attr.name == "scale_value"), 1.0)
         for query, key in (map(arrays.__getitem__, pair) for pair in pairs[node.name]):
             if not query.size or not key.size:
                 continue
-            limit = min(most, float(np.finfo(np.float16).max) if query.dtype == np.float16 else np.inf)
+            most = float(np.finfo(np.float16).max) if query.dtype == np.float16 else np.inf
             largest = [float(np.abs(each.astype(np.float64)).max()) for each in (query, key)]
-            if not abs(scale) * largest[0] * largest[1] * query.shape[-1] < limit:
-                return False
-    return True
+            score = abs(scale) * largest[0] * largest[1] * query.shape[-1]
+            bound = max(bound, score if score < most else np.inf)
+    return bound
 
 
 def _products(node: onnx.NodeProto) -> list[tuple[str, str]]:
