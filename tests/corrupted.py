@@ -73,9 +73,15 @@ def _half(rng: Rng) -> Any:
     return _pick(rng, (np.float32, np.float32, np.float16, ml_dtypes.bfloat16))
 
 
+def _extras(rng: Rng, count: int) -> set[int]:
+    """Which of so many features a call has besides the plain ones, which are number 0: mostly one, now and then two."""
+    return {int(each) for each in rng.integers(0, count, 1 + (rng.integers(0, 4) == 0))}
+
+
 def _forward(rng: Rng) -> Parts:
     b, n1, n2, s1, s2, d, dtype = 2, 4, 2, 3, 5, 8, _half(rng)
-    layout = _pick(rng, ("BNSD", "BSND", "BSH", "SBH"))
+    layout, extras = _pick(rng, ("BNSD", "BSND", "BSH", "SBH")), _extras(rng, 10)
+    s1 = s2 if 9 in extras else s1
 
     def put(n: int, s: int, width: int) -> Any:
         shape = {"BNSD": (b, n, s, width), "BSND": (b, s, n, width)}.get(layout, (b, s, n * width))
@@ -83,41 +89,40 @@ def _forward(rng: Rng) -> Parts:
 
     inputs = {"query": put(n1, s1, d), "key": put(n2, s2, d), "value": put(n2, s2, d)}
     attrs: dict[str, Any] = {"head_num": n1, "input_layout": layout, "scale_value": 0.3}
-    extra = int(rng.integers(0, 10))
-    if extra == 1:
+    if 1 in extras:
         inputs["atten_mask"] = np.zeros((s1, s2), np.bool_)
         attrs["sparse_mode"] = int(rng.integers(0, 2))
-    elif extra == 2:
+    if 2 in extras:
         inputs["atten_mask"] = TRIANGLE
         attrs |= {"sparse_mode": int(rng.integers(2, 5)), "pre_tockens": 4, "next_tockens": 2}
-    elif extra == 3:
+    if 3 in extras:
         inputs |= {"atten_mask": PREFIX_MASK, "prefix": np.array([3, 4])}
         attrs["sparse_mode"] = 6
-    elif extra == 4:
+    if 4 in extras:
         inputs["real_shift"] = _floats(rng, b, n1, s1, s2, dtype=dtype)
         attrs["pse_type"] = int(rng.integers(0, 2))
-    elif extra == 5:
+    if 5 in extras:
         inputs["drop_mask"] = np.full(-(-b * n1 * s1 * s2 // 8), 255, np.uint8)
         attrs["keep_prob"] = 0.5
-    elif extra == 6:
+    if 6 in extras:
         inputs["sink"] = _floats(rng, n1)
-    elif extra == 7:
+    if 7 in extras:
         inputs |= {"query_rope": put(n1, s1, 4), "key_rope": put(n2, s2, 4)}
-    elif extra == 8:
+    if 8 in extras:
         shape = _pick(rng, ((b, 1, s1, s2), (s1, s2)))
         inputs |= {"atten_mask": np.zeros(shape, np.bool_), "prefix": np.array([3, 4])}
         attrs["sparse_mode"] = 5
-    elif extra == 9:
-        inputs |= {"query": put(n1, s2, d), "real_shift": _floats(rng, n1)}
+    if 9 in extras:
+        inputs["real_shift"] = _floats(rng, n1)
         attrs["pse_type"] = int(rng.integers(2, 4))
     return inputs, attrs
 
 
 def _packed(rng: Rng) -> Parts:
     n1, n2, d, dtype = 4, 2, 8, _half(rng)
-    extra = int(rng.integers(0, 5))
+    extras = _extras(rng, 5)
     q_lens, k_lens = np.array([3, 2]), np.array([3, 2])
-    if extra in (0, 4) and rng.integers(0, 2):
+    if extras <= {0, 4} and rng.integers(0, 2):
         q_lens, k_lens = (rng.permutation([5, 0, 2])[:2] for _ in range(2))
     inputs = {
         "query": _floats(rng, int(q_lens.sum()), n1, d, dtype=dtype),
@@ -127,15 +132,15 @@ def _packed(rng: Rng) -> Parts:
         "actual_seq_kvlen": np.cumsum(k_lens),
     }
     attrs: dict[str, Any] = {"head_num": n1, "input_layout": "TND", "scale_value": 0.3}
-    if extra == 1:
+    if 1 in extras:
         inputs["atten_mask"] = np.zeros((3, 3), np.bool_)
-    elif extra == 2:
+    if 2 in extras:
         inputs["atten_mask"] = TRIANGLE
         attrs |= {"sparse_mode": _pick(rng, (2, 3, 4, 7, 8)), "pre_tockens": 4, "next_tockens": 0}
-    elif extra == 3:
+    if 3 in extras:
         inputs["real_shift"] = _floats(rng, n1)
         attrs["pse_type"] = int(rng.integers(2, 4))
-    elif extra == 4:
+    if 4 in extras:
         inputs["real_shift"] = _floats(rng, int(n1 * (q_lens * k_lens).sum()), 1, dtype=dtype)
     return inputs, attrs
 
@@ -167,24 +172,24 @@ def _decode(rng: Rng) -> Parts:
 
     inputs: dict[str, Any] = {"query": put(n1, 1), "key": put(n2, s), "value": put(n2, s)}
     attrs: dict[str, Any] = {"num_heads": n1, "num_key_value_heads": n2, "input_layout": layout, "scale_value": 0.3}
-    extra = int(rng.integers(0, 8))
-    if extra == 1:
+    extras = _extras(rng, 8)
+    if 1 in extras:
         inputs["atten_mask"] = np.zeros((b, s), np.bool_)
-    elif extra == 2:
+    if 2 in extras:
         inputs["pse_shift"] = _floats(rng, b, n1, 1, s, dtype=dtype)
-    elif extra == 3:
+    if 3 in extras:
         inputs |= {"actual_seq_lengths": np.array([20, 7]), "kv_padding_size": np.array([3])}
-    elif extra == 4:
+    if 4 in extras:
         inputs |= {name: [put(n2, 9, 1), put(n2, 30, 1)] for name in ("key", "value")}
-    elif extra == 5:
+    if 5 in extras:
         pages = _floats(rng, 5, 32, n2 * d, dtype=dtype)
         table = {"block_table": np.array([[0, 3], [4, 1]], np.int32), "actual_seq_lengths": np.array([40, 64])}
         inputs |= {"key": pages, "value": pages, **table}
         attrs["block_size"] = 32
-    elif extra == 6:
+    if 6 in extras:
         inputs |= {name: put(n2, s, kind=np.int8) for name in ("key", "value")}
         inputs |= {name: np.ones(2, dtype) for name in ("antiquant_scale", "antiquant_offset")}
-    elif extra == 7:
+    if 7 in extras:
         inputs |= {name: np.ones(1, np.float32) for name in ("quant_scale2", "quant_offset2")}
     return inputs, attrs
 

@@ -14,7 +14,7 @@ What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or 
    vector, its Sigmoid loses small results. What onnx's reference evaluation of the original gives is as good.
 3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing.
 4. Scores of attended keys are taken to be finite (README): infinite keys are looked at where NaN in their place has no
-   effect. A key that a bias lowers is attended, so NaN there may be seen.
+   effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen.
 5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
 6. An attention over no keys is 0, also where the original divides 0 by 0 (README).
 7. In 16 bits ONNX Runtime rounds between two nodes or not, as its optimisations leave the graph: what it gives with the
@@ -135,7 +135,7 @@ class Comparison:
                 excused |= np.logical_and.reduce(near)  # 1
                 if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
                     undefined = self._without(np.nan)[index].astype(np.float64)
-                    excused |= ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
+                    excused |= self.biased | ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
                 if self.biased and ("k" in self.feed.spoiled or self.hides_nan):  # 4
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
                 if self.hides_nan:  # 5
