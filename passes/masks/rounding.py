@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
@@ -105,7 +105,12 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
     plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
     found.extend((term, order.huge_parts(term)) for term in plain)
-    huge = [(term, each) for term, each in found if each is not None and math.isfinite(each.least)]
+    turned = _turned(terms)
+    huge = [
+        (term, each.turned() if term in turned else each)
+        for term, each in found
+        if each is not None and math.isfinite(each.least)
+    ]
     low = [(term, each) for term, each in huge if each.negative]
     high = [(term, each) for term, each in huge if each.positive]
     if any(one is not other for one, _ in low for other, _ in high):
@@ -119,14 +124,16 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
         return None
     for term in plain:
-        if not values.is_float32(term) and _is_rounded(term.node.outputs[0]) and order.is_coarse(term.value):
+        rounded = not values.is_float32(term) and _is_rounded(term.node.outputs[0])
+        if rounded and order.is_coarse(term.value):
             return Decline(
                 Code.MASK_VALUE,
                 "scores are rounded to 16 bits behind a mask or bias with large numbers",
                 term.node,
                 f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
             )
-    coarse = [term for term in plain if values.is_float32(term) and order.is_coarse(term.value)]
+    wide = [term for term in plain if values.is_float32(term) or order.is_beyond_float16(term.value)]
+    coarse = [term for term in wide if order.is_coarse(term.value)]
     if not coarse:
         return None
     first = coarse[0]
@@ -142,6 +149,18 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
             f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
         )
     return None
+
+
+def _turned(terms: tuple[Term, ...]) -> set[Term]:
+    """The terms whose sign later factors change."""
+    found: set[Term] = set()
+    negative = False
+    for term in reversed(terms):
+        if isinstance(term, ScaleTerm):
+            negative ^= term.factor < 0
+        elif negative:
+            found.add(term)
+    return found
 
 
 def _is_rounded(value: ir.Value, behind: bool = False) -> bool:
@@ -244,6 +263,17 @@ class _Order:
         """May a tensor hold numbers between FINE and HUGE: by its constants, or as an input of the model whose content
         nobody knows? What cannot be followed far enough is taken for coarse."""
         return self._leaves(value) is None
+
+    def is_beyond_float16(self, value: ir.Value) -> bool:
+        """Is a value of 16 bits known to hold numbers, before they are rounded, that are too large for float16?"""
+        node = value.producer()
+        while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
+            value = node.inputs[0]
+            node = value.producer()
+        size = self.largest(value)
+        if is_op(node, "Cast", "Mul") and node is not None:
+            size = math.prod(self.largest(each) for each in node.inputs if each is not None)
+        return FLOAT16_MAX < size < math.inf
 
     def huge_parts(self, term: AddTerm) -> Huge | None:
         """The huge numbers in an addend that holds fine ones, too, and nothing coarse; None where there are none."""

@@ -43,6 +43,7 @@ SCORE_BITS = 2.0**-22 / BASE["float32"]
 """A score is known to some of its last bits, and a probability to as many parts of itself."""
 NARROWED = 400.0
 """A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
+STEEP_STYLES = ("near", "large", "huge", "large scores")
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
@@ -220,9 +221,11 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
 
 
 def largest_score(fused: onnx.ModelProto, feed: Feed) -> float:
-    """A bound of all scores of the fused attentions in the main graph, 0 without any, and infinite where one may be
-    beyond the numbers of its type."""
+    """A bound of all scores of the fused attentions in the main graph. Infinite where one may be beyond the numbers of
+    its type, or where all attentions lie in subgraphs and the feed makes them large; else 0 without any."""
     nodes = [node for node in fused.graph.node if node.domain == DOMAIN]
+    if feed.name in STEEP_STYLES and any(node.domain == DOMAIN for node in all_nodes(fused.graph.node)) and not nodes:
+        return np.inf
     pairs = {node.name: _products(node) for node in nodes}
     operands = sorted({name for products in pairs.values() for pair in products for name in pair})
     shown = onnx.ModelProto()

@@ -74,6 +74,7 @@ DECLINED = {
     "one_number_that_is_large": "a = Add(s, u) x = Add(a, three) ",
     "a_difference_and_a_bias": "d = Mul(e, big) c = Sub(d, big) a = Add(s, b) x = Add(a, c) ",
     "a_moved_difference_and_a_bias": "d = Mul(big, e) n = Add(d, coarser) c = Identity(n) a = Add(s, b) x = Add(c, a) ",
+    "a_negative_factor_between": "a = Add(s, w) h = Neg(a) x = Add(h, w) ",
     "a_factor_behind": "a = Add(s, u) c = Add(a, w) x = Mul(c, three) ",
 }
 
@@ -85,12 +86,14 @@ def test_what_is_declined(name: str) -> None:
 
 SHORT_NUMBERS = "".join(
     f"{name} = Constant<value=float16 {{{int(np.float16(number).view(np.uint16))}}}>() "
-    for name, number in {"zero": 0.0, "one": 1.0, "coarse": -1e4, "low": -65504.0}.items()
+    for name, number in {"zero": 0.0, "one": 1.0, "coarse": -1e4, "low": -65504.0, "hundred": 100.0}.items()
 )
 MOVED = "n = Shape(a) d = Constant<value=int64[3] {-1,5,6}>() c = Reshape(a, d) x = Reshape(c, n) "
 ADDED = "f = Cast<to=10>(i) g = Sub(one, f) t = Mul(g, coarse) a = Add(s, t) "
 SELECTED = "t = Where(r, zero, coarse) a = Add(s, t) "
 FLOORED = "t = Where(r, zero, coarse) d = Add(t, b) e = {}(d, low) x = Add(s, e) "
+BEYOND = "n = Constant<value=float {0.0}>() l = Constant<value=float {-5e8}>() t = Where(r, n, l) u = Cast<to=10>(t) "
+BEYOND += "a = Add(s, u) "
 SHORT = {
     "added": (ADDED + "x = Identity(a) ", "fused"),
     "added and moved": (ADDED + MOVED, "declined"),
@@ -99,6 +102,9 @@ SHORT = {
     "selected and moved": (SELECTED + MOVED, "declined"),
     "largest": (FLOORED.format("Max"), "fused"),
     "clipped": (FLOORED.format("Clip"), "fused"),
+    "beyond float16": (BEYOND + "x = Identity(a) ", "fused"),
+    "beyond float16, and a bias": (BEYOND + "x = Add(a, b) ", "declined"),
+    "a product beyond float16": ("t = Where(r, zero, hundred) u = Mul(t, low) a = Add(u, s) x = Add(a, b)", "declined"),
 }
 
 

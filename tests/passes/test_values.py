@@ -80,7 +80,7 @@ HALF_MIN = -65504.0
         ("x = Cast<to=9>(f)", {0.0, 1.0}),
         ("x = Cast<to=9>(least)", {1.0}),
         ("x = Cast<to=9>(nan)", {0.0, 1.0}),
-        ("x = Cast<to=10>(least)", {-math.inf}),
+        ("x = Cast<to=10>(least)", None),  # or the number, as ONNX Runtime runs it
         ("x = Cast<to=7>(mixed)", {0.0, -1e4, 1.0}),
         ("x = Cast<to=7>(low)", None),
         ("x = Where(b, zero, low)", {0.0, -math.inf}),
