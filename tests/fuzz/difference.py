@@ -12,7 +12,8 @@ What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or 
    other numbers in their place do not change the original's result: there the fused result may be the one without them.
 2. ONNX Runtime's kernels do not always compute what ONNX says: its Softmax turns NaN into numbers in some lanes of a
    vector, its Sigmoid loses small results. What onnx's reference evaluation of the original gives is as good.
-3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing.
+3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing; 0 in place of either,
+   where the result is next to nothing with any number in place of the infinity.
 4. Scores of attended keys are taken to be finite (README): infinite keys are looked at where NaN in their place has no
    effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen.
 5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
@@ -133,6 +134,7 @@ class Comparison:
                 clean = [self._without(number)[index].astype(np.float64) for number in (0.0, 1.0, -3.0)]
                 near = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
                 excused |= np.logical_and.reduce(near)  # 1
+                excused |= (np.abs([*clean, right]) <= TINY).all(axis=0)  # 3
                 if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
                     undefined = self._without(np.nan)[index].astype(np.float64)
                     excused |= self.biased | ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
