@@ -14,10 +14,12 @@ Both round alike where the addends are, up to their signs, of these kinds:
                                                          hold huge and fine numbers are both
     4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
 
-A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken.
+A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken. A
+negative factor between two huge addends turns the sign of the first.
 
-That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and so does the operator. Where it rounds them
-behind a coarse addend, as it does before it moves them twice, they are declined.
+That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and so does the operator: only addends beyond the
+range of float16 are coarse there. Where ONNX Runtime rounds a sum behind a large addend, as it does before it moves it
+twice, the sum is declined.
 
 Anything else is declined: a row that a coarse number masks everywhere shows how its scores were rounded, and two
 opposite huge numbers lose the scores where their sum alone loses nothing.
@@ -163,18 +165,22 @@ def _turned(terms: tuple[Term, ...]) -> set[Term]:
     return found
 
 
-def _is_rounded(value: ir.Value, behind: bool = False) -> bool:
+def _is_rounded(value: ir.Value) -> bool:
     """Does ONNX Runtime round a sum of 16 bits on its way to the softmax?
 
     It adds in float32 and has 16-bit kernels only for operators that move elements. A single one of these between
-    others stays in float32, two in a row do not. `behind` says that the value comes from such an operator.
+    others stays in float32, two in a row do not.
     """
-    for reader in value.consumers():
-        if is_op(reader, "Identity"):
-            if _is_rounded(reader.outputs[0], behind):
+    pending = [(value, False)]  # and whether such an operator makes it
+    while pending:
+        current, moved = pending.pop()
+        for reader in current.consumers():
+            if not is_op(reader, *MOVES):
+                continue
+            moves = not is_op(reader, "Identity")
+            if moved and moves:
                 return True
-        elif is_op(reader, *MOVES) and (behind or _is_rounded(reader.outputs[0], behind=True)):
-            return True
+            pending.append((reader.outputs[0], moved or moves))
     return False
 
 
