@@ -15,6 +15,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.mask_values import FLOAT32_MAX
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.factors import Factor, moderate, operand
 from fa_compiler.passes.matching.probabilities import ProbabilityPath, passed_on
@@ -98,7 +99,7 @@ class Simulation:
                     if terms:
                         terms.append(ScaleTerm(node, factor))
                 case Gate(node, value):
-                    if (endless := next((term for term in terms if self._may_be_infinite(term)), None)) is not None:
+                    if (endless := self._infinite(terms)) is not None:
                         reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
                         raise Decline(Code.SCORE_TERM, reason, node)
                     if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
@@ -140,15 +141,29 @@ class Simulation:
             raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", path.product.node)
         return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found, second)
 
-    def _may_be_infinite(self, term: Term) -> bool:
-        """May a term have made scores infinite? What it holds has to be known for a no."""
-        if isinstance(term, SelectTerm):
-            return math.isinf(term.fill)
-        if not isinstance(term, AddTerm):
-            return isinstance(term, FloorTerm) and math.isinf(term.floor)
-        values = self.sets.of(term.value)
-        ends = tuple(values) if values is not None else self.bounds.of(term.value)
-        return ends is None or not all(map(math.isfinite, ends))
+    def _infinite(self, terms: list[Term]) -> Term | None:
+        """The first term behind which scores may be infinite, by itself or as a sum or product with those before it.
+        What a term holds has to be known for a no; a finite score is lost beside the largest number."""
+        size = 0.0
+        for term in terms:
+            match term:
+                case AddTerm():
+                    size += self._size(term.value)
+                case SelectTerm():
+                    size = max(size, abs(term.fill))
+                case ScaleTerm():
+                    size *= abs(term.factor)
+                case FloorTerm():
+                    size = max(size, abs(term.floor))
+            if not size <= FLOAT32_MAX:
+                return term
+        return None
+
+    def _size(self, value: ir.Value) -> float:
+        """The size of the largest element; infinite where that is not known."""
+        values = self.sets.of(value)
+        ends = tuple(values) if values is not None else self.bounds.of(value)
+        return math.inf if ends is None else max(map(abs, ends), default=0.0)
 
     def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
         found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)

@@ -25,8 +25,9 @@ DOUBLING = ("overflow",)
 UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?[\d.]+e\+3[0-9]")
 """Changes that put in what is no number, or makes infinities of query, key and value."""
 LARGE = re.compile(r"is -?[\d.]+e\+3[0-9]")
-"""As the scale of quantised numbers it makes infinities, too, and the operator multiplies with it at the end; as a
-factor of what keys are selected by it makes all of them equal, or NaN."""
+"""As a factor, or beside values, it makes infinities that the operator may not come to, in another order."""
+NARROWING = "Cast before"
+"""A Cast to 16 bits and back."""
 APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
@@ -59,12 +60,13 @@ def judged(
     changed.assume = case.assume if changes == 0 else ()
     changed.loose |= any(word.startswith(APART) for word in words)
     open_sizes = are_open(words)
+    narrowed = any(word.startswith(NARROWING) for word in words)
 
     def fed() -> list[Feed]:
         made = [replace(each, lenient=each.lenient or open_sizes) for each in feeds(changed, seed, 3)]
         if gradient:
             return [each for each in made if each.name not in OVERFLOWING and not each.spoiled]
-        return [each for each in made if each.name not in DOUBLING]
+        return [each for each in made if each.name not in (OVERFLOWING if narrowed else DOUBLING)]
 
     made = Judge(model, fed, changed.assume, seed % 32 == 0, "; ".join(words))
     made.loose = any(dim.dim_param for each in model.graph.input for dim in each.type.tensor_type.shape.dim)
@@ -94,10 +96,8 @@ def are_open(words: Sequence[str]) -> bool:
 
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
-    made.rough = NARROWED if any(word.startswith("Cast before") for word in words) else 1.0
-    made.undefined = any(UNDEFINED.search(word) for word in words)
-    if any(node.op_type in ("DequantizeLinear", "TopK") for node in made.model.graph.node):
-        made.undefined |= any(LARGE.search(word) for word in words)
+    made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
+    made.undefined = any(UNDEFINED.search(word) or LARGE.search(word) for word in words)
 
 
 def _terms(feed: Feed, output: str) -> float:

@@ -115,7 +115,8 @@ class Comparison:
             if not wrong.any():
                 return None
         if (reference := self._evaluated) is not None and reference[index].shape == right.shape:
-            wrong &= ~_near(reference[index].astype(np.float64), right, near_by, wanted.dtype)  # 2
+            other = reference[index].astype(np.float64)
+            wrong &= ~_near(other, right, near_by + base * _size(other), wanted.dtype)  # 2
             if not wrong.any():
                 return None
         place = tuple(map(int, np.argwhere(wrong)[0]))

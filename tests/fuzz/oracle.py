@@ -44,6 +44,8 @@ SCORE_BITS = 2.0**-22 / BASE["float32"]
 NARROWED = 400.0
 """A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
 STEEP_STYLES = ("near", "large", "huge", "large scores")
+ENLARGED = re.compile(r"(Mul|Div) (of|-?\d)")
+"""Changes that may make scores large."""
 STEEP = 1e3
 """Where scores are larger, gradients are anything: differences of sums that rounded probabilities weight."""
 
@@ -179,7 +181,8 @@ class Judge:
                 if self.undefined and fault is not None and ("is lost" in fault[0] or feed.spoiled):
                     fault = None
                 if fault is not None and not feed.spoiled:
-                    score = largest_score(fused, feed)
+                    steep = feed.name in STEEP_STYLES or ENLARGED.search(self.note) is not None
+                    score = largest_score(fused, feed, steep)
                     if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
                         continue
                     known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
@@ -220,11 +223,11 @@ def run_fused(fused: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[
     return list(fused.run(None, dict(arrays)))
 
 
-def largest_score(fused: onnx.ModelProto, feed: Feed) -> float:
-    """A bound of all scores of the fused attentions in the main graph. Infinite where one may be beyond the numbers of
-    its type, or where all attentions lie in subgraphs and the feed makes them large; else 0 without any."""
+def largest_score(fused: onnx.ModelProto, feed: Feed, steep: bool) -> float:
+    """A bound of all scores of the fused attentions in the main graph, 0 without any. Infinite where one may be beyond
+    the numbers of its type, or where all attentions lie in subgraphs and their scores are made large (`steep`)."""
     nodes = [node for node in fused.graph.node if node.domain == DOMAIN]
-    if feed.name in STEEP_STYLES and any(node.domain == DOMAIN for node in all_nodes(fused.graph.node)) and not nodes:
+    if not nodes and steep and any(node.domain == DOMAIN for node in all_nodes(fused.graph.node)):
         return np.inf
     pairs = {node.name: _products(node) for node in nodes}
     operands = sorted({name for products in pairs.values() for pair in products for name in pair})

@@ -88,6 +88,10 @@ BLENDED = {
     "y0 = Mul(a, k1) x = Add(y0, u) ",
     "behind_an_unknown_bias": "a = Add(s, b) k1 = Cast<to=1>(m) h = Sub(one, k1) u = Mul(h, least) "
     "y0 = Mul(a, k1) x = Add(y0, u) ",
+    "behind_scores_that_a_factor_makes_infinite": "thrice = Constant<value=float {3.0}>() l = Where(c, s, least) "
+    "a = Mul(l, thrice) k1 = Cast<to=1>(m) h = Sub(one, k1) u = Mul(h, coarse) y0 = Mul(a, k1) x = Add(y0, u) ",
+    "behind_two_masks": "l = Where(c, zero, least) n1 = Where(m, zero, least) d = Add(s, l) a = Add(d, n1) "
+    "k1 = Cast<to=1>(m) h = Sub(one, k1) u = Mul(h, coarse) y0 = Mul(a, k1) x = Add(y0, u) ",
 }
 
 
