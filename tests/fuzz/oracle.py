@@ -43,6 +43,8 @@ SCORE_BITS = 2.0**-22 / BASE["float32"]
 """A score is known to some of its last bits, and a probability to as many parts of itself."""
 NARROWED = 400.0
 """A Cast to 16 bits and back is left out, as every rounding between operators that become one."""
+VANISHING = 1e4
+"""Rounded scores of this size are known to 1e-3: an infinite value may meet a probability of 0, or one next to it."""
 STEEP_STYLES = ("near", "large", "huge", "large scores")
 ENLARGED = re.compile(r"(Mul|Div) (of|-?\d)")
 """Changes that may make scores large."""
@@ -180,8 +182,10 @@ class Judge:
                 fault = compared.fault(names.index(name), left, right, least)
                 if self.undefined and fault is not None and ("is lost" in fault[0] or feed.spoiled):
                     fault = None
+                steep = feed.name in STEEP_STYLES or ENLARGED.search(self.note) is not None
+                if fault is not None and feed.spoiled and VANISHING < largest_score(fused, feed, steep) < np.inf:
+                    continue
                 if fault is not None and not feed.spoiled:
-                    steep = feed.name in STEEP_STYLES or ENLARGED.search(self.note) is not None
                     score = largest_score(fused, feed, steep)
                     if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
                         continue
