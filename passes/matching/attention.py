@@ -147,6 +147,9 @@ class Matcher:
             if viewer.space.resolve(dim) != viewer.space.resolve(columns):
                 raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
         dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
+        if found.shifted and (gate is not None or anchor.sink is not None):
+            reason = "a maximum is subtracted from the scores, and not from the sink beside them"
+            raise Decline(Code.SCORE_TERM, reason, found.shifted[0][0])
         if gate is not None:
             pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
             sunk = self._gated(gate, found, pv, columns, viewer)

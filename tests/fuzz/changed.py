@@ -22,8 +22,8 @@ OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
 DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
-UNDEFINED = re.compile(r"is -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?(nan|inf)|(Mul|Add|Sub|Max|Min) -?[\d.]+e\+3[0-9]")
-"""Changes that put in what is no number, or makes infinities of query, key and value."""
+UNDEFINED = re.compile(r"is -?(nan|inf)|is Div$|(Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])")
+"""Changes that put in what is no number, or make infinities of query, key and value, as dividing by a cache does."""
 LARGE = re.compile(r"is -?[\d.]+e\+3[0-9]")
 """As a factor, or beside values, it makes infinities that the operator may not come to, in another order."""
 NARROWING = "Cast before"

@@ -69,6 +69,13 @@ def test_a_sink_may_be_infinite() -> None:
     assert block.code == "score_term"
 
 
+def test_a_maximum_is_not_subtracted_from_the_sink() -> None:
+    """The gate is of the scores less their maximum, which is another number."""
+    less = "most = ReduceMax<axes=[-1], keepdims=1>(s) less = Sub(s, most) two = Constant<value=float {2}>() "
+    block = only_block(model(terms=less + "x = Mul(less, two) "))
+    assert (block.code, block.culprit) == ("score_term", "less")
+
+
 def test_a_bias_may_be_infinite() -> None:
     assert only_block(model(terms="x = Add(s, b) ", more="float[B,1,S,T] b")).code == "empty_rows"
 
