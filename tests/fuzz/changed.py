@@ -32,7 +32,7 @@ APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
 """A batch that is spread to a number: it is the number, or 1."""
-FACTOR = re.compile(r"(?:Mul|Add|Sub|Max|Min) (-?[\d.]+(?:e[+-]?\d+)?) before")
+FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
 def judged(
