@@ -133,10 +133,11 @@ class ValueSets(Analysis[ValueSet]):
             return None
         with np.errstate(all="ignore"):
             if not np.issubdtype(kind, np.integer):
-                found = _content(np.array(sorted(source), dtype=np.float64).astype(kind))
+                numbers = np.array(sorted(source), dtype=np.float64)
+                rounded = numbers.astype(kind)
                 # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, as it runs the nodes behind.
-                known = kind not in SHORT_FLOATS or found is None or _finite(found) == _finite(source)
-                return found if known else None
+                beyond = np.isfinite(numbers) & ~np.isfinite(rounded)
+                return None if kind in SHORT_FLOATS and beyond.any() else _content(rounded)
             return source if _held_by(source, kind) else None
 
     def _where(self, node: ir.Node) -> ValueSet | None:
@@ -185,11 +186,6 @@ _ZERO: ValueSet = frozenset((0.0,))
 def overwrites(node: ir.Node) -> bool:
     """Does a Scatter put its updates in the place of what was there?"""
     return text_attr(node, "reduction", "none") == "none"
-
-
-def _finite(values: ValueSet) -> int:
-    """How many of the numbers are no infinities."""
-    return sum(map(math.isfinite, values))
 
 
 def _held_by(numbers: Iterable[float], kind: type) -> bool:
