@@ -162,8 +162,9 @@ class Builder:
         """The same of an operand of a ready-made operator, whose rank has to be known: these are fused in the order of
         the graph, so that what an earlier one read lies before a later one, which takes it from there."""
         shape = self.info.shape(value)
-        if shape is None:
-            raise Decline(Code.RANK, f"the rank of {value.name!r} is unknown")
+        if shape is None or axis >= len(shape):
+            rank = "unknown" if shape is None else f"{len(shape)}, too small for dimension {axis}"
+            raise Decline(Code.RANK, f"the rank of {value.name!r} is {rank}")
         size = shape[axis]
         if size.const is not None:
             return self.dimension(value, axis)

@@ -368,6 +368,16 @@ def test_an_operand_of_unknown_rank(name: str) -> None:
     assert "the rank of 'inner' is unknown" in (report.blocks[0].reason or "")
 
 
+def test_a_query_of_one_dimension() -> None:
+    model = Case().model()
+    (node,) = model.graph.node
+    node.input[0] = "flat"
+    model.graph.input.append(helper.make_tensor_value_info("flat", onnx.TensorProto.FLOAT, [4]))
+    _, report = fused(model, assume=(SEPARATE,))
+    assert (report.blocks[0].status, report.blocks[0].code) == ("declined", "rank")
+    assert "the rank of 'flat' is 1" in (report.blocks[0].reason or "")
+
+
 @pytest.mark.parametrize("changed", ["past_key", "present_value"])
 def test_caches_that_cannot_be_bound(changed: str) -> None:
     """One buffer is bound as input and output; what the model computes from or to has its own."""
