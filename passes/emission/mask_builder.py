@@ -26,6 +26,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.bounds import LIMITS
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,
@@ -33,9 +34,6 @@ LARGEST = {
     ir.DataType.BFLOAT16: (2 - 2**-7) * 2.0**127,
 }
 INT64_MAX = 2**63 - 1
-LIMITS = ("Max", "Min", "Clip")
-"""Operators that ONNX Runtime computes in float32 between others, although it has kernels of 16 bits for them. It takes
-these kernels in front of a Cast."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,7 @@ class MaskBuilder:
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             wider = info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
             return maker.inputs[0] if wider else None
+        # Of these ONNX Runtime has kernels of 16 bits, which it takes in front of a Cast, but not between others.
         if is_op(maker, *LIMITS) and not maker.attributes:
             operands = [None if each is None else self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
             return self.builder.op(maker.op_type, operands, ir.DataType.FLOAT)

@@ -71,7 +71,7 @@ from fa_compiler.passes.masks.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import HUGE, check_order, order_shows
+from fa_compiler.passes.masks.rounding import HUGE, order_shows
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -174,7 +174,7 @@ class MaskPlanner:
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
-        if shown != live and order_shows(shown, self.values, self.options.assume) is not None:
+        if shown != live and self._order_shows(shown) is not None:
             live = shown
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
@@ -208,7 +208,11 @@ class MaskPlanner:
         return shifts_of(terms, self.viewer, stepwise=self.options.target == "ort")
 
     def _check_order(self, terms: tuple[Term, ...]) -> None:
-        check_order(terms, self.values, self.options.assume)
+        if (decline := self._order_shows(terms)) is not None:
+            raise decline
+
+    def _order_shows(self, terms: tuple[Term, ...]) -> Decline | None:
+        return order_shows(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, share: float) -> MaskPlan | None:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Biases in front of
@@ -279,7 +283,7 @@ class MaskPlanner:
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
         coarse = any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live)
-        return not coarse and order_shows(live, self.values, self.options.assume) is None
+        return not coarse and self._order_shows(live) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.

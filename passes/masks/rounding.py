@@ -41,8 +41,8 @@ from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites
+from fa_compiler.passes.values.bounds import Bounds, largest
+from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites, unmoved
 
 HUGE = 1e22
 """Scores below 1e14 are lost in a float32 number of this size."""
@@ -92,10 +92,15 @@ class Huge:
         return Huge(either.least * CANCELLED, True, True) if cancels else either
 
 
-def check_order(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> None:
-    """Raise what `order_shows` says."""
-    if (decline := order_shows(terms, values, assume)) is not None:
-        raise decline
+@dataclass(frozen=True)
+class Parts:
+    """What an addend is made of besides fine numbers. Of one that may hold `coarse` ones, the `huge` are not known."""
+
+    coarse: bool
+    huge: Huge | None
+
+
+COARSE = Parts(True, None)
 
 
 def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
@@ -105,8 +110,8 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     """
     order = _Order(values.sets, values.bounds, BINARY_MASKS in assume)
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
-    plain = [term for term, each in found if each is None and isinstance(term, AddTerm)]
-    found.extend((term, order.huge_parts(term)) for term in plain)
+    plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, AddTerm)}
+    found.extend((term, parts.huge) for term, parts in plain.items())
     turned = _turned(terms)
     huge = [
         (term, each.turned() if term in turned else each)
@@ -125,32 +130,27 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
         )
     if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
         return None
-    for term in plain:
-        rounded = not values.is_float32(term) and _is_rounded(term.node.outputs[0])
-        if rounded and order.is_coarse(term.value):
-            return Decline(
-                Code.MASK_VALUE,
-                "scores are rounded to 16 bits behind a mask or bias with large numbers",
-                term.node,
-                f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
-            )
-    wide = [term for term in plain if values.is_float32(term) or order.is_beyond_float16(term.value)]
-    coarse = [term for term in wide if order.is_coarse(term.value)]
-    if not coarse:
+    coarse = [term for term, parts in plain.items() if parts.coarse]
+    for term in coarse:
+        if not values.is_float32(term) and _is_rounded(term.node.outputs[0]):
+            return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
+    wide = [term for term in coarse if values.is_float32(term) or order.is_beyond_float16(term.value)]
+    if not wide:
         return None
-    first = coarse[0]
+    first = wide[0]
     behind = terms[terms.index(first) + 1 :]
     scaled = any(isinstance(term, ScaleTerm) and abs(math.frexp(term.factor)[0]) != 0.5 for term in behind)
     least = min((each.least for _, each in huge), default=math.inf)
     lost = math.isinf(least) or order.largest(first.value) < least * LAST_BIT
     if scaled or len(plain) > 1 or not lost:
-        return Decline(
-            Code.MASK_VALUE,
-            "a mask or bias whose numbers may round the scores is combined with other terms",
-            first.node,
-            f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
-        )
+        return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
     return None
+
+
+def _in_empty_rows(reason: str, term: Term) -> Decline:
+    """What shows only in rows that are masked everywhere."""
+    hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
+    return Decline(Code.MASK_VALUE, reason, term.node, hint)
 
 
 def _turned(terms: tuple[Term, ...]) -> set[Term]:
@@ -254,9 +254,7 @@ class _Order:
 
     def _rest(self, value: ir.Value) -> int | None:
         """1 for 1 - x, -1 for x - 1, of whole numbers or in float32, moved or not; None for anything else."""
-        node = value.producer()
-        while node is not None and is_op(node, *MOVES, "Cast") and node.inputs[0] is not None:
-            node = node.inputs[0].producer()
+        node = unmoved(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
             return None
         dtype = self.sets.info.dtype(node.outputs[0])
@@ -265,63 +263,49 @@ class _Order:
             return None
         return 1 if ones[0] == 1.0 else -1
 
-    def is_coarse(self, value: ir.Value) -> bool:
-        """May a tensor hold numbers between FINE and HUGE: by its constants, or as an input of the model whose content
-        nobody knows? What cannot be followed far enough is taken for coarse."""
-        return self._leaves(value) is None
-
     def is_beyond_float16(self, value: ir.Value) -> bool:
         """Is a value of 16 bits known to hold numbers, before they are rounded, that are too large for float16?"""
-        node = value.producer()
-        while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
-            value = node.inputs[0]
-            node = value.producer()
-        size = self.largest(value)
+        value = unmoved(value)
+        node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul") and node is not None:
             size = math.prod(self.largest(each) for each in node.inputs if each is not None)
         return FLOAT16_MAX < size < math.inf
 
-    def huge_parts(self, term: AddTerm) -> Huge | None:
-        """The huge numbers in an addend that holds fine ones, too, and nothing coarse; None where there are none."""
-        found = self._leaves(term.value) or []
-        parts = found[0] if found else None
-        for each in found[1:]:
-            parts = each if parts is None else parts.or_else(each)
-        return parts.turned() if parts is not None and term.sign < 0 else parts
-
-    def _leaves(self, value: ir.Value) -> list[Huge] | None:
-        """The huge numbers that a tensor is made of besides fine ones; None where it may hold coarse ones."""
-        pending = [(value, True)]
+    def parts(self, term: AddTerm) -> Parts:
+        """What an addend that is not huge throughout is made of. It may be coarse by its constants, or as an input of
+        the model whose content nobody knows; what cannot be followed far enough is taken for coarse."""
+        pending = [(term.value, True)]  # and whether what is huge there keeps its sign
         seen: set[ir.Value] = set()
-        found: list[Huge] = []
+        found: Huge | None = None
         while pending:
             current, signed = pending.pop()
             if current in seen:
                 continue
             seen.add(current)
             if len(seen) > MAX_STEPS:
-                return None
+                return COARSE
             if (huge := self.huge(current)) is not None:
-                found.append(huge if signed else huge.or_else(huge.turned()))
+                either = huge if signed else huge.or_else(huge.turned())
+                found = either if found is None else found.or_else(either)
                 continue
             if self.largest(current) <= FINE:
                 continue
             if self.sets.of(current) is not None or constant(current) is not None:
-                return None
+                return COARSE
             node, inner = current.producer(), inner_values(current)
             if inner is not None:
                 if not inner:
-                    return None
+                    return COARSE
                 pending.extend((each, signed) for each in inner)
             elif node is None:
                 if not is_weight(current) or current.is_graph_input():
-                    return None
+                    return COARSE
             elif is_op(node, *MOVES):
                 pending.extend((each, signed) for each in node.inputs[:1] if each is not None)
             elif contraction(node, self.sets.info) is None and not is_op(node, *NORMALISING):
                 signed = signed and is_op(node, *KEEP_SIGNS)
                 pending.extend((each, signed) for each in _combined(node) if self._may_be_large(each))
-        return found
+        return Parts(False, found.turned() if found is not None and term.sign < 0 else found)
 
     def _may_be_large(self, operand: ir.Value) -> bool:
         """Is it a number at all, and no mere index or size?"""
@@ -331,11 +315,7 @@ class _Order:
 
     def largest(self, value: ir.Value) -> float:
         """No element is larger in size; infinity where that is not known."""
-        values = self.sets.of(value)
-        if values is not None:
-            return max(map(abs, values), default=0.0)
-        interval = self.bounds.of(value)
-        return math.inf if interval is None else max(map(abs, interval))
+        return largest(value, self.sets, self.bounds)
 
 
 def _of_numbers(values: frozenset[float]) -> Huge | None:

@@ -15,7 +15,7 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import MOVES, ValueSets
+from fa_compiler.passes.values.value_sets import MOVES, ValueSets, unmoved
 
 MODERATE = 1e15
 MAX_STEPS = 64
@@ -55,11 +55,8 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
 
 def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
     """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
-    node = value.producer()
-    while is_op(node, *MOVES) and node is not None and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    inner = inner_values(value)
+    value = unmoved(value)
+    node, inner = value.producer(), inner_values(value)
     if inner is not None:
         return not inner or any(_holds_large(each, bounds) for each in inner)
     if node is None or not is_op(node, "Mul", "Div", "Add", "Sub", "Where"):

@@ -34,7 +34,7 @@ from fa_compiler.passes.matching.second_product import SecondProduct, second_pro
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds
+from fa_compiler.passes.values.bounds import Bounds, largest
 from fa_compiler.passes.values.slices import keeps_everything
 from fa_compiler.passes.values.value_sets import ValueSets
 
@@ -148,7 +148,7 @@ class Simulation:
         for term in terms:
             match term:
                 case AddTerm():
-                    size += self._size(term.value)
+                    size += largest(term.value, self.sets, self.bounds)
                 case SelectTerm():
                     size = max(size, abs(term.fill))
                 case ScaleTerm():
@@ -158,12 +158,6 @@ class Simulation:
             if not size <= FLOAT32_MAX:
                 return term
         return None
-
-    def _size(self, value: ir.Value) -> float:
-        """The size of the largest element; infinite where that is not known."""
-        values = self.sets.of(value)
-        ends = tuple(values) if values is not None else self.bounds.of(value)
-        return math.inf if ends is None else max(map(abs, ends), default=0.0)
 
     def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
         found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)

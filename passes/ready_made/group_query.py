@@ -16,9 +16,9 @@
 Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. With one
 it takes prompts, several rows of one batch entry, and one row of each. It has two kernels. That for float32, several
 keys, causal, present outputs and no sink gives 0 for a row without a key, and takes -inf and the lowest float32 in
-attention_bias for an excluded key (keys.py); the other computes such rows as any other, and looks back from a batch's
-last key in the rows of a prompt that lie behind it, so a window is refused there unless there is one row. Where a bias
-may exclude keys, and how many there are is open, the user has to vouch for a key in every row.
+attention_bias for an excluded key (keys.py). The other computes such rows as any other. In the rows of a prompt that
+lie behind a batch's last key it looks back from that key, so a window is refused there unless there is one row. Where
+a bias may exclude keys, and how many there are is open, the user has to vouch for a key in every row.
 
 Refused besides: softcap; sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
 """

@@ -22,8 +22,8 @@ only where its numbers other than the excluding ones are proven small, or where 
 everywhere. The function body adds in float32. Whether it gets a 16-bit sum or product that the graph computes rounded
 or not depends on where ONNX Runtime runs the body's nodes, so there the same holds of such a mask.
 
-Refused besides: softcap, the score or probability matrix as an output, a rounding softmax_precision, and a causal query
-of one row beside several new keys and a past, where ONNX Runtime sees all keys and the specification does not.
+Refused besides: softcap, the score or probability matrix as an output, and a rounding softmax_precision. So is a causal
+query of one row beside several new keys and a past: ONNX Runtime sees all keys there, and the specification does not.
 """
 
 from __future__ import annotations

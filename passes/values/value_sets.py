@@ -43,6 +43,17 @@ MOVES = (
     "DepthToSpace",
     "SpaceToDepth",
 )
+
+
+def unmoved(value: ir.Value, *more: str) -> ir.Value:
+    """The value whose elements operators that move them, or operators of the types `more`, passed on to this one."""
+    node = value.producer()
+    while node is not None and is_op(node, *MOVES, *more) and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
 COMPARISONS = (
     "Equal",
     "Greater",
