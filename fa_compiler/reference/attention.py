@@ -37,6 +37,8 @@ class Attention:
         self.pse = Pse(call, pse_name, self.query_side, self.key_side, self.allowed_set)
         self.dropout = Dropout(call, self.query_side, self.key_side)
         self.scale = float(call.attrs["scale_value"])
+        # A number of a mask is compared with biases, so it is what an attribute holds: a float32.
+        self.mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))
         self.width = self.query_side.width(call, "query")
         self.rope_width = self._rope_width()
         self.value_width = self.key_side.width(call, "value") if self.key_side.heads else self.width
@@ -70,8 +72,8 @@ class Attention:
                 return self.scale * self._biased(product, bias)
             return self._biased(self.scale * product, bias)
 
-    def masked_scores(self, batch: int, head: int, number: float) -> Floats:
-        """[S1,S2]: `number` plus the bias, in natural units, as the attribute cpu_masked_bias scores masked keys.
+    def masked_scores(self, batch: int, head: int) -> Floats:
+        """[S1,S2]: `mask_value` plus the bias, in natural units, as the attribute cpu_masked_bias scores masked keys.
 
         Unless the call is exact, the sum is rounded to float32.
         """
@@ -80,7 +82,8 @@ class Attention:
             raise self.call.error("cpu_masked_bias", f"needs the input {self.pse.name}")
         lengths = self.query_side.lengths[batch], self.key_side.lengths[batch]
         with np.errstate(invalid="ignore", over="ignore"):
-            total: Floats = number + np.broadcast_to(bias * (self.scale if self.pse.before_scale else 1.0), lengths)
+            factor = self.scale if self.pse.before_scale else 1.0
+            total: Floats = self.mask_value + np.broadcast_to(bias * factor, lengths)
             return total if self.call.exact else total.astype(np.float32).astype(np.float64)
 
     def _biased(self, product: Floats, bias: Floats) -> Floats:

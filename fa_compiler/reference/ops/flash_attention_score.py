@@ -23,7 +23,6 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")
     empty_rows, nan_rows = (str(call.attrs.get(name, "")) for name in ("cpu_empty_rows", "cpu_nan_rows"))
-    mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))  # as an attribute holds it
     valueless = call.attrs.get("cpu_masked_values") == "zero"
     biased = call.attrs.get("cpu_masked_bias") == "added"
     row_max = [np.zeros((side.heads, length)) for length in side.lengths]
@@ -32,7 +31,7 @@ def flash_attention_score(call: Call) -> dict[str, Output]:
     for batch, head, kv_head in attention.heads():
         sink = None if attention.sink is None else float(attention.sink[head])
         scores, allowed = attention.scores(batch, head, kv_head), attention.allowed(batch, head)
-        masked = attention.masked_scores(batch, head, mask_value) if biased else mask_value
+        masked = attention.masked_scores(batch, head) if biased else attention.mask_value
         rows = softmax(scores, allowed, sink, empty_rows, nan_rows, masked, valueless)
         row_max[batch][head] = rows.max
         row_sum[batch][head] = rows.sum

@@ -40,7 +40,6 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
     d_key = [np.zeros_like(part) for part in attention.key]
     d_value = [np.zeros_like(part) for part in attention.value]
     d_sink = np.zeros(q_side.heads)
-    mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))  # as an attribute holds it
     for batch, head, kv_head in attention.heads():
         query, key, value = (
             attention.query[batch][head],
@@ -49,11 +48,11 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         )
         d_o = d_out[batch][head]
         allowed = attention.allowed(batch, head)
-        counted = np.ones_like(allowed) if np.isfinite(mask_value) else allowed
+        counted = np.ones_like(allowed) if np.isfinite(attention.mask_value) else allowed
         top, total = row_max[batch][head][:, None], row_sum[batch][head][:, None]
         with np.errstate(invalid="ignore", over="ignore"):
             # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
-            scores = np.where(allowed, attention.scores(batch, head, kv_head), mask_value)
+            scores = np.where(allowed, attention.scores(batch, head, kv_head), attention.mask_value)
             p = np.where(counted, np.exp(_below(scores, counted, top)) / total, 0.0)
             p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
             kept = attention.dropout.factors(batch, head)

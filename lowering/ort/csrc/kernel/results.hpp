@@ -64,8 +64,6 @@ static bool has_undefined_score(const Span& span, int64_t r) {
   const int64_t head = span.head_of(r);
   const int64_t i = span.index_of(r);
   if (problem.sink != nullptr && is_nan(problem.sink[head])) return true;
-  const float before = problem.pse_inside_scale ? 1.0f : problem.scale;
-  const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
   const int64_t numbers = problem.head_size + problem.rope_size;
   const float* query = query_row(problem, span.sequence, head, i, span.s.rows);
   float* beside = span.s.rows + blocks_of(numbers, kLanes) * kLanes;
@@ -79,7 +77,7 @@ static bool has_undefined_score(const Span& span, int64_t r) {
       if (is_attended(view, j)) {
         const float* key = key_row(problem, span.sequence, span.plan.head, first + j, beside);
         for (int64_t d = 0; d < numbers; ++d) score += query[d] * key[d];
-        score = (score * before + (bias == nullptr ? 0.0f : bias[j])) * after;
+        score = biased_score(problem, splat(score), splat(bias == nullptr ? 0.0f : bias[j]))[0];
       } else if (problem.masked_bias) {
         score = excluded_score(problem, bias, j);
       }
