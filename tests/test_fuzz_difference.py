@@ -6,8 +6,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from tests.fuzz.difference import LARGEST, Array, Comparison, Feed, run_original
-from tests.fuzz.oracle import session
+from tests.fuzz.difference import LARGEST, Array, Comparison, Feed, run_original, session
 
 MODEL = onnx.parser.parse_model(
     """<ir_version: 9, opset_import: ["": 17]>

@@ -22,10 +22,9 @@ OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
 DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
-UNDEFINED = re.compile(r"is -?(nan|inf)|is Div$|(Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])")
-"""Changes that put in what is no number, or make infinities of query, key and value, as dividing by a cache does."""
-LARGE = re.compile(r"is -?[\d.]+e\+3[0-9]")
-"""As a factor, or beside values, it makes infinities that the operator may not come to, in another order."""
+UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is Div$")
+"""Changes that put in what is no number, or make infinities of query, key and value, as dividing by a cache does. The
+operator may not come to these, in another order."""
 NARROWING = "Cast before"
 """A Cast to 16 bits and back."""
 APART = "a size of"
@@ -78,11 +77,11 @@ def judged(
     made.undefined |= case.undefined or any(bool(np.isinf(array).any()) for array in given)
     made.group = "a factor is NaN or infinite, " if made.undefined else ""
     if gradient:
-        made.terms, made.most = enlarged(_terms, words), STEEP
+        made.terms, made.most = multiplied(_terms, words), STEEP
     return made
 
 
-def enlarged(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Callable[[Feed, str], float]:
+def multiplied(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Callable[[Feed, str], float]:
     """The size of terms that these changes multiply with numbers."""
     factors = [abs(float(each)) for word in words for each in FACTOR.findall(word)]
     factor = math.prod(each for each in factors if 1.0 < each < math.inf)
@@ -97,7 +96,7 @@ def are_open(words: Sequence[str]) -> bool:
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
-    made.undefined = any(UNDEFINED.search(word) or LARGE.search(word) for word in words)
+    made.undefined = any(UNDEFINED.search(word) for word in words)
 
 
 def _terms(feed: Feed, output: str) -> float:

@@ -35,6 +35,7 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
+from fa_compiler.lowering.ort import register_custom_ops
 from tests.passes.gradients import FusedMatMul
 
 Array = npt.NDArray[Any]
@@ -68,6 +69,11 @@ class Feed:
     lenient: bool = False
     spoiled: tuple[str, ...] = ()
 
+    @property
+    def empty(self) -> bool:
+        """Has an input no elements?"""
+        return not all(array.size for array in self.arrays.values())
+
 
 @dataclass
 class Comparison:
@@ -89,7 +95,7 @@ class Comparison:
         if wanted.dtype != got.dtype or wanted.shape != got.shape:
             return "another type or shape", f"{got.dtype}{got.shape} instead of {wanted.dtype}{wanted.shape}"
         if wanted.dtype.kind != "f":
-            if self.feed.spoiled or not all(array.size for array in self.feed.arrays.values()):
+            if self.feed.spoiled or self.feed.empty:
                 return None  # no integer is NaN
             same = (wanted == got).all()
             if wanted.dtype.itemsize == 1 and wanted.dtype.kind in "iu":  # quantised, from between two integers
@@ -102,7 +108,7 @@ class Comparison:
         if _near(left, right, near_by, wanted.dtype).all():
             return None
         wrong = ~_near(left, right, near_by, wanted.dtype) & ~self._excused(index, left, right, base)
-        if not all(array.size for array in self.feed.arrays.values()):
+        if self.feed.empty:
             wrong &= ~(np.isnan(left) & (right == 0.0))  # 6
         if wrong.any() and self._is_short and (other := self._optimised) is not None:
             wrong &= ~_near(other[index].astype(np.float64), right, near_by, wanted.dtype)  # 7
@@ -161,12 +167,8 @@ class Comparison:
     @functools.cached_property
     def _optimised(self) -> list[Array] | None:
         """The results of the original behind basic optimisations; None where they end in an error."""
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
         try:
-            other = ort.InferenceSession(self.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+            other = session(self.model, custom=False, level=ort.GraphOptimizationLevel.ORT_ENABLE_BASIC)
             return run_original(other, self.feed.arrays)
         except Exception:  # of ONNX Runtime: they share no class
             return None
@@ -207,6 +209,27 @@ class Comparison:
         if plain.ndim and plain.size:
             worst = np.broadcast_to(worst.max(axis=-1, keepdims=True), plain.shape)
         return worst
+
+
+_OPTIONS: dict[tuple[bool, ort.GraphOptimizationLevel], ort.SessionOptions] = {}
+
+
+def session(
+    model: onnx.ModelProto,
+    custom: bool,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+) -> ort.InferenceSession:
+    """A session in one thread, which computes every node as it is written unless optimisations are asked for."""
+    if (custom, level) not in _OPTIONS:
+        options = ort.SessionOptions()
+        options.graph_optimization_level = level
+        options.log_severity_level = 4
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        if custom:
+            register_custom_ops(options)
+        ort.set_default_logger_severity(4)
+        _OPTIONS[custom, level] = options
+    return ort.InferenceSession(model.SerializeToString(), _OPTIONS[custom, level], providers=["CPUExecutionProvider"])
 
 
 def run_original(original: ort.InferenceSession, arrays: Mapping[str, Array]) -> list[Array]:

@@ -27,11 +27,10 @@ import onnxruntime as ort
 
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
-from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes import Block, Report
 from fa_compiler.subgraphs import all_nodes
-from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original
+from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
@@ -167,51 +166,38 @@ class Judge:
             try:
                 got = run_fused(second, feed.arrays)
             except Exception as error:
-                empty = not all(array.size for array in feed.arrays.values())
-                if feed.lenient or (self.loose and (empty or "has shape" in str(error))):
+                if feed.lenient or (self.loose and (feed.empty or "has shape" in str(error))):
                     continue  # of no elements the original makes any shape
                 title = f"the fused model does not run: {_unnumbered(str(error))} [{self.group}{what}]"
                 return Finding(title, f"{text}{_feed_text(feed)}\n{error}", data)
             names = [output.name for output in self.model.graph.output]
             for name, left, right in zip(names, wanted, got, strict=True):
-                if feed.lenient and not all(array.size for array in feed.arrays.values()):
+                if feed.lenient and feed.empty:
                     continue  # beside a size of 0 that does not agree ONNX Runtime reads memory behind the tensor
                 if self.loose and (not left.size or (feed.lenient and left.shape != right.shape)):
                     continue  # sizes that do not agree, or only where one is 0
-                least = 0.0 if self.terms is None else self.terms(feed, name)
-                fault = compared.fault(names.index(name), left, right, least)
-                if self.undefined and fault is not None and ("is lost" in fault[0] or feed.spoiled):
-                    fault = None
-                steep = feed.name in STEEP_STYLES or ENLARGED.search(self.note) is not None
-                if fault is not None and feed.spoiled and VANISHING < largest_score(fused, feed, steep) < np.inf:
-                    continue
-                if fault is not None and not feed.spoiled:
-                    score = largest_score(fused, feed, steep)
-                    if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
-                        continue
-                    known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
-                    fault = known.fault(names.index(name), left, right, least)
+                fault = self._fault(compared, fused, names.index(name), left, right)
                 if fault is not None:
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{fault[0]} [{self.group}{what}]", detail, data)
         return None
 
-
-_OPTIONS: dict[bool, ort.SessionOptions] = {}
-
-
-def session(model: onnx.ModelProto, custom: bool) -> ort.InferenceSession:
-    """A session that computes every node as it is written, in one thread."""
-    if custom not in _OPTIONS:
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.log_severity_level = 4
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        if custom:
-            register_custom_ops(options)
-        ort.set_default_logger_severity(4)
-        _OPTIONS[custom] = options
-    return ort.InferenceSession(model.SerializeToString(), _OPTIONS[custom], providers=["CPUExecutionProvider"])
+    def _fault(
+        self, compared: Comparison, fused: onnx.ModelProto, index: int, left: Array, right: Array
+    ) -> tuple[str, str] | None:
+        """The fault in an output that neither undefined factors nor the size of the scores excuses."""
+        feed = compared.feed
+        least = 0.0 if self.terms is None else self.terms(feed, self.model.graph.output[index].name)
+        fault = compared.fault(index, left, right, least)
+        if fault is None or (self.undefined and ("is lost" in fault[0] or feed.spoiled)):
+            return None
+        score = largest_score(fused, feed, feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
+        if feed.spoiled:
+            return None if VANISHING < score < np.inf else fault
+        if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
+            return None
+        known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
+        return known.fault(index, left, right, least)
 
 
 def _runs(original: ort.InferenceSession, feed: Feed) -> bool:

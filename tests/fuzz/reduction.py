@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from tests.fuzz.difference import Array, Feed, run_original
+from tests.fuzz.difference import Array, Feed, run_original, session
 from tests.fuzz.kind import Finding, Kind, Outcome
-from tests.fuzz.oracle import Judge, session
+from tests.fuzz.oracle import Judge
 
 SECONDS = 45.0
 FROZEN = 4096

@@ -114,10 +114,10 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
 
         e = sqrt(D) u |scale| |q| |k|  +  4 u (|scale| |q| |k| + |bias|)
 
-    (the product; scale, bias and what a generated bias is made of), a probability by 2 e of itself (its own score and
-    the largest one), 4 u (exp and its argument's reduction), and a sum of S2 of them by sqrt(S2) u more, once in P V
-    and once in the softmax's sum. Equal terms may all be rounded one way: S2 u / 2 more. Beside bfloat16 inputs a
-    probability may be rounded to bfloat16 before it meets the values: 2^-9 more, in the output only.
+    (the product; scale, bias and what a generated bias is made of). A probability is wrong by 2 e of itself (its own
+    score and the largest one) and by 4 u (exp and its argument's reduction). A sum of S2 of them is wrong by sqrt(S2) u
+    more, once in P V and once in the softmax's sum. Equal terms may all be rounded one way: S2 u / 2 more. Beside
+    bfloat16 inputs a probability may be rounded to bfloat16 before it meets the values: 2^-9 more, in the output only.
     """
     unit = 2.0**-24
     depth, norm = 0, {"query": 0.0, "key": 0.0}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from tests.fuzz.changed import allow_for, are_open, enlarged
+from tests.fuzz.changed import allow_for, are_open, multiplied
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.mutations import change
 from tests.fuzz.oracle import STEEP, Judge
@@ -57,21 +57,21 @@ class Gradients(GraphKind):
         fields = {name: rng.choice(each) for name, each in CHOICES.items()}
         case = Training(**consistent({**fields, "sizes": sizes}))
         composed = compose(case)
-        words = [repr(case)]
-        if changed := rng.random() < 0.5:
+        changes: list[str] = []
+        if rng.random() < 0.5:
             try:
-                words.insert(0, str(change(composed.model, rng)))
+                changes.append(str(change(composed.model, rng)))
             except Exception:  # of onnx: it is no model any more
                 return None
 
         def fed() -> list[Feed]:
-            return [replace(each, lenient=are_open(words[:-1])) for each in _feeds(composed, seed, rng)]
+            return [replace(each, lenient=are_open(changes)) for each in _feeds(composed, seed, rng)]
 
-        made = Judge(composed.model, fed, again=seed % 32 == 0, note="; ".join(words))
-        made.terms = _terms
-        if changed:
-            made.loose, made.most, made.terms = True, STEEP, enlarged(_terms, words[:1])
-            allow_for(made, words[:1])
+        made = Judge(composed.model, fed, again=seed % 32 == 0, note="; ".join([*changes, repr(case)]))
+        made.terms = multiplied(_terms, changes)
+        if changes:
+            made.loose, made.most = True, STEEP
+            allow_for(made, changes)
         return made
 
 

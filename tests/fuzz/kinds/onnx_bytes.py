@@ -17,7 +17,7 @@ from fa_compiler.model_io import load_bytes
 from fa_compiler.pipeline import make_options, run
 from fa_compiler.writing import relocate
 from tests.fuzz.damage import Damaged, Fault, Rng, any_bytes, command, message
-from tests.fuzz.difference import Feed
+from tests.fuzz.difference import Feed, session
 from tests.fuzz.oracle import Judge
 from tests.fuzz.originals import EXTERNAL, EXTERNAL_BYTES, models
 
@@ -122,8 +122,6 @@ def original_loads(data: bytes) -> bool:
 
 
 def _loads(fused: bytes) -> None:
-    from tests.fuzz.oracle import session
-
     try:
         session(onnx.ModelProto.FromString(fused), custom=True)
     except Exception as error:
