@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from fa_compiler.passes.masks.mask_values import FLOAT16_MAX
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.graph import Case
@@ -24,7 +25,7 @@ DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
 UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is Div$")
 """Changes that put in what is no number, or make infinities of query, key and value, as dividing by a cache does. The
-operator may not come to these, in another order."""
+operator may not come to these, in another order. In float16 a factor beyond its numbers is infinite, too."""
 NARROWING = "Cast before"
 """A Cast to 16 bits and back."""
 APART = "a size of"
@@ -96,7 +97,9 @@ def are_open(words: Sequence[str]) -> bool:
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
-    made.undefined = any(UNDEFINED.search(word) for word in words)
+    largest = max((abs(float(each)) for word in words for each in FACTOR.findall(word)), default=0.0)
+    infinite = "float16" in words and largest > FLOAT16_MAX
+    made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
 
 
 def _terms(feed: Feed, output: str) -> float:

@@ -118,14 +118,15 @@ class Judge:
 
     def _refused(self, error: FaCompilerError) -> Outcome:
         """A refusal is right where ONNX Runtime refuses the model, too, or the checker does, or where no run of it
-        ends, as with sizes that contradict each other; an internal error is not, where ONNX Runtime takes the model."""
+        ends that computes anything, as with sizes that contradict each other; an internal error is not, where ONNX
+        Runtime takes the model."""
         try:
             if isinstance(error, InputError):
                 onnx.checker.check_model(self.model, full_check=True)
             original = session(self.model, custom=False)
         except Exception:  # they share no class
             return Outcome("refused")
-        if not any(_runs(original, feed) for feed in self._given()):
+        if not any(_runs(original, feed) for feed in self._given() if not feed.empty):
             return Outcome("refused")
         title = re.sub(r"node name: [^)]*|'[^']*'|model: |\[ShapeInferenceError\]", "", str(error))
         return self._found("refused", f"{type(error).__name__}: {_unnumbered(title)[:100]}", str(error))
@@ -189,7 +190,9 @@ class Judge:
         feed = compared.feed
         least = 0.0 if self.terms is None else self.terms(feed, self.model.graph.output[index].name)
         fault = compared.fault(index, left, right, least)
-        if fault is None or (self.undefined and ("is lost" in fault[0] or feed.spoiled)):
+        if fault is None:
+            return None
+        if self.undefined and ("is lost" in fault[0] or feed.spoiled or self.hides_nan):
             return None
         score = largest_score(fused, feed, feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
         if feed.spoiled:
