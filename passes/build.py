@@ -237,7 +237,8 @@ class Mover:
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.
 
-        Both together are refused in a run in which a copied size is 0.
+        Both together are refused in a run in which a copied size is 0. Before opset 14 a size of 0 in a computed target
+        copies a dimension, too: such a run may end in an error of this Reshape.
         """
         dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []

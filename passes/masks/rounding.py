@@ -41,7 +41,7 @@ from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds, largest
+from fa_compiler.passes.values.bounds import LIMITS, Bounds, largest
 from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites, unmoved
 
 HUGE = 1e22
@@ -61,6 +61,8 @@ ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat
 """What computes a number from integers that are given to the model; other integers are positions and sizes."""
 KEEP_SIGNS = ("Add", "Where", "Concat", "Cast", "Trilu", "Split", "Pad", "ScatterND", "ScatterElements", "Max", "Min")
 """Operators whose results are huge only with the sign of an operand that is."""
+SCORING = ("Add", "Sub", "Mul", "Div", "Where")
+"""What scores come through behind a term. Their kernels compute 16 bits in float32."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
@@ -168,20 +170,35 @@ def _turned(terms: tuple[Term, ...]) -> set[Term]:
 def _is_rounded(value: ir.Value) -> bool:
     """Does ONNX Runtime round a sum of 16 bits on its way to the softmax?
 
-    It adds in float32 and has 16-bit kernels only for operators that move elements. A single one of these between
-    others stays in float32, two in a row do not.
+    It adds in float32 and has 16-bit kernels only for operators that move elements, and for Max, Min and Clip. A single
+    one that moves stays in float32 between others. Two in a row do not, nor does a Concat whose first operand such a
+    kernel makes, as an Expand makes a sink.
     """
     pending = [(value, False)]  # and whether such an operator makes it
+    seen: set[tuple[ir.Value, bool]] = set()
     while pending:
         current, moved = pending.pop()
+        if (current, moved) in seen:
+            continue
+        seen.add((current, moved))
         for reader in current.consumers():
-            if not is_op(reader, *MOVES):
+            if is_op(reader, *SCORING):
+                pending.append((reader.outputs[0], False))
+            if not is_op(reader, *MOVES, "Concat"):
                 continue
-            moves = not is_op(reader, "Identity")
-            if moved and moves:
+            moves, first = not is_op(reader, "Identity"), reader.inputs[0]
+            if moves and (moved or (first is not current and first is not None and _is_of_16_bits(first))):
                 return True
             pending.append((reader.outputs[0], moved or moves))
     return False
+
+
+def _is_of_16_bits(value: ir.Value) -> bool:
+    """Does a kernel of 16 bits make it?"""
+    node = value.producer()
+    while node is not None and is_op(node, "Identity") and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    return is_op(node, *MOVES, *LIMITS, "Concat")
 
 
 @dataclass(frozen=True)

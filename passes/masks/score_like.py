@@ -55,7 +55,7 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
 
 def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
     """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
-    value = unmoved(value)
+    value = unmoved(value, "Cast")
     node, inner = value.producer(), inner_values(value)
     if inner is not None:
         return not inner or any(_holds_large(each, bounds) for each in inner)

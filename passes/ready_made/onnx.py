@@ -151,6 +151,9 @@ class _Attention:
     def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
         call = self.call
         lengths, window, mask = call.input(6), self._window(), call.input(3)
+        if mask is not None and not call.shape(mask):
+            reason = f"attn_mask {mask.name!r} is a number and has no dimension for the keys"
+            raise call.decline(Code.READY_MADE, reason)
         if mask is not None and window is None and lengths is None and self._adds(mask, keys, scores):
             return keys.plain(mask, scores)
         masked, shifts, mode, assumed = self._given(keys, scores, band=window is None)

@@ -23,7 +23,7 @@ OVERFLOWING = ("huge", "overflow")
 """Styles in which gradients, sums of products of sums, are no numbers, and not the same ones."""
 DOUBLING = ("overflow",)
 """The style in which a change that doubles probabilities makes sums overflow, and the kernels' sums do not."""
-UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is Div$")
+UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is Div$|Div of \[.*\] inf")
 """Changes that put in what is no number, or make infinities of query, key and value, as dividing by a cache does. The
 operator may not come to these, in another order. In float16 a factor beyond its numbers is infinite, too."""
 NARROWING = "Cast before"
@@ -98,7 +98,8 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
     largest = max((abs(float(each)) for word in words for each in FACTOR.findall(word)), default=0.0)
-    infinite = "float16" in words and largest > FLOAT16_MAX
+    inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
+    infinite = onnx.TensorProto.FLOAT16 in inputs and largest > FLOAT16_MAX
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
 
 

@@ -217,6 +217,8 @@ def along_axis(model: onnx.ModelProto, rng: random.Random) -> str | None:
     op_type = rng.choice(["Mul", "Mul", "Mul", "Div", "Add"])
     put_before(model, node, place, helper.make_node(op_type, [name, f"{fresh}_numbers"], [fresh], name=fresh))
     size = max(np.abs(numbers).max(initial=1.0), 1 / np.abs(numbers).min(initial=1.0, where=numbers != 0))
+    if op_type == "Div" and not numbers.any():
+        size = np.inf
     return f"{op_type} of {shape} {size:.3g} before {node.op_type} {node.output[0]}"
 
 

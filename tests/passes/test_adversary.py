@@ -121,6 +121,8 @@ OUTER = (
     [
         "given = Where(pad, nothing, low) ",
         "n_ = Not(pad) c = Cast<to=1>(n_) sq = Pow(c, two) given = Mul(sq, low) ",
+        "n_ = Not(pad) c = Cast<to=11>(n_) wide = Cast<to=11>(low) sq = Pow(c, two) w_ = Mul(sq, wide) "
+        "given = Cast<to=1>(w_) ",
         "n_ = Cast<to=6>(pad) most = ReduceMax<keepdims=0>(n_) c = Cast<to=9>(most) given = If (c) <"
         "then_branch = t () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }, "
         "else_branch = e () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }> ",

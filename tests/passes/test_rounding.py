@@ -124,6 +124,28 @@ def test_sums_of_16_bits(name: str) -> None:
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 5e-3)
 
 
+@pytest.mark.parametrize(("order", "status"), [("x, e", "fused"), ("e, x", "declined")])
+@pytest.mark.parametrize("later", ["x = Mul(a, one) ", "x = Where(r, a, low) "])
+def test_sums_of_16_bits_beside_a_sink(order: str, status: str, later: str) -> None:
+    """ONNX Runtime rounds them where a Concat comes behind a kernel of 16 bits that makes its first operand. A mask of
+    2 makes numbers of 1e4 to which all scores of a row are added."""
+    start, end = ("1", "9") if order == "e, x" else ("0", "-1")
+    sink = (
+        "b0 = Shape<end=1>(q) b1 = Constant<value=int64[1] {4}>() b2 = Shape<start=2, end=3>(q) "
+        "b3 = Constant<value=int64[1] {1}>() bs = Concat<axis=0>(b0, b1, b2, b3) e = Expand(sink, bs) "
+        f"y0 = Concat<axis=-1>({order}) p0 = Softmax<axis=-1>(y0) n0 = Constant<value=int64[1] {{{start}}}>() "
+        f"n1 = Constant<value=int64[1] {{{end}}}>() n3 = Constant<value=int64[1] {{3}}>() p = Slice(p0, n0, n1, n3) "
+    )
+    operands = ", ".join(f"float16[B,4,{rows},8] {name}" for name, rows in (("q", "S"), ("k", "T"), ("v", "T")))
+    more = "bool[B,1,S,1] r, int64[B,1,1,T] i, float16[1,4,1,1] sink"
+    text = PRODUCT_QK + SHORT_NUMBERS + ADDED + later + sink + PRODUCT_PV
+    proto = parse(text, more, inputs=operands, outputs="float16[B,4,S,8] y")
+    feeds = random_feeds(proto, r=np.ones_like(ROWS), i=2 * PADDING.astype(np.int64))
+    result, report = fused(proto)
+    assert report.blocks[0].status == status
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 5e-3)
+
+
 def test_one_number_beside_a_sink() -> None:
     """It moves the scores and not their sink, so it stays."""
     sink = "ends = Constant<value=int64[8] {0,0,0,0,0,0,0,1}>() half = Constant<value=float {0.5}>() x = Add(s, half) "
