@@ -18,8 +18,8 @@ A factor behind the sums keeps their rounding where it is a power of 2. Behind a
 negative factor between two huge addends turns the sign of the first.
 
 That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and so does the operator: only addends beyond the
-range of float16 are coarse there. Where ONNX Runtime rounds a sum behind a large addend, as it does before it moves it
-twice, the sum is declined.
+range of float16 are coarse there, and those in front of a factor that enlarges what is rounded. Where ONNX Runtime
+rounds a sum behind a large addend (`_is_rounded`), the sum is declined.
 
 Anything else is declined: a row that a coarse number masks everywhere shows how its scores were rounded, and two
 opposite huge numbers lose the scores where their sum alone loses nothing.
@@ -136,17 +136,27 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     for term in coarse:
         if not values.is_float32(term) and _is_rounded(term.node.outputs[0]):
             return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
-    wide = [term for term in coarse if values.is_float32(term) or order.is_beyond_float16(term.value)]
+    wide = [
+        term
+        for term in coarse
+        if values.is_float32(term)
+        or order.is_beyond_float16(term.value)
+        or any(abs(factor) > 1.0 for factor in _factors_behind(terms, term))
+    ]
     if not wide:
         return None
     first = wide[0]
-    behind = terms[terms.index(first) + 1 :]
-    scaled = any(isinstance(term, ScaleTerm) and abs(math.frexp(term.factor)[0]) != 0.5 for term in behind)
+    scaled = any(abs(math.frexp(factor)[0]) != 0.5 for factor in _factors_behind(terms, first))
     least = min((each.least for _, each in huge), default=math.inf)
     lost = math.isinf(least) or order.largest(first.value) < least * LAST_BIT
     if scaled or len(plain) > 1 or not lost:
         return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
     return None
+
+
+def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
+    """By what the scores are multiplied behind a term, and what it rounds with them."""
+    return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, ScaleTerm)]
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:

@@ -86,7 +86,7 @@ def test_what_is_declined(name: str) -> None:
 
 SHORT_NUMBERS = "".join(
     f"{name} = Constant<value=float16 {{{int(np.float16(number).view(np.uint16))}}}>() "
-    for name, number in {"zero": 0.0, "one": 1.0, "coarse": -1e4, "low": -65504.0, "hundred": 100.0}.items()
+    for name, number in {"zero": 0.0, "one": 1.0, "two": 2.0, "coarse": -1e4, "low": -65504.0, "hundred": 100.0}.items()
 )
 MOVED = "n = Shape(a) d = Constant<value=int64[3] {-1,5,6}>() c = Reshape(a, d) x = Reshape(c, n) "
 ADDED = "f = Cast<to=10>(i) g = Sub(one, f) t = Mul(g, coarse) a = Add(s, t) "
@@ -102,6 +102,9 @@ SHORT = {
     "selected and moved": (SELECTED + MOVED, "declined"),
     "largest": (FLOORED.format("Max"), "fused"),
     "clipped": (FLOORED.format("Clip"), "fused"),
+    "enlarged": ("three = Add(one, two) a = Add(s, b) x = Mul(a, three) ", "declined"),
+    "doubled": ("a = Add(s, b) x = Mul(a, two) ", "fused"),
+    "made smaller": ("third = Div(one, two) a = Add(s, b) x = Mul(a, third) ", "fused"),
     "beyond float16": (BEYOND + "x = Identity(a) ", "fused"),
     "beyond float16, and a bias": (BEYOND + "x = Add(a, b) ", "declined"),
     "a product beyond float16": ("t = Where(r, zero, hundred) u = Mul(t, low) a = Add(u, s) x = Add(a, b)", "declined"),
