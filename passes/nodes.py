@@ -22,6 +22,13 @@ def producer(value: ir.Value | None) -> ir.Node | None:
     return None if value is None else value.producer()
 
 
+def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
+    """The value that operators of these types passed on to this one as their first input; itself where none did."""
+    while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value
+
+
 def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:
     """The content of a constant or initializer of at most `limit` elements, else None.
 

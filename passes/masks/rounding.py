@@ -38,7 +38,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
-from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight
+from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import LIMITS, Bounds, largest
@@ -205,10 +205,7 @@ def _is_rounded(value: ir.Value) -> bool:
 
 def _is_of_16_bits(value: ir.Value) -> bool:
     """Does a kernel of 16 bits make it?"""
-    node = value.producer()
-    while node is not None and is_op(node, "Identity") and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    return is_op(node, *MOVES, *LIMITS, "Concat")
+    return is_op(passed_on(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
 
 
 @dataclass(frozen=True)

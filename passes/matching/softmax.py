@@ -41,7 +41,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.peaks import finite_peak
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, producer, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, passed_on, producer, reduced_axes
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -265,9 +265,7 @@ def _unmasked(node: ir.Node | None, info: ShapeInfo) -> tuple[ir.Node | None, tu
 def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
     and no way."""
-    node, summed = value.producer(), total.producer()
-    while is_op(summed, "Unsqueeze", "Reshape", "Identity") and summed is not None and summed.inputs[0] is not None:
-        summed = summed.inputs[0].producer()
+    node, summed = value.producer(), passed_on(total, "Unsqueeze", "Reshape", "Identity").producer()
     exponential = summed.inputs[0] if is_op(summed, *SUMS) and summed is not None else None
     if exponential is None or node is None or contraction(node, info) is None:
         return value, ()

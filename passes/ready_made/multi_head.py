@@ -111,8 +111,10 @@ def _biased(call: Call, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.
 
 
 def part_of(call: Call, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
-    """A slice of a value along one axis; of a small constant, a constant."""
+    """A slice of a value along one axis; of a small constant, a constant. A value that lacks the axis is declined."""
     builder, array = call.builder, constant(value, limit=SMALL)
+    if call.info.shape(value) is not None:
+        call.dim(value, axis)
     if array is not None:
         return builder.constant(np.ascontiguousarray(array.take(range(start, end), axis)), "part")
     bounds = [builder.ints([number]) for number in (start, end, axis)]

@@ -151,9 +151,6 @@ class _Attention:
     def _plan(self, keys: Keys, scores: Arrangement) -> MaskPlan:
         call = self.call
         lengths, window, mask = call.input(6), self._window(), call.input(3)
-        if mask is not None and not call.shape(mask):
-            reason = f"attn_mask {mask.name!r} is a number and has no dimension for the keys"
-            raise call.decline(Code.READY_MADE, reason)
         if mask is not None and window is None and lengths is None and self._adds(mask, keys, scores):
             return keys.plain(mask, scores)
         masked, shifts, mode, assumed = self._given(keys, scores, band=window is None)
@@ -261,9 +258,9 @@ class _Attention:
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
         """A mask that is known to be shorter than the keys, filled up with "excluded"."""
-        call, dtype, shape = self.call, self.call.info.dtype(mask), self.call.shape(mask)
-        missing = call.viewer.space.size(scores[3]) - shape[-1]
-        if missing == 0 or dtype is None or not (missing.is_at_least(1) or shape[-1].const == 1):
+        call, dtype, columns = self.call, self.call.info.dtype(mask), self.call.dim(mask, -1)
+        missing = call.viewer.space.size(scores[3]) - columns
+        if missing == 0 or dtype is None or not (missing.is_at_least(1) or columns.const == 1):
             return mask
         return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
 

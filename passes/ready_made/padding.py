@@ -230,7 +230,7 @@ class Additions:
             return self._by_lengths(mask, shape[0])
         if len(shape) > 3:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
-        if shape[-1].const == 1 and columns.const != 1:
+        if call.dim(mask, -1).const == 1 and columns.const != 1:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
         mask = self._whole(builder.cast(mask, ir.DataType.INT32), 1)

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
+from fa_compiler.passes.nodes import constant, input_of, is_op, passed_on, text_attr
 from fa_compiler.passes.values.analysis import Analysis
 
 LIMIT = 6
@@ -47,11 +47,7 @@ MOVES = (
 
 def unmoved(value: ir.Value, *more: str) -> ir.Value:
     """The value whose elements operators that move them, or operators of the types `more`, passed on to this one."""
-    node = value.producer()
-    while node is not None and is_op(node, *MOVES, *more) and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value
+    return passed_on(value, *MOVES, *more)
 
 
 COMPARISONS = (

@@ -84,8 +84,7 @@ def judged(
 
 def multiplied(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Callable[[Feed, str], float]:
     """The size of terms that these changes multiply with numbers."""
-    factors = [abs(float(each)) for word in words for each in FACTOR.findall(word)]
-    factor = math.prod(each for each in factors if 1.0 < each < math.inf)
+    factor = math.prod(each for each in _factors(words) if 1.0 < each < math.inf)
     return lambda feed, output: terms(feed, output) * factor
 
 
@@ -97,10 +96,14 @@ def are_open(words: Sequence[str]) -> bool:
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
-    largest = max((abs(float(each)) for word in words for each in FACTOR.findall(word)), default=0.0)
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
-    infinite = onnx.TensorProto.FLOAT16 in inputs and largest > FLOAT16_MAX
+    infinite = onnx.TensorProto.FLOAT16 in inputs and max(_factors(words), default=0.0) > FLOAT16_MAX
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
+
+
+def _factors(words: Sequence[str]) -> list[float]:
+    """The sizes of the numbers that these changes combine with values."""
+    return [abs(float(each)) for word in words for each in FACTOR.findall(word)]
 
 
 def _terms(feed: Feed, output: str) -> float:

@@ -216,9 +216,9 @@ def along_axis(model: onnx.ModelProto, rng: random.Random) -> str | None:
     model.graph.initializer.append(numpy_helper.from_array(array, f"{fresh}_numbers"))
     op_type = rng.choice(["Mul", "Mul", "Mul", "Div", "Add"])
     put_before(model, node, place, helper.make_node(op_type, [name, f"{fresh}_numbers"], [fresh], name=fresh))
-    size = max(np.abs(numbers).max(initial=1.0), 1 / np.abs(numbers).min(initial=1.0, where=numbers != 0))
-    if op_type == "Div" and not numbers.any():
-        size = np.inf
+    smallest = np.abs(numbers).min(initial=1.0, where=numbers != 0)
+    divides_by_zero = op_type == "Div" and not numbers.any()
+    size = np.inf if divides_by_zero else max(np.abs(numbers).max(initial=1.0), 1 / smallest)
     return f"{op_type} of {shape} {size:.3g} before {node.op_type} {node.output[0]}"
 
 

@@ -353,6 +353,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),
     "causal, more keys, fixed": ({**CAUSAL, "fixed": True}, "ready_made", "last row"),
     "mask of another length": ({"mask": ("M", np.array([3, 6], np.int32)), "M": 2}, "shape", "multiple of the batch"),
+    "a mask that is a number": ({"mask": ("", np.array(1, np.int32))}, "rank", "'mask' has 0 dimensions"),
+    "a bias that is a number": ({"bias": ("", np.array(1, np.float32))}, "rank", "'bias' has 0 dimensions"),
     "bias of unknown parts": ({"q": "B S H", "k": "B T H", "v": "B T H", "H": 16, "bias": "48"}, "shape", "bias"),
     "float64": ({"dtype": "float64"}, "dtype", "float32"),
     "keys of a dimension": ({"k": "16", "v": "16"}, "rank", "1 dimensions"),

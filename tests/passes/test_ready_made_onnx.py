@@ -253,7 +253,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "heads not known": ({"q": "B N S 8", "k": "B N T 8", "v": "B N T 8", "N": 2}, "shape", "number of heads"),
     "one of several new keys": ({**PAST, **CAUSAL, "S": 1}, "ready_made", "one causal row"),
     "scale": ({"scale": -0.5}, "scale", "positive"),
-    "a mask that is a number": ({"mask": ("", np.array(-1e9, np.float32))}, "ready_made", "no dimension"),
+    "a mask that is a number": ({"mask": ("", np.array(-1e9, np.float32))}, "rank", "'mask' has 0 dimensions"),
 }
 
 
