@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -229,10 +229,23 @@ class Mover:
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
     def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
-        """What a Shape node would give for a value of this arrangement."""
-        rank = len(dims)
-        start, end = int_attr(reader, "start", 0), int_attr(reader, "end", rank)
-        return self._full_target(dims[slice(start, end)])
+        """What a Shape node would give for a value of this arrangement. The value may be smaller than an axis, where
+        only a later operand is larger: it has the sizes of the operands that it is made of."""
+        value = reader.inputs[0]
+        shape = None if value is None else self.builder.info.shape(value)
+        sizes = shape or [self.space.size(dim) for dim in dims]
+        start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
+        pairs = list(zip(dims, sizes, strict=True))[start:end]
+        return self._vector([size.const for _, size in pairs], lambda: [self._own_size(*pair) for pair in pairs])
+
+    def _own_size(self, dim: Axes, size: Dim) -> ir.Value:
+        """The size of a value along an axis, which may be another one than the axis has."""
+        if size.const is None and size != self.space.size(dim):
+            for value, _ in self.witnesses:
+                shape = self.builder.info.shape(value) or ()
+                if size in shape:
+                    return self.builder.dimension(value, list(shape).index(size))
+        return self._size(dim, self.witnesses) if size.const is None else self.builder.ints([size.const])
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.
@@ -260,12 +273,14 @@ class Mover:
         """The target's sizes as a vector computed at run time, constants where they are known."""
         witnesses = self.witnesses if witnesses is None else witnesses
         consts = [self.space.size(dim).const for dim in target]
+        return self._vector(consts, lambda: [self._size(dim, witnesses) for dim in target])
+
+    def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
+        """Sizes as one vector: a constant where all of them are known, else its parts."""
         if None not in consts:
             return self.builder.ints([size for size in consts if size is not None])
-        parts = [self._size(dim, witnesses) for dim in target]
-        if len(parts) == 1:
-            return parts[0]
-        return self.builder.op("Concat", parts, INT64, {"axis": 0})
+        made = parts()
+        return made[0] if len(made) == 1 else self.builder.op("Concat", made, INT64, {"axis": 0})
 
     def _size(self, dim: Axes, witnesses: list[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""

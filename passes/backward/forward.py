@@ -51,7 +51,7 @@ class Findings:
     terms: tuple[Term, ...] = ()
     guard: RowGuard = RowGuard.NONE
     seen: dict[ir.Value, Arrangement] = field(default_factory=dict)
-    late: set[ir.Value] = field(default_factory=set)
+    late: tuple[ir.Value, ...] = ()
     planner: MaskPlanner | None = None
     dropout: Dropout | None = None
 
@@ -71,7 +71,7 @@ class ForwardMatcher(Matcher):
         self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
     ) -> list[tuple[ir.Node, ir.Value]]:
         self.findings.before = before
-        self.findings.late = {output for node in (*anchor.nodes, *after.nodes) for output in node.outputs}
+        self.findings.late = tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
         return super()._interior(anchor, before, after)
 
     def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:

@@ -27,6 +27,7 @@ from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.values.value_sets import MOVES
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,
@@ -106,10 +107,10 @@ class MaskBuilder:
         total: ir.Value | None = None
         for step in steps:
             match step:
-                case Add(view, sign, unrounded):
+                case Add(view, sign):
                     view = self._whole(view)
-                    source = self._unrounded(view.base) if unrounded else None
-                    value = self._arranged(self._signed(source or view.base, sign, dtype), view, wanted)
+                    source = self._unrounded(view.base) if self._goes_on(step, view.base) else view.base
+                    value = self._arranged(self._signed(source, sign, dtype), view, wanted)
                     total = value if total is None else self.builder.op("Add", [total, value], dtype)
                 case Put(view, when, fill):
                     view = self._whole(view)
@@ -123,20 +124,32 @@ class MaskBuilder:
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
-    def _unrounded(self, value: ir.Value) -> ir.Value | None:
-        """What to read of 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed; None of
-        others. It leaves out a Cast from more bits there."""
+    def _goes_on(self, step: Add, value: ir.Value) -> bool:
+        """Are these 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed?"""
         maker, info = value.producer(), self.builder.info
-        if maker is None or info.dtype(value) == ir.DataType.FLOAT:
-            return None
+        if not step.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
+            return False
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
-            wider = info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
-            return maker.inputs[0] if wider else None
+            return info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+        if is_op(maker, *MOVES):
+            return step.moved and value is step.view.base
+        return is_op(maker, *UNROUNDED)
+
+    def _unrounded(self, value: ir.Value) -> ir.Value:
+        """What to read of such numbers. ONNX Runtime leaves out a Cast from more bits there."""
+        maker, builder, dtype = value.producer(), self.builder, self.builder.info.dtype(value)
+        assert maker is not None
+        if is_op(maker, "Cast") and maker.inputs[0] is not None:
+            return maker.inputs[0]
         # Of these ONNX Runtime has kernels of 16 bits, which it takes in front of a Cast, but not between others.
-        if is_op(maker, *LIMITS) and not maker.attributes:
-            operands = [None if each is None else self.builder.cast(each, ir.DataType.FLOAT) for each in maker.inputs]
-            return self.builder.op(maker.op_type, operands, ir.DataType.FLOAT)
-        return value if is_op(maker, *UNROUNDED) else None
+        if is_op(maker, *MOVES) or (is_op(maker, *LIMITS) and not maker.attributes):
+            operands = [
+                each if each is None or builder.info.dtype(each) != dtype else builder.cast(each, ir.DataType.FLOAT)
+                for each in maker.inputs
+            ]
+            attrs = {name: attr.value for name, attr in maker.attributes.items()}
+            return builder.op(maker.op_type, operands, ir.DataType.FLOAT, attrs)
+        return value
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
         value = self.builder.cast(value, dtype)
@@ -169,7 +182,7 @@ class MaskBuilder:
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
         plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
-        if isinstance(only, Add) and only.unrounded and self._unrounded(only.view.base) is not None:
+        if isinstance(only, Add) and self._goes_on(only, self._whole(only.view).base):
             return ir.DataType.FLOAT
         if isinstance(only, Put) and self.options.target == "ascend":
             return query

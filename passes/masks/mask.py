@@ -181,11 +181,11 @@ class MaskPlanner:
         if not adds and not selects:
             return MaskPlan(nan_rows=guard.nan_rows)
         if all(self.values.outweighs(live, index) for index in selects):
-            if (plan := self._boolean(live, guard, SMALL_SHARE)) is not None:
+            if (plan := self._boolean(live, guard)) is not None:
                 return plan
             # What a guard zeroes is one selection: no other mask may join it.
             apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
-            if apart != live and (plan := self._boolean(apart, guard, LOST_SHARE)) is not None:
+            if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
                 return plan
         plan = self._valued(live, adds, selects, guard) or self._biased(live, adds, selects, guard)
         if plan is not None:
@@ -214,9 +214,9 @@ class MaskPlanner:
     def _order_shows(self, terms: tuple[Term, ...]) -> Decline | None:
         return order_shows(terms, self.values, self.options.assume)
 
-    def _boolean(self, live: tuple[Term, ...], guard: RowGuard, share: float) -> MaskPlan | None:
-        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Biases in front of
-        selections are to be less than this share of their number: lost where it was not selected, but added."""
+    def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
+        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Where the numbers of
+        selections were `added`, biases in front of them have to be lost in them, before a factor makes them larger."""
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if len(adds) == 1 and not selects:
@@ -227,9 +227,9 @@ class MaskPlanner:
                 return self._masked(live, (), value, guard)
         if selects and max(adds, default=-1) < selects[0] and all(self.values.outweighs(live, i) for i in selects):
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
-            harmless = len(fills) == 1 and all(
-                self.values.stays_apart(live, index, min(fills), share) for index in adds
-            )
+            least = max(*fills, *(term.fill for term in live if isinstance(term, SelectTerm))) if added else min(fills)
+            share = LOST_SHARE if added else SMALL_SHARE
+            harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 self._check_order(_not_selected(live))
                 return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)
@@ -325,7 +325,8 @@ class MaskPlanner:
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
         # In a row that is masked everywhere a finite number has to swallow the biases, too.
-        share = SMALL_SHARE if value == -math.inf else LOST_SHARE
+        infinite = -math.inf in (self.values.of(live[: index + 1], index) or ())
+        share = SMALL_SHARE if infinite else LOST_SHARE
         harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
         term = live[index]
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):

@@ -22,6 +22,7 @@ from fa_compiler.passes.masks.terms import (
 )
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.value_sets import MOVES
 
 
 def excluded(term: AddTerm | SelectTerm, viewer: Viewer) -> Masked:
@@ -63,7 +64,7 @@ def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -
             view = aligned(term.value, term.dims, viewer, term.node, term.fits)
             if stepwise and _is_rounded_behind(view.base, term.value, viewer):
                 view = aligned(term.value, term.dims, viewer, term.node, term.fits, moved=False)
-            steps.append(Add(view, term.sign, stepwise))
+            steps.append(Add(view, term.sign, stepwise, stepwise and _is_moved_unrounded(view.base)))
         elif isinstance(term, SelectTerm):
             view = aligned(term.condition, term.dims, viewer, term.node, term.fits)
             steps.append(Put(view, not term.keep, term.fill))
@@ -80,8 +81,19 @@ def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
         return False
     if is_op(base.producer(), "Cast"):
         return True
-    between = mover.inputs[0] is base and all(is_op(reader, *UNROUNDED) for reader in value.consumers())
-    return is_op(base.producer(), *UNROUNDED) and not (between and not value.is_graph_output())
+    return is_op(base.producer(), *UNROUNDED) and not (mover.inputs[0] is base and _has_unrounded_readers(value))
+
+
+def _is_moved_unrounded(value: ir.Value) -> bool:
+    """Does a single operator move a value between two that ONNX Runtime computes in float32?"""
+    mover = value.producer()
+    source = mover.inputs[0] if mover is not None and is_op(mover, *MOVES) else None
+    return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
+
+
+def _has_unrounded_readers(value: ir.Value) -> bool:
+    """Is a value read by nothing but operators that ONNX Runtime computes in float32?"""
+    return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in value.consumers())
 
 
 def aligned(

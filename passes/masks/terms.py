@@ -97,11 +97,13 @@ class Masked:
 
 @dataclass(frozen=True)
 class Add:
-    """`sign * view` added to the bias. If `unrounded`, computed 16-bit numbers go on as they were computed."""
+    """`sign * view` added to the bias. If `unrounded`, computed 16-bit numbers go on as they were computed, and if
+    `moved`, also behind the one operator that moves them."""
 
     view: View
     sign: float
     unrounded: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True)

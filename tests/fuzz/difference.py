@@ -25,7 +25,7 @@ What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,8 @@ BASE = {"float32": 4e-5, "float64": 4e-5, "float16": 1e-2}
 FACTOR = 32.0
 TINY = 1e-30
 """Beside this, numbers without a normal representation may become 0."""
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Probabilities below this may be 0, whatever values they weight."""
 SHAKES = (3, 24)
 """How often the inputs are moved; more often before a difference is called one: few moves round to another multiple."""
 VALUES = ("q", "k", "v")
@@ -104,7 +106,8 @@ class Comparison:
         kind = "float16" if self._is_short else str(wanted.dtype)
         base = BASE[kind] * self.rough
         left, right = wanted.astype(np.float64), got.astype(np.float64)
-        near_by = base * max(_size(left), least) + TINY
+        largest = max((_size(each) for each in self.feed.arrays.values() if each.dtype.kind == "f"), default=0.0)
+        near_by = base * max(_size(left), least) + max(TINY, largest * SMALLEST)
         if _near(left, right, near_by, wanted.dtype).all():
             return None
         wrong = ~_near(left, right, near_by, wanted.dtype) & ~self._excused(index, left, right, base)
@@ -138,12 +141,13 @@ class Comparison:
         excused |= (np.isinf(left) & np.isnan(right)) | (np.isnan(left) & np.isinf(right))  # 3
         with np.errstate(all="ignore"):
             if spoiled:
-                clean = [self._without(number)[index].astype(np.float64) for number in (0.0, 1.0, -3.0)]
+                normal = np.random.default_rng(0).standard_normal
+                clean = [self._without(normal)[index].astype(np.float64) for _ in range(3)]
                 near = [np.abs(each - right) <= base * _size(each) * 10 for each in clean]
                 excused |= np.logical_and.reduce(near)  # 1
                 excused |= (np.abs([*clean, right]) <= TINY).all(axis=0)  # 3
                 if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
-                    undefined = self._without(np.nan)[index].astype(np.float64)
+                    undefined = self._without(lambda shape: np.full(shape, np.nan))[index].astype(np.float64)
                     excused |= self.biased | ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
                 if self.biased and ("k" in self.feed.spoiled or self.hides_nan):  # 4
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
@@ -173,14 +177,14 @@ class Comparison:
         except Exception:  # of ONNX Runtime: they share no class
             return None
 
-    def _without(self, number: float) -> list[Array]:
-        """The original's results where a number stands in place of NaN and infinities of the inputs."""
+    def _without(self, numbers: Callable[[tuple[int, ...]], Array]) -> list[Array]:
+        """The original's results where other numbers stand in place of NaN and infinities of the inputs."""
         arrays = dict(self.feed.arrays)
         for name in self.feed.spoiled:
             array = arrays[name]
             # -inf in a mask is a number of masks.
             wrong = ~np.isfinite(array) if name in VALUES else np.isnan(array) | np.isposinf(array)
-            arrays[name] = np.where(wrong, np.array(number, array.dtype), array)
+            arrays[name] = np.where(wrong, numbers(array.shape).astype(array.dtype), array)
         return run_original(self.original, arrays)
 
     @functools.cached_property

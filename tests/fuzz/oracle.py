@@ -196,7 +196,8 @@ class Judge:
         fault = compared.fault(index, left, right, least)
         if fault is None:
             return None
-        if self.undefined and ("is lost" in fault[0] or feed.spoiled or self.hides_nan):
+        hidden = feed.spoiled or self.hides_nan or _empties_rows(fused)
+        if self.undefined and ("is lost" in fault[0] or hidden):
             return None
         score = largest_score(fused, feed, feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
         if feed.spoiled:

@@ -149,10 +149,11 @@ SUMMED = {
 }
 
 
+@pytest.mark.parametrize("size", ["T", "other"])
 @pytest.mark.parametrize("name", SUMMED)
-def test_sums_of_float16_masks_beyond_its_range(name: str) -> None:
-    """ONNX Runtime keeps -65504 - 65504 in float32 until something moves it."""
-    more = "bool[B,1,1,T] m, bool[B,1,S,1] r, float16[B,1,1,T] b"
+def test_sums_of_float16_masks_beyond_its_range(name: str, size: str) -> None:
+    """ONNX Runtime keeps -65504 - 65504 in float32 until something moves it more than once."""
+    more = f"bool[B,1,1,{size}] m, bool[B,1,S,1] r, float16[B,1,1,T] b"
     proto = parse(
         PRODUCT_QK + SHORT + SUMMED[name] + SOFTMAX.format("x") + PRODUCT_PV,
         more,

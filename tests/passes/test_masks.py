@@ -116,6 +116,25 @@ def test_factors_round_and_overflow_as_they_did(terms: str, factor: str, guard: 
     same(model(numbers(low=MIN, zero="0.0", c=factor) + terms, guard=guard))
 
 
+@pytest.mark.parametrize("guard", [False, True])
+@pytest.mark.parametrize("factor", ["8.0", "1.5"])
+def test_opposite_masks_cancel_before_a_factor_makes_them_infinite(factor: str, guard: bool) -> None:
+    """Both exclude every key: the scores are lost, and every row is the mean of the values."""
+    terms = "a = Where(m, zero, low) b = Where(n, zero, low) u = Sub(s, a) w = Add(u, b) x = Mul(w, c)"
+    nowhere = np.zeros_like(PADDING)
+    block = same(model(numbers(low=MIN, zero="0.0", c=factor) + terms, guard=guard), m=nowhere, n=nowhere)
+    assert block.code == "mask_value"
+
+
+@pytest.mark.parametrize("bias", ["1e33", "-1e33"])
+def test_a_bias_is_not_swallowed_before_a_factor_makes_the_mask_infinite(bias: str) -> None:
+    """Behind the factor the mask alone is -inf, and its sum with a positive bias is not."""
+    terms = numbers(low=MIN, zero="0.0", c="1.000002") + "a = Where(m, zero, low) "
+    terms += f"b = Constant<value=float[6] {{{bias},{bias},0.0,0.0,{bias},0.0}}>() "
+    block = same(model(terms + "u = Add(s, b) w = Add(u, a) x = Mul(w, c)"))
+    assert block.mask != "atten_mask+real_shift"
+
+
 @pytest.mark.parametrize("target", ["ort", "ascend"])
 @pytest.mark.parametrize("guard", [False, True])
 def test_float_biases(guard: bool, target: Target) -> None:

@@ -124,6 +124,17 @@ def test_shape_of_the_scores_is_an_output() -> None:
     assert "MatMul" not in ops(result)
 
 
+def test_shape_of_probabilities_that_meet_more_values() -> None:
+    """A batch of 1 is repeated for the values, and not for the probabilities."""
+    more = "twice = Constant<value=int64[4] {2,1,1,1}>() w = Expand(v, twice) z = Shape(p)"
+    body = ATTENTION.replace("MatMul(p, v)", "MatMul(p, w)").replace("y =", f"{more} y =")
+    model = parse(body, outputs="float[2,4,S,8] y, int64[4] z")
+    feeds = {name: array[:1] for name, array in random_feeds(model).items()}
+    result, report = fused(model)
+    assert report.count("fused") == 1
+    assert_same(run(result, feeds)[1], run(model, feeds)[1], 0)
+
+
 # -- functions --------------------------------------------------------------------------------------
 
 
