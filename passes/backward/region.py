@@ -126,10 +126,20 @@ class Region:
                 return None
             self.tensors[value] = None
             self._depth += 1
-            self.tensors[value] = self._of_node(node)
+            made = self._of_node(node)
+            self.tensors[value] = None if made is None or self._may_be_larger(value, made.dims) else made
             self._depth -= 1
         found = self.tensors[value]
         return None if found is None else Tensor(found.quantity, self.viewer.space.resolve_all(found.dims))
+
+    def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
+        """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
+        operand enlarges the gradient alone, and sums over that axis count it more than once."""
+        space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
+        axes = space.resolve_all(self.findings.seen[probabilities])
+        known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
+        sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
+        return any(size.is_const and axis in known and not known[axis].is_const for axis, size in sizes if axis)
 
     def _of_node(self, node: ir.Node) -> Tensor | None:
         if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:

@@ -257,10 +257,9 @@ class _Attention:
         )
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
-        """A mask that is known to be shorter than the keys, filled up with "excluded"."""
-        call, dtype, columns = self.call, self.call.info.dtype(mask), self.call.dim(mask, -1)
-        missing = call.viewer.space.size(scores[3]) - columns
-        if missing == 0 or dtype is None or not (missing.is_at_least(1) or columns.const == 1):
+        """A mask that may be shorter than the keys, filled up with "excluded"."""
+        dtype, columns = self.call.info.dtype(mask), self.call.dim(mask, -1)
+        if columns == self.call.viewer.space.size(scores[3]) or dtype is None:
             return mask
         return keys.filled_up(mask, False if dtype == ir.DataType.BOOL else -math.inf)
 

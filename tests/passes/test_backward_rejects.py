@@ -206,6 +206,17 @@ def test_a_constant_mask_of_other_content_or_shape_is_another(old: str, new: str
     declined(model({"m": f"{FIRST} m = Where(kept, x, low)", "dm": TWICE.replace(old, new)}), Code.TRAINING)
 
 
+def test_a_mask_that_repeats_a_single_row_is_declined() -> None:
+    """Of one row it makes two in the gradient alone, and each counts in the sums over the rows."""
+    wide = "twice = Constant<value=int64[4] {1,1,2,1}>() wide = Expand(keep, twice) dm = Where(wide, ds, zero)"
+    einsum = 'dk = Einsum<equation="bnij,bnik->bnjk">(dx, q)'
+    lines = {**BODY, **SELECTED, "dm": wide, "dxt": "", "dk": einsum, "pt": "", "dv": ""}
+    inputs = "float[B,4,S,8] q, float[B,4,6,8] k, float[B,4,6,8] v, float[B,4,S,8] g"
+    outputs = "float[B,4,S,8] y, float[B,4,6,8] dk"
+    body = " ".join(line for name, line in lines.items() if name != "dq")
+    declined(parse(body, KEEP, inputs=inputs, outputs=outputs, initializers=NUMBERS), Code.TRAINING)
+
+
 FACTORS = {
     "of each head on the probabilities": {
         "y": "ph = Mul(p, h) y = MatMul(ph, v)",

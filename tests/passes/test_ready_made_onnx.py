@@ -287,6 +287,9 @@ WINDOWS: dict[str, tuple[dict[str, Any], str | None]] = {
     "short mask": ({"mask": ("S 4", masks(4, 4)), "fixed": True}, "atten_mask"),
     "short float mask": ({"mask": ("S 4", floats(masks(4, 4), -math.inf)), "fixed": True}, "atten_mask+real_shift"),
     "mask of one key": ({"mask": ("S 1", masks(4, 1))}, "atten_mask"),
+    "mask of open length": ({"mask": ("S M", masks(4, 4)), "M": 4}, "atten_mask"),
+    "mask of open length, one key": ({"mask": ("S M", masks(4, 1)), "M": 1}, "atten_mask"),
+    "float mask of open length": ({"mask": ("S M", floats(masks(4, 1), -math.inf)), "M": 1}, "atten_mask+real_shift"),
     "mask of one row": ({"mask": ("1 T", masks(1, 6, empty=False))}, "atten_mask"),
     "one causal row of several keys": ({**PAST, "left_window_size": 9, "is_causal": 1, "S": 1, "fixed": True}, None),
 }
