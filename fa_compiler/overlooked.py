@@ -1,7 +1,7 @@
 """What the ONNX checker lets pass and the passes cannot do with: outputs without a name, opsets and types that are
-none, names that are no text, tensors whose data do not fit their shape, calls of functions with more values than they
-have, and references to attributes that lead nowhere or to another type. Functions are inlined, and an attribute is read
-as the type its operator gives it.
+none, names that are no text, tensors whose data do not fit their shape, a Split with more outputs than it says, calls
+of functions with more values than they have, and references to attributes that lead nowhere or to another type.
+Functions are inlined, and an attribute is read as the type its operator gives it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
             for attr in node.attribute:
                 if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
                     return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is no type"
+                # The checker reads behind the end of its list of sizes, which may end the process.
+                if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
+                    return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
                 if isinstance(text, bytes):  # protobuf's way to hand out a string that is damaged
                     return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"

@@ -139,7 +139,7 @@ class Region:
         axes = space.resolve_all(self.findings.seen[probabilities])
         known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
         sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
-        return any(size.is_const and axis in known and not known[axis].is_const for axis, size in sizes if axis)
+        return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
     def _of_node(self, node: ir.Node) -> Tensor | None:
         if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:

@@ -179,6 +179,7 @@ class MaskPlanner:
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if not adds and not selects:
+            _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
         if all(self.values.outweighs(live, index) for index in selects):
             if (plan := self._boolean(live, guard)) is not None:
@@ -194,9 +195,7 @@ class MaskPlanner:
             check_outweighs(live, index, self.values)
         for index in selects:
             check_adds_up(live, index, self.values)
-        if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
-            reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
-            raise Decline(Code.PROBABILITY_TERM, reason, live[-1].node)
+        _check_unmasked(live, guard)
         self._check_order(live)
         return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
 
@@ -443,6 +442,13 @@ class MaskPlanner:
             # There a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
+
+
+def _check_unmasked(terms: tuple[Term, ...], guard: RowGuard) -> None:
+    """A guard that masks probabilities like scores needs a mask. One number added to all scores is none."""
+    if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
+        reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
+        raise Decline(Code.PROBABILITY_TERM, reason, terms[-1].node)
 
 
 def _nan_rows(guard: RowGuard) -> str:

@@ -124,6 +124,11 @@ def _cast(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Cast", ["query"], ["more"], "cast", to=99))
 
 
+def _split(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 18
+    model.graph.node.append(helper.make_node("Split", ["query"], ["a", "b"], "split", num_outputs=1))
+
+
 def _called_with(model: onnx.ModelProto, inputs: list[str], outputs: list[str]) -> None:
     """The softmax as a function of one input and one output."""
     _call(model, -1)
@@ -190,6 +195,7 @@ CASES: dict[str, tuple[Make, str]] = {
         "node 'call' gives function 'Soft' more inputs or outputs",
     ),
     "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is no type"),
+    "split in more parts than said": (_edited(_split), "node 'split' (Split) has 2 outputs and num_outputs 1"),
     "too many numbers": (_holding([], float_data=[1.0, 2.0]), "'odd' holds 2 numbers, its type and shape [] need 1"),
     "too many bytes": (_holding([2], raw_data=bytes(12)), "'odd' holds 12 bytes, its type and shape [2] need 8"),
     "large tensor of no type": (_holding([1 << 16], data_type=0, raw_data=bytes(1 << 18)), "'odd' is of type 0"),

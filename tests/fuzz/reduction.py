@@ -24,7 +24,7 @@ Fails = Callable[[onnx.ModelProto, Feed], bool]
 class GraphKind(Kind):
     """Kinds whose case is one model that is judged by tests/fuzz/oracle.py."""
 
-    innocent = ("run_original",)
+    innocent = ("run_original", "_refused")
 
     @abstractmethod
     def judge(self, seed: int) -> Judge | None:

@@ -135,6 +135,14 @@ def test_a_bias_is_not_swallowed_before_a_factor_makes_the_mask_infinite(bias: s
     assert block.mask != "atten_mask+real_shift"
 
 
+def test_a_number_added_to_all_scores_is_no_mask_of_probabilities() -> None:
+    """It changes no softmax, but the zeros that a condition of one value puts behind it do."""
+    terms = numbers(half="-0.5", zero="0.0") + "c = Constant<value=bool {0}>() x = Add(s, half) "
+    where = SOFTMAX.format("x") + "g = Where(c, p, zero) y = MatMul(g, v)"
+    block = same(parse(PRODUCT_QK + terms + where, MASKS))
+    assert block.code == "probability_term"
+
+
 @pytest.mark.parametrize("target", ["ort", "ascend"])
 @pytest.mark.parametrize("guard", [False, True])
 def test_float_biases(guard: bool, target: Target) -> None:
