@@ -200,14 +200,20 @@ class Judge:
         hidden = feed.spoiled or self.hides_nan or _empties_rows(fused)
         if self.undefined and ("is lost" in fault[0] or hidden):
             return None
-        score = largest_score(fused, feed, feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
+        score = largest_score(fused, _finite(feed), feed.name in STEEP_STYLES or bool(ENLARGED.search(self.note)))
         if feed.spoiled:
             unread = "is lost" in fault[0] and set(feed.spoiled) == {"v"} and _empties_rows(fused)
-            return None if unread or VANISHING < score < np.inf else fault
+            return None if unread or score > VANISHING else fault
         if not score < (self.most if "numbers" not in fault[0] else min(self.most, ROUNDED)):
             return None
         known = replace(compared, rough=compared.rough * max(1.0, score * SCORE_BITS))
         return known.fault(index, left, right, least)
+
+
+def _finite(feed: Feed) -> Feed:
+    """The feed with 0 in place of NaN and infinities."""
+    arrays = {name: np.where(np.isfinite(array), array, 0).astype(array.dtype) for name, array in feed.arrays.items()}
+    return replace(feed, arrays=arrays) if feed.spoiled else feed
 
 
 def _empties_rows(fused: onnx.ModelProto) -> bool:
