@@ -38,10 +38,11 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
-from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, is_weight, passed_on
+from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import LIMITS, Bounds, largest
+from fa_compiler.passes.values.cases import SHORT_FLOATS
 from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites, unmoved
 
 HUGE = 1e22
@@ -180,9 +181,9 @@ def _turned(terms: tuple[Term, ...]) -> set[Term]:
 def _is_rounded(value: ir.Value) -> bool:
     """Does ONNX Runtime round a sum of 16 bits on its way to the softmax?
 
-    It adds in float32 and has 16-bit kernels only for operators that move elements, and for Max, Min and Clip. A single
-    one that moves stays in float32 between others. Two in a row do not, nor does a Concat whose first operand such a
-    kernel makes, as an Expand makes a sink.
+    It adds in float32 and has 16-bit kernels only for operators that move elements, a Cast to the type that they have
+    among them, and for Max, Min and Clip. A single one that moves stays in float32 between others. Two in a row do not,
+    nor does a Concat whose first operand such a kernel makes, as an Expand makes a sink.
     """
     pending = [(value, False)]  # and whether such an operator makes it
     seen: set[tuple[ir.Value, bool]] = set()
@@ -194,7 +195,8 @@ def _is_rounded(value: ir.Value) -> bool:
         for reader in current.consumers():
             if is_op(reader, *SCORING):
                 pending.append((reader.outputs[0], False))
-            if not is_op(reader, *MOVES, "Concat"):
+            copied = is_op(reader, "Cast") and int_attr(reader, "to", 0) in SHORT_FLOATS
+            if not copied and not is_op(reader, *MOVES, "Concat"):
                 continue
             moves, first = not is_op(reader, "Identity"), reader.inputs[0]
             if moves and (moved or (first is not current and first is not None and _is_of_16_bits(first))):

@@ -55,14 +55,23 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
 
 def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
     """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
-    value = unmoved(value, "Cast")
-    node, inner = value.producer(), inner_values(value)
-    if inner is not None:
-        return not inner or any(_holds_large(each, bounds) for each in inner)
-    if node is None or not is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
-        return False
-    found = [bounds.of(operand) for operand in node.inputs]
-    return any(each is not None and max(map(abs, each)) > MODERATE for each in found)
+    pending, seen = [value], set[ir.Value]()
+    while pending:
+        current = unmoved(pending.pop(), "Cast")
+        if current in seen:
+            continue
+        seen.add(current)
+        interval, inner, node = bounds.of(current), inner_values(current), current.producer()
+        if interval is not None:
+            if max(map(abs, interval)) > MODERATE:
+                return True
+        elif inner is not None:
+            if not inner:
+                return True
+            pending.extend(inner)
+        elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
+            pending.extend(each for each in node.inputs if each is not None)
+    return False
 
 
 def _pads_with_zero(node: ir.Node, viewer: Viewer) -> bool:

@@ -40,8 +40,8 @@ from tests.passes.gradients import FusedMatMul
 
 Array = npt.NDArray[Any]
 
-BASE = {"float32": 4e-5, "float64": 4e-5, "float16": 1e-2}
-"""A term of 300 that all scores of a row have rounds them by 2e-5, a mask of -65504 in float16 by 2^-8."""
+BASE = {"float32": 4e-5, "float64": 4e-5, "float16": 1.6e-2}
+"""A term of 300 that all scores of a row have rounds them by 2e-5, four masks of -65504 in float16 by 2^-6."""
 FACTOR = 32.0
 TINY = 1e-30
 """Beside this, numbers without a normal representation may become 0."""

@@ -123,6 +123,9 @@ OUTER = (
         "n_ = Not(pad) c = Cast<to=1>(n_) sq = Pow(c, two) given = Mul(sq, low) ",
         "n_ = Not(pad) c = Cast<to=11>(n_) wide = Cast<to=11>(low) sq = Pow(c, two) w_ = Mul(sq, wide) "
         "given = Cast<to=1>(w_) ",
+        "n_ = Not(pad) c = Cast<to=1>(n_) sq = Pow(c, two) yes = Constant<value=bool {1}>() least = If (yes) <"
+        "then_branch = t () => (float w) { w = Identity(low) }, else_branch = e () => (float w) { w = Identity(low) }> "
+        "given = Mul(sq, least) ",
         "n_ = Cast<to=6>(pad) most = ReduceMax<keepdims=0>(n_) c = Cast<to=9>(most) given = If (c) <"
         "then_branch = t () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }, "
         "else_branch = e () => (float[B,1,1,S] w) { w = Where(pad, nothing, low) }> ",

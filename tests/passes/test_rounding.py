@@ -98,6 +98,8 @@ SHORT = {
     "added": (ADDED + "x = Identity(a) ", "fused"),
     "added and moved": (ADDED + MOVED, "declined"),
     "added and moved once": (ADDED + "n = Shape(a) x = Reshape(a, n) ", "fused"),
+    "added and cast to its own type": (ADDED + "x = Cast<to=10>(a) ", "fused"),
+    "added, cast to its own type and moved": (ADDED + "c = Cast<to=10>(a) n = Shape(a) x = Reshape(c, n) ", "declined"),
     "selected": (SELECTED + "x = Identity(a) ", "fused"),
     "selected and moved": (SELECTED + MOVED, "declined"),
     "largest": (FLOORED.format("Max"), "fused"),
@@ -132,8 +134,16 @@ def check_short(body: str, more: str, status: str, **given: Array) -> None:
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 5e-3)
 
 
-@pytest.mark.parametrize(("order", "status"), [("x, e", "fused"), ("e, x", "declined")])
-@pytest.mark.parametrize("later", ["x = Mul(a, one) ", "x = Where(r, a, low) "])
+@pytest.mark.parametrize(
+    ("order", "status", "later"),
+    [
+        ("x, e", "fused", "x = Mul(a, one) "),
+        ("x, e", "fused", "x = Where(r, a, low) "),
+        ("x, e", "declined", "x = Cast<to=10>(a) "),
+        ("e, x", "declined", "x = Mul(a, one) "),
+        ("e, x", "declined", "x = Where(r, a, low) "),
+    ],
+)
 def test_sums_of_16_bits_beside_a_sink(order: str, status: str, later: str) -> None:
     """ONNX Runtime rounds them where a Concat comes behind a kernel of 16 bits that makes its first operand. A mask of
     2 makes numbers of 1e4 to which all scores of a row are added."""
