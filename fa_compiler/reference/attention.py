@@ -61,7 +61,8 @@ class Attention:
     def scores(self, batch: int, head: int, kv_head: int) -> Floats:
         """S [S1,S2] before masking, in natural units.
 
-        Unless the call is exact, a sum with a mask-like bias is rounded to float32 as every target rounds it.
+        Unless the call is exact, a sum with a mask-like bias is rounded to float32 as every target rounds it, and again
+        behind the scale.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
@@ -69,8 +70,8 @@ class Attention:
             if bias is None:
                 return self.scale * product
             if self.pse.before_scale:
-                return self.scale * self._biased(product, bias)
-            return self._biased(self.scale * product, bias)
+                return self._rounded(self.scale * self._rounded(product + bias, bias), bias)
+            return self._rounded(self.scale * product + bias, bias)
 
     def masked_scores(self, batch: int, head: int) -> Floats:
         """[S1,S2]: `mask_value` plus the bias, in natural units, as the attribute cpu_masked_bias scores masked keys.
@@ -86,8 +87,7 @@ class Attention:
             total: Floats = self.mask_value + np.broadcast_to(bias * factor, lengths)
             return total if self.call.exact else total.astype(np.float32).astype(np.float64)
 
-    def _biased(self, product: Floats, bias: Floats) -> Floats:
-        total: Floats = product + bias
+    def _rounded(self, total: Floats, bias: Floats) -> Floats:
         if self.call.exact:
             return total
         return np.where(np.abs(bias) >= _MASK_LIKE_BIAS, total.astype(np.float32).astype(np.float64), total)

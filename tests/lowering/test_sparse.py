@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -45,16 +46,12 @@ def terms(inputs: Any, attrs: Any) -> dict[str, float]:
     """How large the terms of a gradient are that is a difference: of P dO V and P dO O for the scores, and of two
     probabilities that both may be 1 for the indexer. A list of one key leaves nothing but their rounding."""
 
-    def finite(name: str) -> np.ndarray:
-        numbers = np.asarray(inputs.get(name, inputs["key"] if name == "value" else 0.0), np.float64)
-        return np.where(np.isfinite(numbers), numbers, 0.0)
-
     def norm(name: str) -> float:
-        return float(np.sqrt((finite(name) ** 2).sum(axis=-1)).max(initial=0.0))
+        return _norm(inputs, name)
 
     if "query_index" in inputs:
         score = norm("query_index") * norm("key_index")
-        weight = float(np.abs(finite("weight")).max(initial=0.0))
+        weight = float(np.abs(_finite(inputs, "weight")).max(initial=0.0))
         sides = {"query_index": norm("key_index") * weight, "key_index": norm("query_index") * weight}
         return {"d_weight": score, **{f"d_{name}": size for name, size in sides.items()}}
     if "d_out" not in inputs:
@@ -65,12 +62,29 @@ def terms(inputs: Any, attrs: Any) -> dict[str, float]:
     return {f"d_{name}": size * norm(other) for name, other in others.items()}
 
 
+def _finite(inputs: Any, name: str) -> np.ndarray:
+    numbers = np.asarray(inputs.get(name, inputs["key"] if name == "value" else 0.0), np.float64)
+    return np.where(np.isfinite(numbers), numbers, 0.0)
+
+
+def _norm(inputs: Any, name: str) -> float:
+    return float(np.sqrt((_finite(inputs, name) ** 2).sum(axis=-1)).max(initial=0.0))
+
+
+def rounding(inputs: Any, attrs: Any) -> float:
+    """What the rounding of two scores does to a probability, relative to itself (see `problems.bounds`)."""
+    pairs = [(query, query.replace("query", "key")) for query in ("query", "query_rope") if query in inputs]
+    depth = sum(inputs[query].shape[-1] for query, _ in pairs)
+    score = sum(_norm(inputs, query) * _norm(inputs, key) for query, key in pairs)
+    return 2 * (math.sqrt(depth) + 4) * 2.0**-24 * abs(attrs.get("scale_value", 0.0)) * score
+
+
 def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
     """Every output, NaN and infinities included. The bound: inputs are of order 1 and sums at most a few hundred long,
-    so float32 arithmetic is wrong by some 1e-6 of the largest number, and 16 bits are rounded once more. A gradient
-    whose terms cancel is wrong by a few roundings of these. Where bfloat16 is multiplied in pairs, probabilities and
-    their gradients are rounded to it, too (as on the device): each by 2**-9 of itself, and numbers made of them by
-    less than 2**-8 of the largest."""
+    so float32 arithmetic is wrong by some 1e-6 of the largest number, by more where scores are large, and 16 bits are
+    rounded once more. A gradient whose terms cancel is wrong by a few roundings of these. Where bfloat16 is multiplied
+    in pairs, probabilities and their gradients are rounded to it, too (as on the device): each by 2**-9 of itself, and
+    numbers made of them by less than 2**-8 of the largest."""
     expected = reference.run(op, inputs, attrs, dtype="float64", cann=cann)
     found = ops.run(op, inputs, attrs, cann=cann)
     cancelling = terms(inputs, attrs)
@@ -83,7 +97,7 @@ def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
         # The statistic of an empty row is exact and no measure for the others.
         largest = (sizes[sizes < EMPTY_ROW] if name == "softmax_max" else sizes).max(initial=0.0)
         rounded = 2.0**-8 * largest if found[name].dtype == ml_dtypes.bfloat16 else 0.0
-        bound = 4e-6 * max(largest, 1.0) + 4 * 2.0**-24 * cancelling.get(name, 0.0)
+        bound = (4e-6 + rounding(inputs, attrs)) * max(largest, 1.0) + 4 * 2.0**-24 * cancelling.get(name, 0.0)
         bound = bound + UNIT[found[name].dtype] * np.abs(right[~special]) + rounded
         # What is beyond the type's range is infinite there.
         most = float(ml_dtypes.finfo(found[name].dtype).max)

@@ -210,3 +210,14 @@ def test_a_masked_key_with_a_score_and_its_bias(fill):
     with np.errstate(invalid="ignore"):
         got = out(inputs, pse_type=0, cpu_masked_bias="added", **given)
     np.testing.assert_allclose(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("number", [-3.004e38, 3.004e38])
+@pytest.mark.parametrize("pse_type", [0, 1])
+def test_a_number_that_swallows_masked_and_other_keys_alike(pse_type, number):
+    """In float32 every key of a row has the score that the number is behind the scale, so the row is uniform."""
+    inputs, _ = data()
+    inputs["real_shift"] = np.full((2, 2, 4, 1), number, np.float32)
+    attrs = {"scale_value": -0.2, "pse_type": pse_type, "cpu_masked_bias": "added", "cpu_mask_value": 2.0}
+    got = forward(inputs, ["attention_out"], None, **attrs)["attention_out"]
+    np.testing.assert_allclose(got, np.broadcast_to(inputs["value"].mean(-2, keepdims=True), got.shape), **SINGLE)
