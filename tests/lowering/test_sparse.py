@@ -44,7 +44,8 @@ EMPTY_ROW = 1e37
 
 def terms(inputs: Any, attrs: Any) -> dict[str, float]:
     """How large the terms of a gradient are that is a difference: of P dO V and P dO O for the scores, and of two
-    probabilities that both may be 1 for the indexer. A list of one key leaves nothing but their rounding."""
+    probabilities that both may be 1 for the indexer; times how often they are rounded. A list of one key leaves nothing
+    but their rounding."""
 
     def norm(name: str) -> float:
         return _norm(inputs, name)
@@ -53,10 +54,11 @@ def terms(inputs: Any, attrs: Any) -> dict[str, float]:
         score = norm("query_index") * norm("key_index")
         weight = float(np.abs(_finite(inputs, "weight")).max(initial=0.0))
         sides = {"query_index": norm("key_index") * weight, "key_index": norm("query_index") * weight}
-        return {"d_weight": score, **{f"d_{name}": size for name, size in sides.items()}}
+        return {"d_weight": 4 * score, **{f"d_{name}": 4 * size for name, size in sides.items()}}
     if "d_out" not in inputs:
         return {}
     size = attrs["scale_value"] * norm("d_out") * (norm("value") + norm("out"))
+    size *= 4 + math.sqrt(inputs["d_out"].shape[-1])
     pairs = (("query", "key"), ("query_rope", "key_rope"))
     others = {name: other for pair in pairs for name, other in (pair, pair[::-1]) if name in inputs}
     return {f"d_{name}": size * norm(other) for name, other in others.items()}
@@ -97,7 +99,7 @@ def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
         # The statistic of an empty row is exact and no measure for the others.
         largest = (sizes[sizes < EMPTY_ROW] if name == "softmax_max" else sizes).max(initial=0.0)
         rounded = 2.0**-8 * largest if found[name].dtype == ml_dtypes.bfloat16 else 0.0
-        bound = (4e-6 + rounding(inputs, attrs)) * max(largest, 1.0) + 4 * 2.0**-24 * cancelling.get(name, 0.0)
+        bound = (4e-6 + rounding(inputs, attrs)) * max(largest, 1.0) + 2.0**-24 * cancelling.get(name, 0.0)
         bound = bound + UNIT[found[name].dtype] * np.abs(right[~special]) + rounded
         # What is beyond the type's range is infinite there.
         most = float(ml_dtypes.finfo(found[name].dtype).max)
