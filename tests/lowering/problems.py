@@ -139,6 +139,8 @@ def bounds(inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> Bounds:
         elif attrs["pse_type"] >= 2:
             starts = [int(inputs[name][0]) if name in inputs else 0 for name in ("q_start_idx", "kv_start_idx")]
             bias *= max(inputs["query"].shape[:3]) + abs(starts[1] - starts[0])
+    if attrs.get("cpu_masked_bias") == "added":
+        bias += abs(float(_finite(np.asarray(attrs.get("cpu_mask_value", 0.0)))))  # a masked key's score is both
     keys = max(inputs["key"].shape[:3])
     score = math.sqrt(depth) * unit * product + 4 * unit * (product + bias)
     equal = product + bias == 0.0 or "cpu_mask_value" in attrs
