@@ -32,6 +32,9 @@ def overlooked(model: onnx.ModelProto) -> str | None:
                 return f"there is no opset {opset.version} of domain '{opset.domain}'"
     if any(not info.name for info in model.graph.output):
         return "an output of its graph has no name"
+    owners = (model, model.graph, *model.functions)
+    if (found := next(filter(None, map(_metadata_fault, owners)), None)) is not None:
+        return found
     return _node_fault(model) or _reference_fault(model) or _tensor_fault(model)
 
 
@@ -48,6 +51,8 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
                 # The checker reads behind the end of its list of sizes, which may end the process.
                 if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
                     return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
+            if (found := _metadata_fault(node)) is not None:
+                return found
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
                 if isinstance(text, bytes):  # protobuf's way to hand out a string that is damaged
                     return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
@@ -60,6 +65,12 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
         if isinstance(tensor.name, bytes):
             return f"the name {tensor.name!r} of an initializer is not UTF-8"
     return None
+
+
+def _metadata_fault(owner: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto) -> str | None:
+    """A key or value of metadata that is no text: onnx-ir sorts the keys."""
+    texts = (text for prop in owner.metadata_props for text in (prop.key, prop.value))
+    return next((f"the text {text!r} in its metadata is not UTF-8" for text in texts if isinstance(text, bytes)), None)
 
 
 def _shown(text: str | bytes) -> str:

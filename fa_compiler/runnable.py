@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 from onnx import defs, inliner
 
-from fa_compiler.checking import is_left_over
+from fa_compiler.checking import fault, is_left_over
 from fa_compiler.subgraphs import graphs_of
 
 TRAINING_DOMAIN = "com.microsoft"
@@ -95,14 +95,16 @@ def holds_flex(model: onnx.ModelProto) -> bool:
 
 
 def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
-    """The model with every FlexAttention as its definition, and a sentence of it; None where there is none, or the
-    types of its inputs are not known."""
+    """The model with every FlexAttention as its definition, and a sentence of it; None where there is none, the types
+    of its inputs are not known, or the model's opset is older than what the definition is made of."""
     names = [node.name or node.output[0] for node in _nodes(model.graph) if (node.domain, node.op_type) == FLEX]
     if not names:
         return None
     try:
         result = inliner.inline_selected_functions(model, [FLEX], inline_schema_functions=True)
     except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
+        return None
+    if fault(result, full=False) is not None and fault(model, full=False) is None:
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return result, f"{names[0]}{more}: FlexAttention is written out as its definition; ONNX Runtime has no kernel of it"

@@ -27,11 +27,8 @@ def inline_functions(model: ir.Model) -> None:
     nodes = [node for body in bodies for node in all_nodes(body)]
     if not any(_matters(node) or is_op(node, "Exp") for node in nodes):
         return
-    with_graphs = {
-        node.op_identifier()
-        for node in nodes
-        if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
-    }
+    with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
+    with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
     imports = _named(model.opset_imports)
     fitting: set[ir.OperatorIdentifier] = set()
     for identifier, function in model.functions.items():
@@ -66,6 +63,10 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
     for identifier in model.functions:
         inside(identifier)
     return {identifier: names for identifier, names in found.items() if names}
+
+
+def _takes_graph(attributes: Mapping[str, ir.Attr]) -> bool:
+    return any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in attributes.values())
 
 
 def _matters(node: ir.Node) -> bool:

@@ -282,5 +282,5 @@ def _declined(anchor: str, decline: Decline) -> Block:
 
 
 def _in_function(call: ir.Node, softmax: str) -> Block:
-    reason = f"the function {call.domain}::{call.op_type} could not be inlined: it is written for another opset"
+    reason = f"the function {call.domain}::{call.op_type} takes a graph or is written for another opset"
     return _declined(f"{label(call)}/{softmax}", Decline(Code.FUNCTION, reason, call))

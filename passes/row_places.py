@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder
+from fa_compiler.passes.nodes import FOLD_LIMIT
 
 
 def row_places(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value) -> ir.Value:
@@ -33,7 +34,8 @@ def row_places(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, co
 
 
 def _below(builder: Builder, size: ir.Value) -> ir.Value:
-    """The numbers below a size, a constant where that is known."""
-    if size.const_value is None:
+    """The numbers below a size, a constant where that is known and not too large."""
+    count = FOLD_LIMIT + 1 if size.const_value is None else int(size.const_value.numpy()[0])
+    if count > FOLD_LIMIT:
         return builder.range(size)
-    return builder.constant(np.arange(int(size.const_value.numpy()[0]), dtype=np.int64), "positions")
+    return builder.constant(np.arange(count, dtype=np.int64), "positions")

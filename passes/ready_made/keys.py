@@ -31,6 +31,7 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import Runs
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import Add, AddTerm, Masked, RowGuard, SelectTerm, Shift
+from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
@@ -183,7 +184,7 @@ class Keys:
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
         """A mask with its last dimension made as long as the keys."""
         builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
-        if dtype is None:
+        if dtype is None or not (dtype == ir.DataType.BOOL or dtype.is_integer() or dtype.is_floating_point()):
             raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown")
         short = self.less(self.length(self.columns), self.length(Measure(mask, len(shape) - 1)))
         pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
@@ -204,7 +205,7 @@ class Keys:
     def _range(self, measure: Measure) -> ir.Value:
         builder = self.call.builder
         const = self.call.size(measure.value, measure.axis)
-        if const is not None:
+        if const is not None and const <= FOLD_LIMIT:
             return builder.constant(np.arange(const, dtype=np.int64), "positions")
         if builder.opset < RANGE_SINCE:
             raise self.call.decline(Code.READY_MADE, f"its mask cannot be computed in opset {builder.opset}")

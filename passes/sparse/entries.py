@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder, Mover
 from fa_compiler.passes.layout.layout import moves
-from fa_compiler.passes.nodes import input_of
+from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
@@ -154,7 +154,7 @@ class _Maker:
     def last_seen(self) -> ir.Value:
         """The last key that each row sees, [1,S,1]."""
         builder, rows, keys = self.builder, self.sizes.rows.const, self.sizes.keys.const
-        if rows is not None and keys is not None:
+        if rows is not None and keys is not None and rows <= FOLD_LIMIT:
             last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
             return builder.constant(last, "last_seen")
         end = builder.units("Squeeze", self.length(1, 1), [0])

@@ -202,6 +202,7 @@ CASES: dict[str, tuple[Make, str]] = {
     "large tensor, too few": (_holding([1 << 17], raw_data=bytes(1 << 18)), "'odd' holds 262144 bytes"),
     "output without a name": (_edited(lambda m: setattr(m.graph.output[0], "name", "")), "has no name"),
     "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
+    "damaged metadata": (_file(attention().SerializeToString() + b"\x72\x04\x0a\x02\xff\xfe"), "metadata is not UTF-8"),
     "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),
     "weights of text": (_text_weights, "no tensor of type 8 can be"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),

@@ -301,3 +301,15 @@ def test_flex_attention_runs(case: TestCase, caplog: pytest.LogCaptureFixture) -
     (found,) = ort.InferenceSession(result.model.SerializeToString(), options).run(None, feeds)
     rtol = 2e-3 if outputs[0].dtype == np.float16 else 1e-5
     np.testing.assert_allclose(found, outputs[0], rtol=rtol, atol=rtol)
+
+
+def test_flex_attention_of_an_opset_before_its_definition() -> None:
+    """What it is made of is not there, so that it stays what it is."""
+    model = onnx.ModelProto()
+    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("gqa")))
+    del model.opset_import[:]
+    model.opset_import.add(domain="", version=1)
+    model.graph.node[0].input[:] = ["V", "Q", "K"]  # of too many heads to be fused
+    result = fa_compiler.optimize(model)
+    assert [block.status for block in result.report.blocks] == ["declined"]
+    assert [node.op_type for node in result.model.graph.node] == ["FlexAttention"]

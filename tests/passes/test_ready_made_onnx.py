@@ -8,11 +8,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import onnx_ir as ir
 import pytest
 from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
 import fa_compiler
+from fa_compiler.passes import fuse
 from tests.passes.operators import Operator, check_same, declined
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
 
@@ -316,6 +318,32 @@ def test_ascend(name: str) -> None:
     operator = attention(**{"opset": 24, "fixed": True, **features, "dtype": "float16"})
     report = fused(operator.model(operator.feeds()), "ascend")[1]
     assert report.blocks[0].status == "fused", report.blocks[0].reason
+
+
+def test_a_mask_of_no_type() -> None:
+    model = parse(
+        "y = Attention(q, k, v, m)",
+        "bool[S,M] m",
+        inputs="float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v",
+        opset=24,
+        ir_version=11,
+    )
+    model.graph.input[3].type.tensor_type.elem_type = 0
+    graph = ir.from_proto(model)
+    assert fuse(graph).blocks[0].code == "dtype"
+
+
+def test_a_size_that_no_memory_holds() -> None:
+    """Positions of known numbers of rows are a constant, but not of so many."""
+    rows = "float[1,2,4294967295,8]"
+    model = parse(
+        "y = Attention<left_window_size=2>(q, k, v)",
+        inputs=f"{rows} q, float[1,2,6,8] k, float[1,2,6,8] v",
+        outputs=f"{rows} y",
+        opset=25,
+        ir_version=11,
+    )
+    assert fused(model)[0].ByteSize() < 100_000
 
 
 SIZES = "sh = Shape(q) s = Gather<axis=0>(sh, two) kh = Shape(k) t = Gather<axis=0>(kh, two) "

@@ -142,6 +142,16 @@ def function(body: str, inputs: str = "q, k, v", attributes: str = "", opset: in
     return f'<domain: "f", opset_import: ["": {opset}]> {name} {attributes} ({inputs}) => (y) {{ {body} }}'
 
 
+def test_a_function_with_a_graph_of_its_own_is_kept() -> None:
+    model = parse("y = f.attend(q, k, v)", functions=function(ATTENTION))
+    body = onnx.helper.make_graph([], "body", [], [])
+    model.functions[0].attribute_proto.append(onnx.helper.make_attribute("body", body))
+    result, report = same(model)
+    assert [block.status for block in report.blocks] == ["declined"]
+    assert "attend" in str(report.blocks[0].reason)
+    assert len(result.functions) == 1
+
+
 def test_each_call_of_a_function_is_a_block() -> None:
     model = parse("a = f.attend(q, k, v) y = f.attend(a, k, v)", functions=function(ATTENTION))
     result, report = same(model)
