@@ -184,8 +184,9 @@ class Keys:
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
         """A mask with its last dimension made as long as the keys."""
         builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
-        if dtype is None or not (dtype == ir.DataType.BOOL or dtype.is_integer() or dtype.is_floating_point()):
-            raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown")
+        exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
+        if dtype is None or not (exact or dtype.is_floating_point()):
+            raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
         short = self.less(self.length(self.columns), self.length(Measure(mask, len(shape) - 1)))
         pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
         filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)

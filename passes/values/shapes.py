@@ -285,6 +285,8 @@ class ShapeInfo:
         carried = self._walk_loop(context, body, states)
         # What else a body gives may differ from one iteration to the next, so no dim of it leaves.
         results = body.outputs if scan else body.outputs[1:]
+        if len(carried) != states or len(results) < states:  # a body of fewer values than it is given
+            return []
         known = [*carried, *[None] * (len(results) - states)]
         return [Fact(shape, value.dtype or self.dtype(value)) for shape, value in zip(known, results, strict=True)]
 

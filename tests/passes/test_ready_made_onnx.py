@@ -320,7 +320,9 @@ def test_ascend(name: str) -> None:
     assert report.blocks[0].status == "fused", report.blocks[0].reason
 
 
-def test_a_mask_of_no_type() -> None:
+@pytest.mark.parametrize("dtype", [0, 7, 8])
+def test_a_mask_of_another_type(dtype: int) -> None:
+    """None, integers, or text."""
     model = parse(
         "y = Attention(q, k, v, m)",
         "bool[S,M] m",
@@ -328,7 +330,7 @@ def test_a_mask_of_no_type() -> None:
         opset=24,
         ir_version=11,
     )
-    model.graph.input[3].type.tensor_type.elem_type = 0
+    model.graph.input[3].type.tensor_type.elem_type = dtype
     graph = ir.from_proto(model)
     assert fuse(graph).blocks[0].code == "dtype"
 

@@ -739,6 +739,13 @@ def test_what_a_loop_hands_through_keeps_its_shape() -> None:
     assert shapes["one"] == (S,) and found.shape("z") == (B, S) and found.shape("a") == (S, B)
 
 
+def test_a_loop_whose_body_takes_fewer_values_makes_no_shape() -> None:
+    step = "step (int64 i, bool go) => (bool more, float[S] a, float[S] b)"
+    loop = f"y, b1 = Loop (N, , x) <body = {step} {{ more = Identity(go) a = Neg(z) b = Neg(z) }}>"
+    model = ir.from_proto(parse("float[S] x, float[S] z", loop, more="<int64 N = {3}>"))
+    assert [analyse(model).shape(value) for node in model.graph for value in node.outputs] == [None, None]
+
+
 def test_a_scan_slices_its_tensors() -> None:
     found = Checked(
         parse(
