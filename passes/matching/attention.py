@@ -193,7 +193,7 @@ class Matcher:
             match = replace(match, dtype=ir.DataType.FLOAT, query_factors=found.factors, output_factors=factors)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
-        return replace(match, shapes=shapes, types=types, rope=rope).with_wider_first()
+        return replace(match, shapes=shapes, types=types, rope=rope).with_second_last()
 
     def _check_late(
         self,

@@ -72,12 +72,19 @@ class AttentionMatch:
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
     rope: Rope | None = None
 
-    def with_wider_first(self) -> AttentionMatch:
-        """The same match, of its two products that with the longer sum as the first."""
-        rope, width, other = self.rope, self.space.size(self.roles.depth), None
-        if rope is not None:
-            other = self.space.size(rope.depth)
-        if rope is None or width.const is None or other is None or other.const is None or width.const >= other.const:
+    def with_second_last(self) -> AttentionMatch:
+        """The same match, of its two products that with the longer sum as the first.
+
+        In float16 it is that with the larger scale: the other query is multiplied by the ratio of the two, which would
+        overflow at 65504.
+        """
+        rope = self.rope
+        if rope is None:
+            return self
+        width, other = self.space.size(self.roles.depth).const, self.space.size(rope.depth).const
+        wider = width is not None and other is not None and width < other
+        turns = wider if abs(rope.ratio) == 1.0 or self.dtype != ir.DataType.FLOAT16 else abs(rope.ratio) > 1.0
+        if not turns:
             return self
         return replace(
             self,

@@ -3,7 +3,8 @@
     second := product | layout(second) | second times or over one number known before the run
 
 Accepted where it runs along the same axes as the scores, in sizes that are proven to be theirs, and is made of what
-scores are made of (score_like.py): a mask outweighs the sum as it does the scores. Anything else stays a bias.
+scores are made of (score_like.py): a mask outweighs the sum as it does the scores. The scales of the two are at most
+LARGEST_RATIO (simulation.py) apart. Anything else stays a bias.
 """
 
 from __future__ import annotations

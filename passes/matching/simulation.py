@@ -40,6 +40,9 @@ from fa_compiler.passes.values.value_sets import ValueSets
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 """Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
+LARGEST_RATIO = 1024.0
+"""How far the scales of two products may be apart: the operator has one scale, so that one of the queries is multiplied
+by the ratio, and what is multiplied by more may overflow where the product with the keys does not."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class Simulation:
 
     def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
         found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)
-        return found if found is not None and SMALLEST_SCALE <= abs(found.ratio) <= LARGEST_SCALE else None
+        return found if found is not None and 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO else None
 
     def after(self, start: ir.Value, path: ProbabilityPath, found: Simulated) -> tuple[Arrangement, tuple[Factor, ...]]:
         """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""

@@ -94,12 +94,38 @@ BIASES = {
     "a_bias_before_it": Spelling(order="t = Tanh(bias) sb = Add(s, t) x = Add(sb, r) "),
     "something_done_to_it": Spelling(second="r2 = MatMul(qr, krt) r = Relu(r2) "),
     "keys_of_one_row": Spelling(second="r2 = MatMul(qr, krt) r = ReduceMax(r2, last) "),
+    "a_much_larger_scale": Spelling(second="e = Constant<value=float {2000.0}>() r2 = MatMul(qr, krt) r = Mul(r2, e) "),
+    "a_much_smaller_scale": Spelling(
+        second="e = Constant<value=float {0.0005}>() r2 = MatMul(qr, krt) r = Mul(r2, e) "
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BIASES)
 def test_what_stays_a_bias(name: str) -> None:
     assert not second(check(BIASES[name].model))
+
+
+@pytest.mark.parametrize("large", ["q", "qr"])
+@pytest.mark.parametrize("width", [4, 24])
+def test_no_query_overflows_in_float16(large: str, width: int) -> None:
+    """Scales 8 times apart, and numbers beyond an eighth of what float16 holds in the query of the larger scale: the
+    other one is multiplied by 1/8, also where it is the wider one."""
+    scaled = "r8 = Mul(r, eight) x = Add(s, r8)" if large == "qr" else "s8 = Mul(s, eight) x = Add(s8, r)"
+    body = (
+        "e = Constant<value=float {8.0}>() eight = Cast<to=10>(e) kt = Transpose<perm=[0,1,3,2]>(k) "
+        "krt = Transpose<perm=[0,1,3,2]>(kr) s = MatMul(q, kt) r = MatMul(qr, krt) "
+        f"{scaled} p = Softmax<axis=-1>(x) y = MatMul(p, v) "
+    )
+    inputs, more = HEADS_FIRST.replace("float", "float16"), MORE.format(d=width, n=4).replace("float", "float16")
+    model = parse(body, more, inputs=inputs, outputs="float16[B,4,S,8] y", opset=18)
+    result, _ = fused(model)
+    assert second(next(node for node in result.graph.node if node.domain == "ascend"))
+    feeds = random_feeds(model)
+    feeds[large] *= np.float16(10000)
+    feeds["k" if large == "q" else "kr"] *= np.float16(1e-4)
+    # Scores of up to 64 are rounded by 2^-6 where they are added.
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-2)
 
 
 def test_ascend_has_a_bias() -> None:
