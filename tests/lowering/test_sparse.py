@@ -64,6 +64,33 @@ def terms(inputs: Any, attrs: Any) -> dict[str, float]:
     return {f"d_{name}": size * norm(other) for name, other in others.items()}
 
 
+GATES = (
+    (("query_index", "key_index", "weight"), ("d_query_index", "d_key_index"), None),
+    (("query", "key", "weights"), ("dq", "dk"), "dy"),
+)
+"""Of each indexer's gradient: query, key and weights, their gradients, and what it is given (1 where that is the
+difference of two probabilities)."""
+
+
+def gates(inputs: Any) -> dict[str, np.ndarray]:
+    """What each row of a gradient may have or lack where a score is 0 but for its rounding: the ReLU is open or not."""
+    found: dict[str, np.ndarray] = {}
+    for names, gradients, above in GATES:
+        if not inputs.keys() >= set(names):
+            continue
+        rows, keys, weights = (_finite(inputs, name) for name in names)
+        width = rows.shape[-1]
+        scores = rows.reshape(-1, width) @ keys.reshape(-1, width).T
+        norms = [np.sqrt((each**2).sum(axis=-1)).reshape(-1) for each in (rows, keys)]
+        open_or_not = np.abs(scores) <= (math.sqrt(width) + 4) * 2.0**-24 * np.multiply.outer(*norms)
+        size = np.abs(weights).max(initial=0.0)
+        size *= 1.0 if above is None else np.abs(_finite(inputs, above)).max(initial=0.0)
+        for side, (gradient, own) in enumerate(zip(gradients, (rows, keys), strict=True)):
+            count = open_or_not.sum(axis=1 - side).reshape(*own.shape[:-1], 1)
+            found[gradient] = count * size * norms[1 - side].max(initial=0.0)
+    return found
+
+
 def _finite(inputs: Any, name: str) -> np.ndarray:
     numbers = np.asarray(inputs.get(name, inputs["key"] if name == "value" else 0.0), np.float64)
     return np.where(np.isfinite(numbers), numbers, 0.0)
@@ -89,7 +116,7 @@ def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
     numbers made of them by less than 2**-8 of the largest."""
     expected = reference.run(op, inputs, attrs, dtype="float64", cann=cann)
     found = ops.run(op, inputs, attrs, cann=cann)
-    cancelling = terms(inputs, attrs)
+    cancelling, turning = terms(inputs, attrs), gates(inputs)
     for name, right in expected.items():
         assert found[name].shape == right.shape, name
         value = found[name].astype(np.float64)
@@ -101,6 +128,7 @@ def compare(op: str, inputs: Any, attrs: Any, cann: str | None = None) -> None:
         rounded = 2.0**-8 * largest if found[name].dtype == ml_dtypes.bfloat16 else 0.0
         bound = (4e-6 + rounding(inputs, attrs)) * max(largest, 1.0) + 2.0**-24 * cancelling.get(name, 0.0)
         bound = bound + UNIT[found[name].dtype] * np.abs(right[~special]) + rounded
+        bound = bound + np.broadcast_to(turning.get(name, 0.0), right.shape)[~special]
         # What is beyond the type's range is infinite there.
         most = float(ml_dtypes.finfo(found[name].dtype).max)
         worst = np.abs(value[~special].clip(-most, most) - right[~special].clip(-most, most)) - bound
