@@ -51,7 +51,7 @@ from fa_compiler.passes.matching.sink_gates import SinkGate, gated, sink_gate
 from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.sinks import Sunk, summed
 from fa_compiler.passes.matching.softmax import LateDivision, SoftmaxAnchor
-from fa_compiler.passes.nodes import is_op, is_weight
+from fa_compiler.passes.nodes import is_op, is_weight, producer
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import Bounds
@@ -173,6 +173,9 @@ class Matcher:
         if (gate is not None or bare) and guard is RowGuard.NONE:
             _check_finite(values, terms)
         plan = self._plan(planner, terms, guard)
+        if gate is not None and plan.nan_rows:
+            _check_below_infinity(values, terms)
+            plan = replace(plan, nan_rows="")
         if after.divided is not None or anchor.overflows:
             plan = plan.assuming(BOUNDED_SCORES)
         if anchor.overflows and finite is not None:
@@ -465,6 +468,22 @@ def _check_finite(values: TermValues, terms: tuple[Term, ...]) -> None:
         if len(masks) > 1 or values.may_be_infinite(terms, index):
             reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"
             raise Decline(Code.EMPTY_ROWS, reason, terms[index].node)
+
+
+def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
+    """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
+    for index, term in enumerate(terms):
+        numbers = values.of(terms, index)
+        unknown = numbers is None and isinstance(term, AddTerm) and values.may_be_infinite(terms, index)
+        if (unknown and not _is_given(term.value, values.viewer)) or math.inf in (numbers or ()):
+            reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
+            raise Decline(Code.MASK_VALUE, reason, term.node)
+
+
+def _is_given(value: ir.Value, viewer: Viewer) -> bool:
+    """Is a value an input or initializer, rearranged or not?"""
+    view = viewer.view(value)
+    return producer(value if view is None else view.base) is None
 
 
 def _is_weight(value: ir.Value, viewer: Viewer) -> bool:

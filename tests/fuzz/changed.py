@@ -32,6 +32,8 @@ APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
 """A batch that is spread to a number: it is the number, or 1."""
+JOINED = "axis of Concat"
+"""Its operands need not have the same sizes along the axes that it had and has; ONNX Runtime leaves out an empty one."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
@@ -90,7 +92,7 @@ def multiplied(terms: Callable[[Feed, str], float], words: Sequence[str]) -> Cal
 
 def are_open(words: Sequence[str]) -> bool:
     """Do these changes leave sizes open that need not agree? Then a refusal is right (README)."""
-    return any(word.startswith((APART, SPREAD)) for word in words)
+    return any(word.startswith((APART, SPREAD, JOINED)) for word in words)
 
 
 def allow_for(made: Judge, words: Sequence[str]) -> None:

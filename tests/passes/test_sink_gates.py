@@ -98,3 +98,31 @@ def test_what_is_no_sink(gate: str, product: str) -> None:
     inputs = "float[B,4,5,8] q, float[B,4,5,8] k, float[B,4,5,8] v"
     body = wide + NUMBERS + KEPT + PRODUCT_QK + gate.replace("X", "s") + SOFTMAX.replace("X", "s") + product
     assert only_block(parse(body, inputs=inputs, outputs="float[B,4,5,8] y")).status == "declined"
+
+
+def guarded(terms: str, more: str) -> onnx.ModelProto:
+    """A guard makes rows that are NaN behind the softmax 0."""
+    guard = SOFTMAX.replace(
+        "o = MatMul(p", "nan = IsNaN(p) zero = Constant<value=float {0}>() w = Where(nan, zero, p) o = MatMul(w"
+    )
+    gate = DROPPED.replace("X", "x") + guard.replace("X", "x")
+    return parse(NUMBERS + KEPT + PRODUCT_QK + terms + gate + "y = Mul(o, g)", more)
+
+
+def test_a_guard_makes_empty_rows_zero() -> None:
+    assert only_block(guarded(masked("-inf"), "bool[B,1,1,T] m"), m=PADDING).status == "fused"
+
+
+def test_a_row_with_a_nan_is_nan_behind_a_guard() -> None:
+    """The guard makes it 0, and the gate NaN."""
+    bias = np.zeros((2, 1, 5, 6), np.float32)
+    bias[0, 0, 1, 2], bias[0, 0, 2], bias[1, 0, 3, 1:] = np.nan, -np.inf, -np.inf
+    assert only_block(guarded("x = Add(s, b) ", "float[B,1,S,T] b"), b=bias).status == "fused"
+
+
+def test_no_mask_is_infinite_behind_a_guard() -> None:
+    """A guard makes a row with +inf 0, for the gate is 1; beside a sink it would be NaN."""
+    terms = "o1 = Constant<value=float {1}>() low = Constant<value=float {-inf}>() f = Cast<to=1>(m) r = Sub(o1, f) "
+    padding = np.array([0, 0, 1, 1, 0, 0, 0, 2, 0, 0, 0, 0]).reshape(2, 1, 1, 6)
+    block = only_block(guarded(terms + "b = Mul(r, low) x = Add(s, b) ", "int64[B,1,1,T] m"), m=padding)
+    assert (block.code, block.culprit) == ("mask_value", "x")
