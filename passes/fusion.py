@@ -21,7 +21,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_softmax import integer_softmax, is_integer_softmax
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
-from fa_compiler.passes.nodes import is_op, remember_versions
+from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
 from fa_compiler.passes.ready_made import Call, convert, is_ready_made
@@ -60,7 +60,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
         [],
-        max(model.graph.opset_imports.get(domain, 0) for domain in ("", "ai.onnx")),
+        graph_opset(model.graph),
     )
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if any(block.status == "fused" for block in blocks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -74,7 +74,7 @@ def is_weight(value: ir.Value) -> bool:
 IR_WITH_CONSTANTS = 4
 """From this IR version on an initializer need not be a graph input, and one that is can be overridden."""
 LEGACY_INITIALIZERS = "fa_compiler.legacy_initializers"
-OPSET = "fa_compiler.opset"
+IMPORTS = "fa_compiler.opset_imports"
 DEAD = "fa_compiler.dead_nodes"
 
 
@@ -82,28 +82,40 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
     return value.graph is not None and bool(value.graph.meta.get(LEGACY_INITIALIZERS))
 
 
-def opset(node: ir.Node) -> int:
-    """The standard opset version that governs a node of a model prepared by `remember_versions`."""
-    return 1 if node.graph is None else graph_opset(node.graph)
+def opset(node: ir.Node, domain: str = "") -> int:
+    """The version of a domain, the standard one if none is given, that governs a node (`graph_opset`)."""
+    return 1 if node.graph is None else graph_opset(node.graph, domain)
 
 
-def graph_opset(graph: ir.Graph) -> int:
-    """The standard opset version of a graph of such a model."""
-    return int(graph.meta.get(OPSET, 1))
+def graph_opset(graph: ir.Graph, domain: str = "") -> int:
+    """The version of a domain, the standard one if none is given, that the nodes of a graph are of; 1 where it is not
+    imported.
+
+    A main graph and a function have imports of their own. A subgraph has those of the graph around it, in a model that
+    `remember_imports` has seen.
+    """
+    imports: Mapping[str, int] = graph.opset_imports or graph.meta.get(IMPORTS, {})
+    return imports.get(domain) or (imports.get("ai.onnx") if domain == "" else None) or 1
+
+
+def remember_imports(body: ir.Graph | ir.Function) -> None:
+    """Note in every subgraph of a main graph or function whose imports are its own."""
+    for node in all_nodes(body):
+        if node.attributes:
+            for graph in subgraphs(node):
+                graph.meta[IMPORTS] = body.opset_imports
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
-    """Note in every graph what only the model knows: its opset and whether its initializers are constants; and which of
-    its nodes are dead.
+    """Note in every graph what only the model knows: its imports and whether its initializers are constants; and which
+    of its nodes are dead.
 
     Returns the graphs: the main one and the subgraphs in it.
     """
-    imports = model.opset_imports
-    version = imports.get("", imports.get("ai.onnx", 1))
     legacy = model.ir_version is not None and model.ir_version < IR_WITH_CONSTANTS
     graphs = all_graphs(model)
+    remember_imports(model.graph)
     for graph in graphs:
-        graph.meta[OPSET] = version
         graph.meta[LEGACY_INITIALIZERS] = legacy
         graph.meta[DEAD] = _dead_nodes(graph)
     return graphs

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import all_nodes, int_attr
+from fa_compiler.passes.nodes import all_nodes, int_attr, opset, remember_imports
 from fa_compiler.passes.values.shape_rules import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.values.shape_rules.context import Content, Shape, content_fact, fresh, objects
 from fa_compiler.passes.values.shape_rules.generate import tensor_fact
@@ -55,14 +55,15 @@ def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
     body with what the caller gives. Time is linear in the number of nodes and calls.
     """
     if isinstance(model, ir.Graph):
+        remember_imports(model)
         info = ShapeInfo({}, model, overridable=True)
         info.walk(model)
         return info
     overridable = model.ir_version is None or model.ir_version >= _OVERRIDABLE
     info = ShapeInfo(model.functions, model.graph, overridable=overridable)
-    info.walk(model.graph)
-    for function in model.functions.values():
-        info.walk(function)
+    for body in (model.graph, *model.functions.values()):
+        remember_imports(body)
+        info.walk(body)
     return info
 
 
@@ -75,7 +76,6 @@ class ShapeInfo:
         self._overridable = overridable
         self._facts: dict[ir.Value, Fact] = {}
         self._bound: Mapping[str, ir.Attr] = {}
-        self._opsets: Mapping[str, int] = main.opset_imports if main is not None else {}
         self._calls: frozenset[ir.OperatorIdentifier] = frozenset()
         self._open: set[ir.Node] = set()
         self._loops = 0
@@ -217,7 +217,7 @@ class ShapeInfo:
             if function is not None:
                 return self._call(node, function, facts)
         domain = "" if node.domain == "ai.onnx" else node.domain
-        context = Context(node, facts, self._opset(node, domain), self._bound)
+        context = Context(node, facts, node.version or opset(node, domain), self._bound)
         try:
             if domain == "" and node.op_type in ("If", "Loop", "Scan"):
                 return self._control(context)
@@ -229,21 +229,12 @@ class ShapeInfo:
             return []
         return [result] if isinstance(result, Fact) else result
 
-    def _opset(self, node: ir.Node, domain: str) -> int:
-        """The opset version a node is of. A subgraph imports what the graph around it does."""
-        owner = node.graph
-        if owner is not None and owner.opset_imports:
-            self._opsets = owner.opset_imports
-        imported = self._opsets.get(domain) or (self._opsets.get("ai.onnx") if domain == "" else None)
-        return node.version or imported or 1
-
     def _call(self, node: ir.Node, function: ir.Function, facts: list[Fact | None]) -> Sequence[Fact]:
         if node.op_identifier() in self._calls:
             return []
         inner = ShapeInfo(self._functions, None, overridable=self._overridable)
         inner._calls = self._calls | {node.op_identifier()}
         inner._loops = self._loops
-        inner._opsets = function.opset_imports
         inner._bound = self._arguments(node, function)
         for index, value in enumerate(function.inputs):
             given = facts[index] if index < len(facts) else None

@@ -187,6 +187,23 @@ def test_function_of_another_opset_is_left_alone() -> None:
     assert [node.op_type for node in result.graph.node] == ["attend", "attend"]
 
 
+def test_a_branch_is_of_the_opset_of_its_model_beside_a_function_of_another() -> None:
+    """What is made in the branch is not of the function's opset, where Unsqueeze has no axes as an input."""
+    then = "kt = Transpose<perm=[1,0]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) a = MatMul(p, v)"
+    body = branches(then, "b = Neg(q)", "float[S,8]")
+    inputs, outputs = "float[S,8] q, float[T,8] k, float[T,8] v, bool c", "float[S,8] y, float[S,8] w"
+    shapes = []
+    for call in ("Sin", "f.other"):
+        functions = function("y = Sin(x)", "x", opset=11, name="other") if call != "Sin" else ""
+        model = parse(f"{body} w = {call}(q)", inputs=inputs, outputs=outputs, functions=functions)
+        result, report = same(model, c=YES)
+        assert [block.status for block in report.blocks] == ["fused"]
+        made = next(node for node in result.graph.node if node.op_type == "If").attribute[0].g.value_info
+        shapes.append({each.name: len(each.type.tensor_type.shape.dim) for each in made})
+    assert shapes[0] == shapes[1]
+    assert shapes[0]["fa_Unsqueeze_output"] == 4
+
+
 def test_branch_in_a_function() -> None:
     body = branches(renamed(ATTENTION, "a"), "b = Neg(q)")
     _, report = same(parse("y = f.attend(q, k, v, c)", "bool c", functions=function(body, "q, k, v, c")), c=YES)
