@@ -33,7 +33,7 @@ APART = "a size of"
 SPREAD = "Expand to"
 """A batch that is spread to a number: it is the number, or 1."""
 JOINED = "axis of Concat"
-"""Its operands need not have the same sizes along the axes that it had and has; ONNX Runtime leaves out an empty one."""
+"""Its operands need not agree along the axes that it had and has. ONNX Runtime leaves out an empty one."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
