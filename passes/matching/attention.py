@@ -474,8 +474,8 @@ def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
     """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
     for index, term in enumerate(terms):
         numbers = values.of(terms, index)
-        unknown = numbers is None and isinstance(term, AddTerm) and values.may_be_infinite(terms, index)
-        if (unknown and not _is_given(term.value, values.viewer)) or math.inf in (numbers or ()):
+        added = numbers is None and isinstance(term, AddTerm) and not _is_given(term.value, values.viewer)
+        if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
             raise Decline(Code.MASK_VALUE, reason, term.node)
 

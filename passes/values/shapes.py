@@ -61,7 +61,8 @@ def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
         return info
     overridable = model.ir_version is None or model.ir_version >= _OVERRIDABLE
     info = ShapeInfo(model.functions, model.graph, overridable=overridable)
-    for body in (model.graph, *model.functions.values()):
+    bodies: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for body in bodies:
         remember_imports(body)
         info.walk(body)
     return info
