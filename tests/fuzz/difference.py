@@ -153,8 +153,9 @@ class Comparison:
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
                 if self.hides_nan:  # 5
                     excused |= np.isinf(self.feed.arrays.get("k", np.zeros(1))).any()
-                    excused |= np.abs(clean[0] - clean[1]) + np.abs(clean[0] - clean[2]) > base * _size(clean[0])
-                    excused |= ~(np.abs(left - clean[0]) <= base * _size(clean[0]))
+                    moved = np.abs(clean[0] - clean[1]) + np.abs(clean[0] - clean[2]) > base * _size(clean[0])
+                    moved |= ~(np.abs(left - clean[0]) <= base * _size(clean[0]))
+                    excused |= moved.any(axis=-1, keepdims=True) if moved.ndim else moved
             odd = np.full(left.shape, spoiled) | ~np.isfinite(left) | ~np.isfinite(right)
             if (odd & ~excused).any():  # 2
                 other = self._evaluated

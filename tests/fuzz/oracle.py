@@ -128,7 +128,7 @@ class Judge:
             original = session(self.model, custom=False)
         except Exception:  # they share no class
             return Outcome("refused")
-        if not any(_runs(original, feed) for feed in self._given() if not feed.empty):
+        if not any(_runs(original, feed) for feed in self._computing()):
             return Outcome("refused")
         title = re.sub(r"node name: [^)]*|'[^']*'|model: |\[ShapeInferenceError\]", "", str(error))
         return self._found("refused", f"{type(error).__name__}: {_unnumbered(title)[:100]}", str(error))
@@ -138,6 +138,10 @@ class Judge:
 
     def _given(self) -> Sequence[Feed]:
         return self.feeds() if callable(self.feeds) else self.feeds
+
+    def _computing(self) -> list[Feed]:
+        """The inputs that have elements."""
+        return [feed for feed in self._given() if not feed.empty]
 
     # -- runs ---------------------------------------------------------------------------------------
 
@@ -183,6 +187,8 @@ class Judge:
                 if self.loose and (not left.size or (feed.lenient and left.shape != right.shape)):
                     continue  # sizes that do not agree, or only where one is 0
                 fault = self._fault(compared, fused, names.index(name), left, right)
+                if fault is not None and feed.empty and not any(_runs(original, each) for each in self._computing()):
+                    continue  # sizes that contradict each other, but for a 0 that copies another
                 if fault is not None:
                     detail = f"{text}output {name}: {fault[1]}\n{_feed_text(feed)}"
                     return Finding(f"{fault[0]} [{self.group}{what}]", detail, data)
