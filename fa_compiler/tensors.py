@@ -114,6 +114,8 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
     place = location(tensor)
     if not place:
         raise InputError(f"{who} is external but names no file; export the model again")
+    if isinstance(place, bytes):  # protobuf's, of what is not UTF-8
+        raise InputError(f"{who} lies in {place!r}, which is not UTF-8; export the model again")
     if "\0" in place:
         raise InputError(f"{who} lies in {place!r}, which no file can be called; export the model again")
     if Path(place).is_absolute() or os.pardir in Path(os.path.normpath(place)).parts[:1]:

@@ -228,24 +228,49 @@ class Mover:
             return value
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
-    def shape_vector(self, dims: Arrangement, reader: ir.Node) -> ir.Value:
+    def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
         """What a Shape node would give for a value of this arrangement. The value may be smaller than an axis, where
-        only a later operand is larger: it has the sizes of the operands that it is made of."""
+        only a later operand is larger: it has the sizes of the operands, and of the `terms` added to them, that it is
+        made of."""
         value = reader.inputs[0]
         shape = None if value is None else self.builder.info.shape(value)
         sizes = shape or [self.space.size(dim) for dim in dims]
         start, end = int_attr(reader, "start", 0), int_attr(reader, "end", len(dims))
         pairs = list(zip(dims, sizes, strict=True))[start:end]
-        return self._vector([size.const for _, size in pairs], lambda: [self._own_size(*pair) for pair in pairs])
+        made_of = [*(value for value, _ in self.witnesses), *terms]
+        consts = [size.const for _, size in pairs]
+        return self._vector(consts, lambda: [self._own_size(*pair, made_of) for pair in pairs])
 
-    def _own_size(self, dim: Axes, size: Dim) -> ir.Value:
-        """The size of a value along an axis, which may be another one than the axis has."""
-        if size.const is None and size != self.space.size(dim):
-            for value, _ in self.witnesses:
-                shape = self.builder.info.shape(value) or ()
-                if size in shape:
-                    return self.builder.dimension(value, list(shape).index(size))
-        return self._size(dim, self.witnesses) if size.const is None else self.builder.ints([size.const])
+    def _own_size(self, dim: Axes, size: Dim, made_of: Sequence[ir.Value]) -> ir.Value:
+        """The size along an axis of a value that is made of these, which may be another one than the axis has."""
+        if size.const is not None:
+            return self.builder.ints([size.const])
+        found = self._broadcast(size, made_of)
+        if found is not None:
+            return found
+        if len(size.broadcast_parts) > 1:
+            raise Decline(Code.SHAPE, f"the size {size} of a value cannot be computed from any operand")
+        return self._size(dim, self.witnesses)
+
+    def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
+        """A size that one of the values has, or several whose sizes are broadcast to it; None where they have not."""
+        sizes = [
+            (value, place, own) for value in values for place, own in enumerate(self.builder.info.shape(value) or ())
+        ]
+        whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
+        if whole is not None:
+            return whole
+        result: ir.Value | None = None
+        missing = set(size.broadcast_parts)
+        for value, place, own in sizes:
+            if missing.intersection(own.broadcast_parts) and set(own.broadcast_parts) <= set(size.broadcast_parts):
+                missing.difference_update(own.broadcast_parts)
+                other = self.builder.dimension(value, place)
+                if result is not None:  # each is 1 or that of the others
+                    one = self.builder.op("Equal", [result, self.builder.ints([1])], ir.DataType.BOOL)
+                    other = self.builder.op("Where", [one, other, result], INT64)
+                result = other
+        return None if missing else result
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.

@@ -20,6 +20,7 @@ from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
 from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
+from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.nodes import all_nodes, remember_versions
 from fa_compiler.passes.options import EMPTY_BIAS
 from fa_compiler.passes.values.shapes import analyse
@@ -37,11 +38,10 @@ def build(job: Job) -> Built:
         InternalError: the file that was written fails our own checks.
     """
     check_sizes(job)
-    model = job.model()
+    model, notes = _model(job)
     fused = _fused(model)
     _lower(job, model)
     used = sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN})
-    notes = []
     if used:
         (job.folder / PLUGIN).mkdir()
         for name, text in plugin.files(used, job.request.cann).items():
@@ -60,7 +60,7 @@ def build_npu(job: Job) -> Built:
         InternalError: the file that was written fails our own checks.
     """
     check_sizes(job)
-    model, request = job.model(), job.request
+    (model, notes), request = _model(job), job.request
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
     try:
         to_prompts(model, options)
@@ -69,7 +69,14 @@ def build_npu(job: Job) -> Built:
     except UnfitModel as error:
         raise InputError(_told(job, error)) from None
     _lower(job, model)
-    return _written(job, model, fused, [])
+    return _written(job, model, fused, notes)
+
+
+def _model(job: Job) -> tuple[ir.Model, list[str]]:
+    """The model, without declared shapes that contradict what its nodes compute, and what the report says of them."""
+    model = job.model()
+    graphs = remember_versions(model)
+    return model, correct_shapes(graphs, analyse(model))
 
 
 def _fused(model: ir.Model) -> list[Op]:

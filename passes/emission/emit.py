@@ -28,6 +28,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.terms import Add, Masked, Put
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -397,7 +398,9 @@ class Emitter:
 
     def substitutes(self, match: AttentionMatch, mover: Mover) -> list[tuple[ir.Node, ir.Value]]:
         """Readers of a mere shape or type of an inner value, each with what it gives, computed without that value."""
-        found = [(reader, mover.shape_vector(dims, reader)) for reader, dims in match.shapes]
+        steps = (*match.mask.masked, *match.mask.shifts)
+        terms = [step.view.base for step in steps if isinstance(step, Masked | Add | Put)]
+        found = [(reader, mover.shape_vector(dims, reader, terms)) for reader, dims in match.shapes]
         for reader, dtype in match.types:
             converted = reader.inputs[0]
             assert converted is not None

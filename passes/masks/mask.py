@@ -215,7 +215,8 @@ class MaskPlanner:
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Where the numbers of
-        selections were `added`, biases in front of them have to be lost in them, before a factor makes them larger."""
+        selections were `added`, biases in front of them have to be lost in them, before a factor makes them larger;
+        +inf is not lost in -inf."""
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
         if len(adds) == 1 and not selects:
@@ -229,6 +230,7 @@ class MaskPlanner:
             least = max(*fills, *(term.fill for term in live if isinstance(term, SelectTerm))) if added else min(fills)
             share = LOST_SHARE if added else SMALL_SHARE
             harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
+            harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 self._check_order(_not_selected(live))
                 return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)

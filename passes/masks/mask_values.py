@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.score_like import is_score_like
+from fa_compiler.passes.masks.score_like import holds_large, is_score_like
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.options import MASKS_DOMINATE
 from fa_compiler.passes.values.bounds import Bounds
@@ -119,6 +119,22 @@ class TermValues:
                 size *= abs(later.factor)
                 largest = max(largest, size)
         return largest < -fill * share
+
+    def may_be_above(self, terms: tuple[Term, ...], index: int) -> bool:
+        """May an addend become +inf, so that -inf is NaN and no mask where it is added to it? Bounds say so, or a large
+        number that is combined into it; what a caller gives is taken for one that does not."""
+        term = terms[index]
+        if not isinstance(term, AddTerm):
+            return False
+        interval = self.bounds.of(term.value)
+        if interval is None:
+            return holds_large(term.value, self.bounds)
+        size = largest = max(interval[1] * term.sign, interval[0] * term.sign)
+        for later in terms[index + 1 :]:
+            if isinstance(later, ScaleTerm):
+                size *= abs(later.factor)
+                largest = max(largest, size)
+        return not largest < FLOAT32_MAX
 
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
         """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""

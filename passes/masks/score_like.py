@@ -33,7 +33,7 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
         if product is not None:
             for operand in product.operands:
                 interval = bounds.of(operand)
-                if interval is None and constant(operand) is None and not _holds_large(operand, bounds):
+                if interval is None and constant(operand) is None and not holds_large(operand, bounds):
                     continue
                 if interval is None or not max(map(abs, interval)) <= MODERATE:
                     return False
@@ -53,7 +53,7 @@ def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Boun
     return True
 
 
-def _holds_large(value: ir.Value, bounds: Bounds) -> bool:
+def holds_large(value: ir.Value, bounds: Bounds) -> bool:
     """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
     pending, seen = [value], set[ir.Value]()
     while pending:

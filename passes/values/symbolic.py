@@ -385,6 +385,12 @@ class Dim:
         """
         return _broadcast(_need(a), _need(b))
 
+    @property
+    def broadcast_parts(self) -> tuple[Dim, ...]:
+        """The sizes that this one is broadcast from, in a fixed order; itself alone where it is no such size."""
+        atom = self.single_atom
+        return tuple(each for each in atom.args) if atom is not None and atom.op == "broadcast" else (self,)
+
     # -- comparison, printing -----------------------------------------------------------------
 
     def __eq__(self, other: object) -> bool:
@@ -615,7 +621,7 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
         return a
     if _is_least_of(a, b):
         return b
-    parts = _broadcast_parts(a) | _broadcast_parts(b)
+    parts = frozenset((*a.broadcast_parts, *b.broadcast_parts))
     if len(parts) == 1:
         return next(iter(parts))
 
@@ -624,11 +630,6 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
         return Atom("broadcast", f"broadcast({', '.join(map(str, ordered))})", ordered, 0)
 
     return Dim._from_atom(_intern("broadcast", parts, make))
-
-
-def _broadcast_parts(dim: Dim) -> frozenset[Dim]:
-    atom = dim.single_atom
-    return frozenset(atom.args) if atom is not None and atom.op == "broadcast" else frozenset([dim])
 
 
 def _is_least_of(least: Dim, dim: Dim) -> bool:

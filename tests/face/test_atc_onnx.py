@@ -71,6 +71,21 @@ def test_it_computes_the_same(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, right, atol=1e-5)
 
 
+@pytest.mark.parametrize("route", ["onnx", "npu"])
+def test_a_declared_shape_that_is_wrong_is_taken_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], route: str
+) -> None:
+    """Also where nothing was fused, as here, where the probabilities are an output."""
+    model = attention(TensorProto.FLOAT16)
+    softmax = next(node for node in model.graph.node if node.op_type == "Softmax")
+    model.graph.output.append(helper.make_tensor_value_info(softmax.output[0], TensorProto.FLOAT16, [1] * 8))
+    out = tmp_path / "out"
+    assert main(["atc", str(saved(model, tmp_path / "model.onnx")), "-o", str(out), *SOC, "--route", route]) == 0
+    assert f"the declared shape of '{softmax.output[0]}' is not what the operators give" in capsys.readouterr().out
+    shapes = {each.name: len(each.type.tensor_type.shape.dim) for each in onnx.load(out / "model.onnx").graph.output}
+    assert shapes[softmax.output[0]] == 4
+
+
 def test_route_npu(tmp_path: Path) -> None:
     source = saved(attention(TensorProto.FLOAT16), tmp_path / "model.onnx")
     out = tmp_path / "out"

@@ -61,6 +61,12 @@ def _truncated_weights(folder: Path) -> Path:
     return path
 
 
+def _unreadable_location(folder: Path) -> Path:
+    path, _ = projected(folder)
+    path.write_bytes(path.read_bytes().replace(b"weights.bin", b"weights\xffbin"))
+    return path
+
+
 def _typed_weights(folder: Path, number: int) -> Path:
     path, _ = projected(folder)
     model = onnx.load(path, load_external_data=False)
@@ -206,6 +212,7 @@ CASES: dict[str, tuple[Make, str]] = {
     "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),
     "weights of text": (_text_weights, "no tensor of type 8 can be"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
+    "weights in a file of no text": (_unreadable_location, "which is not UTF-8"),
     "weights truncated": (_truncated_weights, "has only 1087 bytes"),
     "weights above": (_located("../weights.bin"), "'../weights.bin', outside the model's folder"),
     "weights above, hidden": (_located("x/../../weights.bin"), "outside the model's folder"),

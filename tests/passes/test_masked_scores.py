@@ -124,6 +124,18 @@ def test_addends_whose_order_shows_are_declined(name: str) -> None:
     assert block.hint == "--assume no-empty-rows if no query row is masked everywhere"
 
 
+INFINITE = "f = Cast<to=1>(i) g = Sub(one, f) w = Mul(g, least) t = Where(c, zero, low) "
+
+
+@pytest.mark.parametrize(
+    "order", ["a = Add(s, w) x = Add(a, t) ", "a = Add(s, t) x = Add(a, w) ", "a = Add(w, t) x = Add(s, a) "]
+)
+def test_a_mask_of_minus_infinity_beside_plus_infinity_is_nan(order: str) -> None:
+    """(1 - 3) times the least number is +inf."""
+    ids = np.array([[1, 1, 1, 0, 1, 3], [1, 1, 1, 1, 1, 1]]).reshape(2, 1, 1, 6)
+    assert compared(INFINITE + order, i=ids).status == "fused"
+
+
 def test_for_ascend_opposite_numbers_are_declined_unless_masks_are_binary() -> None:
     """Its operator has no score for masked keys."""
     proto = parse(PRODUCT_QK + NUMBERS + BIASED["selected_then_padded"] + SOFTMAX.format("x") + PRODUCT_PV, MORE)

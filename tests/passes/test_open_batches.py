@@ -115,3 +115,22 @@ def test_an_empty_batch(sizes: tuple[int, int]) -> None:
     got, wanted = run(result, feeds)[0], run(proto, feeds)[0]
     assert got.shape == wanted.shape
     assert_same(got, wanted, 1e-5)
+
+
+SHAPES = """
+    kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) y = MatMul(p, k) n = Shape(p)
+"""
+
+
+@pytest.mark.parametrize("batches", [(1, 2), (2, 1), (2, 2), (1, 1), (0, 1), (1, 0)])
+def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int]) -> None:
+    """Each may be 1; the probabilities have the other one."""
+    proto = parse(SHAPES, inputs="float[Q,S,8] q, float[K,T,8] k", outputs="float[N,S,8] y, int64[3] n")
+    result, report = fused(proto)
+    assert [block.status for block in report.blocks] == ["fused"]
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal((batch, 5, 8)).astype(np.float32) for name, batch in zip("qk", batches, strict=True)
+    }
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
