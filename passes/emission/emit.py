@@ -35,7 +35,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.surgery import dead_readers, replace_value, restore_order, sweep
+from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
@@ -400,7 +400,14 @@ class Emitter:
         """Readers of a mere shape or type of an inner value, each with what it gives, computed without that value."""
         steps = (*match.mask.masked, *match.mask.shifts)
         terms = [step.view.base for step in steps if isinstance(step, Masked | Add | Put)]
-        found = [(reader, mover.shape_vector(dims, reader, terms)) for reader, dims in match.shapes]
+        found = []
+        for reader, dims in match.shapes:
+            read = reader.inputs[0]
+            maker = None if read is None else read.producer()
+            assert maker is not None
+            # A mask that is expanded to the scores' shape is no part of the scores whose shape that is.
+            parts = [each for each in terms if not depends(each, maker)]
+            found.append((reader, mover.shape_vector(dims, reader, parts)))
         for reader, dtype in match.types:
             converted = reader.inputs[0]
             assert converted is not None

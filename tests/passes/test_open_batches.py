@@ -134,3 +134,27 @@ def test_the_shape_of_probabilities_of_two_batches(batches: tuple[int, int]) -> 
     }
     for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
         assert_same(got, wanted, 1e-5)
+
+
+MADE_OF_THE_SHAPE = """
+    kt = Transpose<perm=[0, 2, 1]>(k) s = MatMul(q, kt)
+    n = Shape(s) e = Expand(keep, n) b = Cast<to=9>(e)
+    n2 = Shape(s) e2 = Expand(seen, n2) b2 = Cast<to=9>(e2)
+    low = Constant<value=float {-1e38}>() x = Where(b, s, low) x2 = Where(b2, x, low)
+    p = Softmax<axis=-1>(x2) y = MatMul(p, k)
+"""
+
+
+@pytest.mark.parametrize("batches", [(1, 2), (2, 1), (2, 2)])
+def test_a_mask_that_is_made_of_the_shape_of_the_scores(batches: tuple[int, int]) -> None:
+    """Their shape is not computed from the mask, nor from another mask that is made of it."""
+    masks, inputs = "int64[1,T] keep, int64[1,T] seen", "float[Q,S,8] q, float[K,T,8] k"
+    proto = parse(MADE_OF_THE_SHAPE, masks, inputs=inputs, outputs="float[N,S,8] y")
+    result, report = fused(proto)
+    assert [block.status for block in report.blocks] == ["fused"]
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal((batch, 5, 8)).astype(np.float32) for name, batch in zip("qk", batches, strict=True)
+    }
+    feeds |= {name: rng.integers(0, 2, (1, 5)) for name in ("keep", "seen")}
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
