@@ -1,6 +1,7 @@
 """Who reads what the nodes of an attention make: nobody else may, except for a shape or a type.
 
-Refused: scores or probabilities that something else reads, or that are a model output; nodes of another graph.
+Refused: scores or probabilities that something else reads, or that are a model output; nodes of another graph; scores
+or probabilities that are the values, too, for then the product reads them as such.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def readers_of_shapes(
     for node in nodes:
         if node.graph is not anchor.node.graph:
             raise Decline(Code.SCOPE, "part of the attention lies in another graph than its softmax", node)
+    if after.value.producer() in nodes:
+        reason = f"the values {after.value.name!r} are scores or probabilities of the same attention"
+        raise Decline(Code.SCORES_ARE_OUTPUT, reason, after.product.node, "")
     for node in nodes[:-1]:
         for output in node.outputs:
             readers = [

@@ -70,6 +70,15 @@ ROWS = [
         outputs="float[B,4,S,8] y, float[B,4,S,T] s",
     ),
     Row(
+        "scores_are_the_values",
+        "scores_are_output",
+        "y",
+        PRODUCT_QK + number("f", "-inf") + "x = Where(m, s, f) " + SOFTMAX.format("x") + " y = MatMul(p, x)",
+        "bool[S,S] m",
+        inputs="float[B,4,S,8] q, float[B,4,S,8] k",
+        outputs="float[B,4,S,S] y",
+    ),
+    Row(
         "masked_scores_are_output",
         "scores_are_output",
         "x",
