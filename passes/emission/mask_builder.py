@@ -230,8 +230,11 @@ class MaskBuilder:
         """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
         space = self.match.space
         own_dims = space.resolve_all(view.base_dims)
+        rows = self.match.roles.rows
         for axis, dim in enumerate(own_dims):
-            if dim == self.match.roles.rows and is_constant_along(value, axis, self.builder.info):
+            # Of a mask with more rows than the query, each is a row of the result.
+            narrow = dim == rows and not space.may_broadcast(rows)
+            if narrow and is_constant_along(value, axis, self.builder.info):
                 value = narrowed(value, axis, self.builder)
                 own_dims = (*own_dims[:axis], (), *own_dims[axis + 1 :])
         own = {axis for dim in own_dims for axis in dim}

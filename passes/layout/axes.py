@@ -140,6 +140,12 @@ class AxisSpace:
         parts = [set(self.resolve((axis,))) for axis in self._open]
         return any(own & part and own != part for part in parts)
 
+    def may_broadcast(self, axes: Axes) -> bool:
+        """Were dimensions of other sizes declared to be walked together along one of these axes, one of which may be 1
+        in some run and the others not?"""
+        own = set(self.resolve(axes))
+        return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
+
     def drop(self, axes: Axes) -> None:
         """Declare a dimension to be of size 1, because the operator that reads it fails in every other run."""
         for axis in self.resolve(axes):

@@ -87,3 +87,25 @@ def test_why_a_larger_batch_of_a_mask_is_refused() -> None:
         assert want.shape == (1, 15, 32)
         with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
             run(result, feeds)
+
+
+@pytest.mark.parametrize(
+    "mask", ["m = Expand(keep, two) " + SELECT, "f = Where(keep, zero, low) z = Expand(f, two) x = Add(s, z) "]
+)
+def test_a_mask_of_more_rows_than_the_query_is_refused(mask: str) -> None:
+    """Its rows are equal, but as many as there are, the result has."""
+    numbers = NUMBERS[:-1] + ", int64[4] two = {1, 1, 2, 1}>"
+    body = PRODUCT_QK + mask + "p = Softmax<axis=-1>(x) " + PRODUCT_PV
+    inputs = "float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+    model = parse(body, "bool[1,1,1,T] keep", inputs=inputs, outputs="float[B,4,N,8] y", initializers=numbers)
+    result, report = fused(model)
+    assert [block.status for block in report.blocks] == ["fused"]
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 4, 2, 8), "k": (2, 4, 6, 8), "v": (2, 4, 6, 8)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    feeds["keep"] = np.arange(6).reshape(1, 1, 1, 6) < 4
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+    feeds["q"] = feeds["q"][:, :, :1]
+    assert run(model, feeds)[0].shape[2] == 2
+    with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+        run(result, feeds)
