@@ -233,9 +233,19 @@ class Additions:
         if call.dim(mask, -1).const == 1 and columns.const != 1:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
-        mask = self._whole(builder.cast(mask, ir.DataType.INT32), 1)
-        padded = builder.op("Not", [builder.op("Greater", [mask, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
-        return builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
+        whole = self._whole(builder.cast(mask, ir.DataType.INT32), 1)
+        padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
+        padded = builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
+        if len(shape) == 2 and not isinstance(self.past, Held) and not self._is_as_long(shape[1], columns):
+            length = self.keys.length(self.keys.columns)
+            counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
+            padded = builder.op("And", [padded, counts], ir.DataType.BOOL)
+        return padded
+
+    @staticmethod
+    def _is_as_long(size: Dim, columns: Dim) -> bool:
+        """Is a mask's size that of the keys in every run in which it is not some other than 1?"""
+        return size == columns or size.never_one
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
         call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)

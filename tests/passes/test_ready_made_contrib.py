@@ -493,6 +493,11 @@ PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
         "causal+atten_mask",
     ),
     "[B, S, T]": ({"mask": ("B S S", kept(2, 4, 4))}, "real_shift"),
+    "[B, M], which in runs is as long as the keys": ({"mask": ("B M", kept(2, 4)), "M": 4}, "real_shift"),
+    "[B, M], which in runs is [B, 1]": (
+        {"mask": ("B M", np.zeros((2, 1), np.int32)), "M": 1, "mask_filter_value": -1e30},
+        None,
+    ),
     "[B, 1] is ignored": ({"mask": ("B 1", np.zeros((2, 1), np.int32))}, "none"),
     "addend": ({"addend": ("1 2 S S", addend(1, 2, 4, 4))}, "real_shift"),
     "addend, mask, causal": (
