@@ -14,8 +14,8 @@ What excuses a difference, 2, 6 and 7 everywhere and the others where inputs or 
    vector, its Sigmoid loses small results. What onnx's reference evaluation of the original gives is as good.
 3. An infinity in place of NaN, and the reverse: infinity times 0, or times next to nothing; 0 in place of either,
    where the result is next to nothing with any number in place of the infinity.
-4. Scores of attended keys are taken to be finite (README): infinite keys are looked at where NaN in their place has no
-   effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen.
+4. Scores of attended keys are taken to be finite (README): infinite keys are looked at in rows where NaN in their
+   place has no effect. A key that a bias lowers is attended, so NaN or an infinity there may be seen.
 5. ONNX Runtime's own attention kernels hide NaN: with `hides_nan` it counts only where a masked key has it.
 6. An attention over no keys is 0, also where the original divides 0 by 0 (README).
 7. In 16 bits ONNX Runtime rounds between two nodes or not, as its optimisations leave the graph: what it gives with the
@@ -148,7 +148,8 @@ class Comparison:
                 excused |= (np.abs([*clean, right]) <= TINY).all(axis=0)  # 3
                 if any(np.isinf(self.feed.arrays[name]).any() for name in self.feed.spoiled if name == "k"):  # 4
                     undefined = self._without(lambda shape: np.full(shape, np.nan))[index].astype(np.float64)
-                    excused |= self.biased | ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
+                    moved = ~(np.abs(undefined - clean[0]) <= base * _size(clean[0]))
+                    excused |= self.biased | (moved.any(axis=-1, keepdims=True) if moved.ndim else moved)
                 if self.biased and ("k" in self.feed.spoiled or self.hides_nan):  # 4
                     excused |= np.isnan(right) | (right == 0.0)  # a guard's 0
                 if self.hides_nan:  # 5

@@ -42,7 +42,8 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
     rng = np.random.default_rng(seed)
     tame = FIXED if case.base else TAME
     styles = [style for style in STYLES if not case.assume or style in tame]
-    if "late" in case.words:  # a late division loses sums that are too large, and the kernels do not
+    # A late division or a factor on the probabilities loses sums that are too large, and the kernels do not.
+    if {"late", "factor behind"}.intersection(case.words):
         styles = [style for style in styles if style != "overflow"]
     named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]
     if "zeros" not in named and not case.assume and any(each.role in MASKS for each in case.inputs):
