@@ -132,7 +132,7 @@ class Viewer:
         ones = [size == 1 for size in result or ()] if alike else [False] * len(dims)
         ones = ones[len(dims) - len(shape) :]
         for size, dim, one in zip(shape, aligned, ones, strict=True):
-            if size.const != 1 and not dim and not one:
+            if not dim and size.const != 1 and not (one and size.const is None):
                 raise Decline(Code.SHAPE, f"{value.name!r} may enlarge the scores", node)
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 

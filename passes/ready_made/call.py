@@ -199,8 +199,11 @@ class Call:
         return self.along(value, self.viewer.alignment(value, scores, self.node))
 
     def along(self, value: ir.Value, dims: Arrangement) -> View:
-        """The furthest view of a value whose dimensions run along these axes of the scores."""
-        for shallow in (False, True):
+        """The furthest view of a value whose dimensions run along these axes of the scores. An Expand that may be what
+        makes the scores larger stays."""
+        sizes, size = self.info.shape(value) or (), self.viewer.space.size
+        fits = all(own.const == 1 or own == size(dim) for own, dim in zip(sizes, dims, strict=True))
+        for shallow in (False, True) if fits else (True,):
             view = self.viewer.view(value, factors=False, shallow=shallow)
             pairs = [] if view is None else list(zip(view.dims, dims, strict=True))
             if view is not None and all(not own or self.viewer.space.unify(own, wanted) for own, wanted in pairs):

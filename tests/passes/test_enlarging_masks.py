@@ -109,3 +109,22 @@ def test_a_mask_of_more_rows_than_the_query_is_refused(mask: str) -> None:
     assert run(model, feeds)[0].shape[2] == 2
     with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
         run(result, feeds)
+
+
+@pytest.mark.parametrize("rows", ["S", "1"])
+def test_an_operator_whose_mask_has_more_rows_than_the_query(rows: str) -> None:
+    """ONNX's Attention, which ONNX Runtime then computes by its definition."""
+    body = "two = Constant<value=int64[4] {1, 1, 2, 1}>() m = Expand(keep, two) y = Attention(q, k, v, m)"
+    inputs = f"float[1,4,{rows},8] q, float[1,4,T,8] k, float[1,4,T,8] v"
+    model = parse(body, "bool[1,1,1,T] keep", inputs=inputs, outputs="float[1,4,N,8] y", opset=25, ir_version=11)
+    result, report = fused(model)
+    assert [block.status for block in report.blocks] == ["fused" if rows == "S" else "declined"]
+    feeds = {name: np.ones((1, 4, 6, 8), np.float32) for name in "kv"}
+    feeds |= {"q": np.ones((1, 4, 1, 8), np.float32), "keep": np.ones((1, 1, 1, 6), np.bool_)}
+    (want,) = run(model, feeds)
+    assert want.shape == (1, 4, 2, 8)
+    if rows == "1":
+        assert_same(run(result, feeds)[0], want, 1e-5)
+    else:
+        with pytest.raises((ort_errors.Fail, ort_errors.InvalidArgument), match="atten_mask"):
+            run(result, feeds)
