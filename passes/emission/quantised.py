@@ -72,7 +72,10 @@ def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: Shap
         return None
     if info.dtype(value) != dtype or scale.dtype != dtype.numpy() or not np.isfinite(scale.astype(np.float64)).all():
         return None
-    channels = None if scale.size == 1 else dims[int_attr(node, "axis", 1) % len(dims)]
+    axis, shape = int_attr(node, "axis", 1) % len(dims), info.shape(value)
+    if scale.size != 1 and (shape is None or shape[axis] != scale.size):
+        return None  # The model fails in every run.
+    channels = None if scale.size == 1 else dims[axis]
     return Quantised(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
 
 

@@ -153,6 +153,12 @@ NEAR_MISSES = {
         ),
         "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=2>(k8") + INT8,
     },
+    "more scales than numbers, with which it never runs": {
+        "scales": SCALES.replace(
+            "float ks={0.02}, int8 kz={3}", f"float[20] ks={{{numbers(20)}}}, int8[20] kz={{{'0,' * 19}0}}"
+        ),
+        "body": DEQUANTIZE.replace("DequantizeLinear(k8", "DequantizeLinear<axis=3>(k8") + INT8,
+    },
     "values that are not quantised": {
         "body": "k = DequantizeLinear(k8, ks, kz) vf = Cast<to=1>(v8) vm = Mul(vf, vs) v = Abs(vm) " + INT8,
         "scales": SCALES.replace("int8 vz={-5}, ", ""),
