@@ -71,7 +71,7 @@ from fa_compiler.passes.masks.mask_values import (
     TermValues,
 )
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import HUGE, order_shows
+from fa_compiler.passes.masks.rounding import HUGE, order_shows, taken_to_hide_it
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -124,10 +124,10 @@ class MaskPlan:
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part)
         return "+".join(words) or "none"
 
-    def assuming(self, word: str) -> MaskPlan:
-        """The same plan where the user vouches for one thing more."""
-        dense = None if self.dense is None else self.dense.assuming(word)
-        return replace(self, assumed=tuple(sorted({*self.assumed, word})), dense=dense)
+    def assuming(self, *words: str) -> MaskPlan:
+        """The same plan where the user vouches for these things, too."""
+        dense = None if self.dense is None else self.dense.assuming(*words)
+        return replace(self, assumed=tuple(sorted({*self.assumed, *words})), dense=dense)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class MaskPlanner:
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
-        if shown != live and self._order_shows(shown) is not None:
+        if shown != live and order_shows(shown, self.values, ()) is not None:
             live = shown
         adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
         selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
@@ -196,8 +196,8 @@ class MaskPlanner:
         for index in selects:
             check_adds_up(live, index, self.values)
         _check_unmasked(live, guard)
-        self._check_order(live)
-        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows)
+        assumed = self._takes(live)
+        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
         """The terms that change a softmax: not one number up to `most` that is added to all scores."""
@@ -206,12 +206,9 @@ class MaskPlanner:
     def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
         return shifts_of(terms, self.viewer, stepwise=self.options.target == "ort")
 
-    def _check_order(self, terms: tuple[Term, ...]) -> None:
-        if (decline := self._order_shows(terms)) is not None:
-            raise decline
-
-    def _order_shows(self, terms: tuple[Term, ...]) -> Decline | None:
-        return order_shows(terms, self.values, self.options.assume)
+    def _takes(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
+        """What is assumed so that a bias of these terms rounds as they do one by one. Raises Decline."""
+        return taken_to_hide_it(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Where the numbers of
@@ -232,8 +229,9 @@ class MaskPlanner:
             harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
             harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
             if harmless and self._may_be_boolean(live, min(fills), guard):
-                self._check_order(_not_selected(live))
-                return self._masked(live, self._shifts(_not_selected(live)), min(fills), guard)
+                others = _not_selected(live)
+                assumed = self._takes(others)
+                return self._masked(live, self._shifts(others), min(fills), guard).assuming(*assumed)
         return None if selects else self._mask_among_biases(live, adds, guard)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -248,12 +246,13 @@ class MaskPlanner:
         guard = guard.beside(fill)
         if not math.isfinite(fill) or guard is RowGuard.BIAS:
             return None
-        self._check_order(_not_selected(live))
+        assumed = self._takes(_not_selected(live))
         masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
         valueless = guard is RowGuard.SELECTION and value is not None
         shifts = self._shifts(_not_selected(live))
-        return MaskPlan(masked, shifts, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
+        plan = MaskPlan(masked, shifts, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
+        return plan.assuming(*assumed)
 
     def _biased(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
         """The plan in which masked keys have a score that biases are added to; None where there is no such mask."""
@@ -272,19 +271,19 @@ class MaskPlanner:
         others = tuple(term for index, term in enumerate(live) if index not in masks)
         if single and not others:
             return None
-        self._check_order(others)
+        assumed = self._takes(others)
         alone = single and (len(others) == 1 or self._adds_alike(live))
         masked, mode = self._excluded(live)
         shifts = self._shifts(others if alone else live)
         if not masked and mode is None:
-            return MaskPlan(shifts=shifts, nan_rows=guard.nan_rows)
+            return MaskPlan(shifts=shifts, nan_rows=guard.nan_rows, assumed=assumed)
         value = values.pop() if alone else 0.0
-        return MaskPlan(masked, shifts, mode, nan_rows=guard.nan_rows, value=value, biased=True)
+        return MaskPlan(masked, shifts, mode, nan_rows=guard.nan_rows, value=value, biased=True, assumed=assumed)
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
         coarse = any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live)
-        return not coarse and self._order_shows(live) is None
+        return not coarse and order_shows(live, self.values, ()) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
         """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
@@ -333,9 +332,8 @@ class MaskPlanner:
         if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
             return None
         others = (*live[:index], *live[index + 1 :])
-        self._check_order(others)
-        shifts = self._shifts(others)
-        return self._masked(live, shifts, value, guard)
+        assumed = self._takes(others)
+        return self._masked(live, self._shifts(others), value, guard).assuming(*assumed)
 
     def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
         guard = guard.beside(value)

@@ -39,7 +39,7 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
-from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS
+from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.bounds import LIMITS, Bounds, largest
 from fa_compiler.passes.values.cases import SHORT_FLOATS
@@ -106,6 +106,19 @@ class Parts:
 COARSE = Parts(True, None)
 
 
+def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
+    """As few of the assumptions as keep a bias of these terms from rounding otherwise than the terms one by one.
+
+    Raises Decline with `mask_value` where all of them do not.
+    """
+    for words in ((), (BINARY_MASKS,), (NO_EMPTY_ROWS,)):
+        if set(words) <= set(assume) and order_shows(terms, values, words) is None:
+            return words
+    if (decline := order_shows(terms, values, assume)) is not None:
+        raise decline
+    return BINARY_MASKS, NO_EMPTY_ROWS
+
+
 def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
     """A decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one, else None.
 
@@ -131,7 +144,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
             culprit,
             f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
         )
-    if MASKS_DOMINATE in assume or NO_EMPTY_ROWS in assume:
+    if NO_EMPTY_ROWS in assume:
         return None
     coarse = [term for term, parts in plain.items() if parts.coarse]
     for term in coarse:

@@ -83,7 +83,9 @@ def test_masks_that_are_said_to_dominate(spelling: Spelling, seed: int) -> None:
     model, report = fused(case.model, assume=["masks-dominate"])
     (block,) = report.blocks
     if block.status != "fused":
-        assert block.code in may_decline(spelling), block
+        # How scores are rounded in a row that is masked everywhere is for another word to leave open.
+        rounded = block.code == "mask_value" and "--assume no-empty-rows" in (block.hint or "")
+        assert rounded or block.code in may_decline(spelling), block
         return
     checked(case, model, case.feeds(seed))
 

@@ -84,6 +84,18 @@ def test_what_is_declined(name: str) -> None:
     assert same(DECLINED[name]).code == "mask_value"
 
 
+@pytest.mark.parametrize(
+    ("assume", "taken"),
+    [(("masks-dominate",), None), (("binary-masks",), None), (("binary-masks", "no-empty-rows"), ("no-empty-rows",))],
+)
+def test_what_lets_the_order_of_sums_be(assume: tuple[str, ...], taken: tuple[str, ...] | None) -> None:
+    """It shows in rows that are masked everywhere, whatever a mask outweighs; what was assumed is named."""
+    body = NUMBERS + TERMS + DECLINED["two_moderate_ones"] + SOFTMAX.format("x")
+    proto = parse(PRODUCT_QK + body + PRODUCT_PV, MORE)
+    (block,) = fused(proto, assume=assume)[1].blocks
+    assert (block.status, block.assumed) == (("declined", ()) if taken is None else ("fused", taken))
+
+
 SHORT_NUMBERS = "".join(
     f"{name} = Constant<value=float16 {{{int(np.float16(number).view(np.uint16))}}}>() "
     for name, number in {"zero": 0.0, "one": 1.0, "two": 2.0, "coarse": -1e4, "low": -65504.0, "hundred": 100.0}.items()
