@@ -122,8 +122,10 @@ def _keeps(
     """Is a condition, which runs along these axes, `keep` exactly where the mask leaves a score as it is?"""
     if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.dims):
         return False
-    if isinstance(mask, SelectTerm) and _uncast(mask.condition, viewer.info) is _uncast(condition, viewer.info):
-        return mask.keep == keep
+    if isinstance(mask, SelectTerm):
+        (own, turned), (other, turned_too) = (_bare(each, viewer.info) for each in (mask.condition, condition))
+        if own is other:
+            return (mask.keep ^ turned) == (keep ^ turned_too)
     shape = viewer.info.shape(condition)
     if shape is None or shape != viewer.info.shape(mask.value if isinstance(mask, AddTerm) else mask.condition):
         return False
@@ -132,11 +134,13 @@ def _keeps(
     return truth is not None and left == (truth if keep else negation(truth))
 
 
-def _uncast(value: ir.Value | None, info: ShapeInfo) -> ir.Value | None:
-    """A boolean without the casts from boolean to boolean that exporters put around it."""
-    while value is not None and is_op(node := value.producer(), "Cast", "Identity") and node is not None:
+def _bare(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
+    """A condition without casts of booleans and negations around it, and whether these turn it."""
+    turned = False
+    while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not") and node is not None:
         source = node.inputs[0]
         if source is None or info.dtype(source) != ir.DataType.BOOL:
             break
+        turned ^= node.op_type == "Not"
         value = source
-    return value
+    return value, turned

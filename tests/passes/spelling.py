@@ -300,7 +300,7 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
         codes.add("cast")
     if spelling.guard == "bias" and spelling.floor:
         codes.add("probability_term")
-    if spelling.guard in MASKING and (len(spelling.masks) > 1 or target == "ascend"):
+    if spelling.guard in MASKING and (len(spelling.masks) > 1 or spelling.sink or target == "ascend"):
         codes.add("probability_term")
     if len(spelling.masks) > 1 and any(mask.form == "add_mul" and mask.source == "int" for mask in spelling.masks):
         # Of integers that nobody knows such a mask may hold the opposite of another's number.
