@@ -205,6 +205,14 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
     return found
 
 
+def values_read(node: ir.Node) -> list[ir.Value]:
+    """What a node reads: its inputs, and the values that the nodes of its subgraphs read or that these return."""
+    bodies = subgraphs(node)
+    inner = [each for body in bodies for reader in all_nodes(body) for each in reader.inputs]
+    returned = [each for body in bodies for each in body.outputs]
+    return [each for each in (*node.inputs, *inner, *returned) if each is not None]
+
+
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
     """What a value may be that an If chooses, one value for each branch; empty where another operator with subgraphs
     makes it, and None where none does."""

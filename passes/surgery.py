@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import all_nodes, producer
+from fa_compiler.passes.nodes import all_nodes, producer, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -77,7 +77,7 @@ ORDER = "fa_compiler.order"
 
 
 def depends(value: ir.Value, node: ir.Node) -> bool:
-    """Is a value computed from what a node gives, in the same graph?
+    """Is a value computed from what a node gives, in the same graph? What a branch or loop body reads counts, too.
 
     Nodes that the model has before this one, which is sorted, need not be looked at.
     """
@@ -95,7 +95,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
         if maker is None or maker in seen or maker.graph is not graph or places.get(maker, first) < first:
             continue
         seen.add(maker)
-        pending.extend(each for each in maker.inputs if each is not None)
+        pending.extend(values_read(maker))
     return False
 
 
@@ -109,11 +109,11 @@ def restore_order(graph: ir.Graph) -> None:
 
 def _cycle(graph: ir.Graph) -> list[str]:
     makers = {
-        node: [maker for value in node.inputs if value is not None and (maker := value.producer()) is not None]
+        node: [maker for value in values_read(node) if (maker := value.producer()) is not None]
         for node in all_nodes(graph)
     }
     try:
         graphlib.TopologicalSorter(makers).prepare()
     except graphlib.CycleError as error:
         return [str(label(node)) for node in error.args[1]]
-    return ["through a subgraph"]
+    raise AssertionError("a graph that cannot be sorted has a cycle")

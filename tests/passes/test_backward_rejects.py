@@ -118,6 +118,9 @@ def test_exponentials_that_may_overflow_are_the_reason() -> None:
 VALUES = {
     "values from their gradient": "v = Relu(dv)",
     "values and their gradient": "w = ReduceSum<keepdims=1>(dv, last) v = Add(given, w)",
+    "values and their gradient in a branch": "w = ReduceSum<keepdims=1>(dv, last) b = Cast<to=9>(c) "
+    "v = If (b) <then_branch = a () => (float[B,4,6,8] va) { va = Add(given, w) }, "
+    "else_branch = e () => (float[B,4,6,8] ve) { ve = Sub(given, w) }>",
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fa_compiler.passes.build import Names
 from fa_compiler.passes.nodes import all_graphs
-from fa_compiler.passes.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.surgery import depends, replace_value, restore_order, sweep
 from tests.passes.running import parse
 
 OUTPUT = "float[B,4,S,8] y"
@@ -94,6 +94,19 @@ def test_a_cycle_is_found() -> None:
     restore_order(found)
     node(found, "a").replace_input_with(0, node(found, "b").outputs[0])
     with pytest.raises(RuntimeError, match="cycle: (a -> b -> a|b -> a -> b)"):
+        restore_order(found)
+
+
+def test_a_cycle_through_a_branch_is_found() -> None:
+    found = graph(
+        "a = Neg(q) d = If (c) <then_branch = t () => (float[B,4,S,8] u) { u = Relu(a) }, "
+        "else_branch = e () => (float[B,4,S,8] w) { w = Abs(a) }> y = Neg(d)",
+        more="bool c",
+    )
+    assert depends(node(found, "y").outputs[0], node(found, "a"))
+    assert not depends(node(found, "a").outputs[0], node(found, "d"))
+    node(found, "a").replace_input_with(0, node(found, "d").outputs[0])
+    with pytest.raises(RuntimeError, match=r"cycle: .*\ba -> d\b"):
         restore_order(found)
 
 
