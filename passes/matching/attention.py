@@ -58,6 +58,7 @@ from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.symbolic import product
 from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_HEAD_SIZE = 768
@@ -196,7 +197,12 @@ class Matcher:
             match = replace(match, dtype=ir.DataType.FLOAT, query_factors=found.factors, output_factors=factors)
         shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
         types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
-        return replace(match, shapes=shapes, types=types, rope=rope).with_second_last()
+        match = replace(match, shapes=shapes, types=types, rope=rope)
+        for view in match.views:
+            if not _has_known_heads(view, match.roles.heads, viewer.space):
+                reason = f"how many heads {view.base.name!r} has is not known before the model runs"
+                raise Decline(Code.SHAPE, reason, before.product.node)
+        return match.with_second_last()
 
     def _check_late(
         self,
@@ -490,6 +496,16 @@ def _is_weight(value: ir.Value, viewer: Viewer) -> bool:
     """Does a value hold weights, rearranged or not?"""
     view = viewer.view(value)
     return is_weight(value if view is None else view.base)
+
+
+def _has_known_heads(view: View, heads: Axes, space: AxisSpace) -> bool:
+    """Has each dimension that runs along heads as many of them by its own size? One that is left open may be 1 in a
+    run, and be broadcast, while the operator takes a key and a value of as many heads."""
+    for dim in view.base_dims:
+        own = tuple(axis for axis in space.resolve(dim) if axis in heads)
+        if own and product(axis.size for axis in dim).exact_div(space.size(own)) is None:
+            return False
+    return True
 
 
 def _along(operands: Operands, side: int, label: str | None, viewer: Viewer) -> Axes:

@@ -79,6 +79,20 @@ ROWS = [
         outputs="float[B,4,S,S] y",
     ),
     Row(
+        "open_heads_of_the_values",
+        "shape",
+        "s",
+        after("x = Identity(s)"),
+        inputs="float[B,4,S,8] q, float[B,1,T,8] k, float[B,H,T,8] v",
+    ),
+    Row(
+        "open_heads_of_the_query",
+        "shape",
+        "s",
+        after("x = Identity(s)"),
+        inputs="float[B,H,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v",
+    ),
+    Row(
         "masked_scores_are_output",
         "scores_are_output",
         "x",
