@@ -92,8 +92,10 @@ def _is_moved_unrounded(value: ir.Value) -> bool:
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:
-    """Is a value read by nothing but operators that ONNX Runtime computes in float32?"""
-    return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in value.consumers())
+    """Is a value read by nothing but operators that ONNX Runtime computes in float32? A CastLike that takes its type
+    reads nothing there: ONNX Runtime makes it a Cast."""
+    readers = [each for each in value.consumers() if not is_op(each, "CastLike") or each.inputs[0] is value]
+    return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in readers)
 
 
 def aligned(

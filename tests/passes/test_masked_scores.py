@@ -158,6 +158,7 @@ SUMMED = {
     "then_cast_and_moved": "c1 = Cast<to=1>(t) d1 = Cast<to=1>(b) w = Add(c1, d1) w2 = Cast<to=10>(w) h = Shape(s) "
     "u = Expand(w2, h) x = Add(s, u) ",
     "of_two_masks": "n = Where(r, zero, least) u = Add(t, n) x = Add(s, u) ",
+    "whose_type_is_read": "h = Shape(s) w = Add(t, b) u = Expand(w, h) x = Add(s, u) z = CastLike(one, u) ",
 }
 
 
@@ -168,9 +169,9 @@ def test_sums_of_float16_masks_beyond_its_range(name: str, size: str) -> None:
     more = f"bool[B,1,1,{size}] m, bool[B,1,S,1] r, float16[B,1,1,T] b"
     proto = parse(
         PRODUCT_QK + SHORT + SUMMED[name] + SOFTMAX.format("x") + PRODUCT_PV,
-        more,
+        f"{more}, float[1] one",
         inputs=HALF,
-        outputs="float16[B,4,S,8] y",
+        outputs="float16[B,4,S,8] y" + (", float16[1] z" if "z = " in SUMMED[name] else ""),
     )
     distances = (np.arange(6) * -8.0).astype(np.float16).reshape(1, 1, 1, 6).repeat(2, 0)
     nowhere = np.zeros_like(KEYS)
