@@ -44,7 +44,7 @@ from fa_compiler.passes.matching.probabilities import (
     reaches_product,
     reads_shape,
 )
-from fa_compiler.passes.matching.row_guards import guard_of, product_guard
+from fa_compiler.passes.matching.row_guards import guard_of, only_mask, product_guard
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.simulation import Simulated, Simulation
 from fa_compiler.passes.matching.sink_gates import SinkGate, gated, sink_gate
@@ -171,8 +171,8 @@ class Matcher:
         values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
         planner = MaskPlanner(values, self.options, Grid.of(rows, columns, viewer.space), self.positions)
         bare = anchor.sink is not None and anchor.sink.held is None
-        if (gate is not None or bare) and guard is RowGuard.NONE:
-            _check_finite(values, terms)
+        if (gate is not None or bare) and guard in (RowGuard.NONE, RowGuard.SELECTION, RowGuard.PRODUCT):
+            _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         plan = self._plan(planner, terms, guard)
         if gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
@@ -467,9 +467,11 @@ class Matcher:
         return wanted if types == {wanted} else ir.DataType.FLOAT, query, key, value
 
 
-def _check_finite(values: TermValues, terms: tuple[Term, ...]) -> None:
-    """Decline terms that may make a whole row -inf."""
-    masks = [index for index, term in enumerate(terms) if not values.is_harmless(terms, index)]
+def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
+    """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it 0."""
+    masks = [
+        index for index, term in enumerate(terms) if term is not zeroed and not values.is_harmless(terms, index)
+    ]
     for index in masks:
         if len(masks) > 1 or values.may_be_infinite(terms, index):
             reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"

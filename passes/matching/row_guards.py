@@ -74,7 +74,7 @@ def product_guard(
     known: dict[Shape, Positions],
 ) -> Factor | None:
     """The factor on the probabilities that is 0 where the one mask masks, and 1 elsewhere."""
-    mask = _only_mask(terms)
+    mask = only_mask(terms)
     for each in factors:
         if mask is None or each.view is None or each.value is None or each.divides:
             continue
@@ -96,7 +96,7 @@ def _mask_guard(
     known: dict[Shape, Positions],
 ) -> RowGuard:
     """Zeros where the one mask masks."""
-    mask = _only_mask(terms)
+    mask = only_mask(terms)
     if mask is not None and guard.condition is not None:
         dims = viewer.alignment(guard.condition, seen[guard.where.outputs[0]], guard.where)
         if _keeps(guard.condition, guard.keep, dims, mask, viewer, known):
@@ -104,7 +104,8 @@ def _mask_guard(
     raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
 
 
-def _only_mask(terms: tuple[Term, ...]) -> AddTerm | SelectTerm | None:
+def only_mask(terms: tuple[Term, ...]) -> AddTerm | SelectTerm | None:
+    """The one mask of a guard, the only selection or else the only term; None where there is no such term."""
     masks = [term for term in terms if isinstance(term, AddTerm | SelectTerm)]
     selects = [term for term in masks if isinstance(term, SelectTerm)]
     found = selects or masks

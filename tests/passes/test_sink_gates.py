@@ -120,6 +120,31 @@ def test_a_row_with_a_nan_is_nan_behind_a_guard() -> None:
     assert only_block(guarded("x = Add(s, b) ", "float[B,1,S,T] b"), b=bias).status == "fused"
 
 
+SELECTS = "zero = Constant<value=float {0}>() w = Where(m, p, zero) o = MatMul(w"
+MULTIPLIES = "keep = Cast<to=1>(m) w = Mul(p, keep) o = MatMul(w"
+
+
+@pytest.mark.parametrize(
+    ("guard", "first", "fill", "status"),
+    [
+        (SELECTS, "a = Identity(s) ", "-inf", "fused"),
+        (SELECTS, "a = Add(s, b) ", "-inf", "declined"),
+        (MULTIPLIES, "a = Identity(s) ", "-inf", "declined"),
+        (MULTIPLIES, "a = Identity(s) ", "-3.4028235e38", "fused"),
+        (MULTIPLIES, "a = Add(s, b) ", "-3.4028235e38", "declined"),
+    ],
+)
+def test_a_guard_zeroes_what_its_mask_masks(guard: str, first: str, fill: str, status: str) -> None:
+    """And not the rows that another term makes -inf: they are NaN, and NaN times 0, too."""
+    bias = np.zeros((2, 1, 5, 6), np.float32)
+    bias[0, 0, 1] = bias[1, 0, 2] = -np.inf
+    terms = f"{first}f = Constant<value=float {{{fill}}}>() x = Where(m, a, f) "
+    gate = DROPPED.replace("X", "x") + SOFTMAX.replace("o = MatMul(p", guard).replace("X", "x")
+    body = NUMBERS + KEPT + PRODUCT_QK + terms + gate + "y = Mul(o, g)"
+    block = only_block(parse(body, "bool[B,1,1,T] m, float[B,1,S,T] b"), m=PADDING, b=bias)
+    assert block.status == status
+
+
 def test_no_mask_is_infinite_behind_a_guard() -> None:
     """A guard makes a row with +inf 0, for the gate is 1; beside a sink it would be NaN."""
     terms = "o1 = Constant<value=float {1}>() low = Constant<value=float {-inf}>() f = Cast<to=1>(m) r = Sub(o1, f) "
