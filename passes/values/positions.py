@@ -134,6 +134,13 @@ class Positions:
             self._depth -= 1
         return self._numbers[key]
 
+    def _only(self, value: ir.Value | None) -> Number | None:
+        """The one element of a scalar, or of a tensor that ONNX Runtime takes for one; None when it cannot be said."""
+        shape = None if value is None else self.info.shape(value)
+        if shape is None or any(size.const != 1 for size in shape):
+            return None
+        return self.number(value, (self._zero,) * len(shape))
+
     def nonzero(self, value: ir.Value) -> Formula | None:
         """When an element of a tensor of any type is not 0, or is true; None when that cannot be said."""
         if self.info.dtype(value) == ir.DataType.BOOL:
@@ -314,7 +321,7 @@ class Positions:
         return self._zero if isinstance(like, Affine) else 0.0
 
     def _range(self, node: ir.Node, index: Index) -> Number | None:
-        start, step = whole(self.number(node.inputs[0], ())), whole(self.number(node.inputs[2], ()))
+        start, step = whole(self._only(node.inputs[0])), whole(self._only(node.inputs[2]))
         by = None if step is None else step.const
         return None if start is None or by is None else start + index[0].times(by)
 
@@ -378,7 +385,7 @@ class Positions:
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper one, j - i <= k for the lower."""
-        given = self.number(node.inputs[1], ()) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
+        given = self._only(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
         k = whole(given)
         if k is None or len(index) < 2:
             return None

@@ -101,6 +101,9 @@ CAUSAL = {
     ),
     "And with true": "y_ = Constant<value=bool {1}>() t = LessOrEqual(j, i) m = And(y_, t)",
     "transposed": "t = LessOrEqual(i, j) t_ = Not(t) e = Equal(i, j) u = Or(t_, e) m = Identity(u)",
+    "positions counted from a vector of one": (
+        "r_ = Range(zero, one, one) a1 = Range(r_, rows_, one) a = Unsqueeze(a1, last) m = LessOrEqual(j, a)"
+    ),
     "packed sequences, one of them": (
         "b_ = Shape<start=0, end=1>(q) bs = Concat<axis=0>(b_, rows_) pos = Expand(i1, bs) "
         "o_ = Constant<value=int64[1] {1}>() head = Slice(pos, first, o_, o_) before = Sub(head, one) "
@@ -250,6 +253,13 @@ def test_near_misses_stay_tensors(mask: str, inputs: str, more: str) -> None:
                 feeds[name] = np.array([number], np.int64)
         for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
             assert_same(got, wanted, 1e-5)
+
+
+def test_a_range_that_starts_at_a_vector_is_not_read() -> None:
+    """It runs where the vector has one element."""
+    mask = "a1 = Range(i1, rows, one) g = Gather(a1, i1) a = Unsqueeze(g, last) m = LessOrEqual(j, a)"
+    _, report = fused(model(mask))
+    assert [(block.status, block.mask) for block in report.blocks] == [("fused", "atten_mask")]
 
 
 @pytest.mark.parametrize("use", [FLOAT, SELECT])
