@@ -185,6 +185,9 @@ class Matcher:
             factors = (*factors, Factor(after.product.node, None, after.product.factor))
         pv = Operands.of(after.product, viewer, given=(after.side, dims), factors=False)
         self._check_sums_columns(after, pv, columns, viewer)
+        if any(map(math.isinf, self.sets.of(after.value) or ())):
+            reason = f"the values {after.value.name!r} hold infinities, as a mask does, and 0 times infinity is NaN"
+            raise Decline(Code.NO_VALUE_MATMUL, reason, after.product.node)
         if anchor.late is not None:
             self._check_late(anchor.late, after, found.dims, columns, pv.out, viewer)
         match = self._record(anchor, before, after, qk, key_side, row, columns, pv, plan, found.scale, sunk, viewer)
