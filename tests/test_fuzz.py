@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,15 @@ def test_what_is_left_out_of_the_measure_is_there() -> None:
     rows = checks.excluded()
     assert set(rows) <= places | files
     assert all(rows.values())
+
+
+def test_checks_are_taken_away() -> None:
+    """The modules of passes/ are imported behind the switches, in a process of their own."""
+    few = ["--cases", "12", "--checks", "1", "--workers", "1"]
+    command = [sys.executable, "-m", "tests.fuzz.checks", "compose", *few]
+    done = subprocess.run(command, cwd=checks.ROOT, capture_output=True, text=True, check=True)
+    found = re.search(r"\d+ checks, \d+ left out; (\d+) reached", done.stdout)
+    assert found is not None and int(found[1]) > 0, done.stdout
 
 
 def test_words_for_kinds() -> None:

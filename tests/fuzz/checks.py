@@ -342,6 +342,7 @@ def main() -> None:
     for folder in FOLDERS:
         for module in pkgutil.walk_packages([str(ROOT / "passes" / folder)], f"fa_compiler.passes.{folder}."):
             importlib.import_module(module.name)
+    assert CHECKS, "something has imported passes/ before its checks could be put under switches"
     reasons = excluded()
     wanted = [
         index

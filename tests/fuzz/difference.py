@@ -36,7 +36,7 @@ import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.lowering.ort import register_custom_ops
-from tests.passes.gradients import FusedMatMul
+from tests.contrib_ops import FusedMatMul
 
 Array = npt.NDArray[Any]
 
