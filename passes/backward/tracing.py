@@ -99,7 +99,8 @@ class Tracer:
         return False
 
     def aligned(self, one: Arrangement, other: Arrangement) -> Arrangement | None:
-        """The arrangement of two operands that broadcast together; None when their axes do not match."""
+        """The arrangement of two operands that broadcast together; None when their axes do not match, or when one axis
+        would run along two dimensions: they are walked apart then, and not together."""
         rank = max(len(one), len(other))
         pairs = zip(((),) * (rank - len(one)) + one, ((),) * (rank - len(other)) + other, strict=True)
         result: list[Axes] = []
@@ -107,7 +108,9 @@ class Tracer:
             if mine and theirs and not self.same(mine, theirs):
                 return None
             result.append(mine or theirs)
-        return self.viewer.space.resolve_all(result)
+        dims = self.viewer.space.resolve_all(result)
+        every = [axis for dim in dims for axis in dim]
+        return dims if len(every) == len(set(every)) else None
 
 
 def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:

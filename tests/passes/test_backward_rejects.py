@@ -137,6 +137,23 @@ def test_values_that_are_computed_from_their_gradient_are_declined(line: str) ->
     declined(original, Code.TRAINING)
 
 
+def test_row_sums_along_another_dimension_are_declined() -> None:
+    """With one head and one row, the sums of all batch entries can stand along the heads, and are summed over again."""
+    changes = {
+        "r": "w = ReduceSum<keepdims=0>(t, last) front = Constant<value=int64[1] {0}>() r = Unsqueeze(w, front)",
+        "dk": "dk1 = MatMul(dxt, q) heads = Constant<value=int64[1] {1}>() dk = ReduceSum<keepdims=1>(dk1, heads)",
+    }
+    lines = {**BODY, **changes}
+    del lines["dq"], lines["pt"], lines["dv"]
+    original = parse(
+        " ".join(lines.values()),
+        inputs="float[2,1,1,8] q, float[2,1,6,8] k, float[2,1,6,8] v, float[2,1,1,8] g",
+        outputs="float[2,1,1,8] y, float[2,1,6,8] dk",
+        initializers=NUMBERS,
+    )
+    declined(original, Code.TRAINING)
+
+
 SECOND = {
     "s": "krt = Transpose<perm=[0,1,3,2]>(kr) r2 = MatMul(qr, krt) s1 = MatMul(q, kt) s = Add(s1, r2)",
     "dk": "dk = MatMul(dxt, q) dqr = MatMul(dx, kr)",
