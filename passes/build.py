@@ -11,13 +11,15 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import Move, Reshape, Transpose, Units
-from fa_compiler.passes.nodes import graph_opset, int_attr
+from fa_compiler.passes.nodes import graph_opset, int_attr, takes_initializers
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
 AttrValue = int | float | str | Sequence[int]
 PREFIX = "fa"
+TYPED_CONSTANTS = 9
+"""From this opset on a Constant holds any type."""
 INT64 = ir.DataType.INT64
 
 
@@ -122,25 +124,48 @@ class Builder:
         return node.outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """An initializer with this content; the same value for the same content, or for the same array where it is
-        read-only: those are large and shared."""
+        """A constant with this content; the same value for the same content, or for the same array where it is
+        read-only: those are large and shared. It is an initializer where the graph takes any."""
         content = array.tobytes() if array.flags.writeable else id(array)
         key = ("constant", array.dtype.str, array.shape, content)
         if key not in self._made:
-            value = ir.Value(name=self.names.new(f"{PREFIX}_{stem}"))
-            value.const_value = ir.tensor(array, name=value.name)
-            value.dtype = value.const_value.dtype
-            value.shape = ir.Shape(array.shape)
-            self.graph.register_initializer(value)
-            self._made[key] = value
+            tensor = ir.tensor(array, name=self.names.new(f"{PREFIX}_{stem}"))
+            if takes_initializers(self.graph):
+                value = ir.Value(name=tensor.name, const_value=tensor)
+                value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
+                self.graph.register_initializer(value)
+                self._made[key] = value
+            else:
+                self._made[key] = self._constant_node(tensor)
         return self._made[key]
+
+    def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
+        """A Constant, of float64 and cast where the opset has Constants of floats only. Raises Decline where float64
+        does not hold the numbers."""
+        array = tensor.numpy()
+        if self.opset < TYPED_CONSTANTS and array.dtype.kind in "iub":
+            wide = array.astype(np.float64)
+            if not np.array_equal(wide.astype(array.dtype), array):
+                raise Decline(Code.OPSET, f"a Constant of opset {self.opset} holds no {array.dtype}", None)
+            return self.cast(self._constant_node(ir.tensor(wide, name=tensor.name)), tensor.dtype)
+        node = ir.node("Constant", [], {"value": tensor}, name=tensor.name)
+        (value,) = node.outputs
+        value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(array.shape)
+        self.graph.append(node)
+        return value
 
     def drop_unused_constants(self) -> None:
         """Remove what was made for nodes that were not added in the end; nothing may be built afterwards."""
         for key, value in self._made.items():
-            name = value.name or ""
-            if key[0] == "constant" and name in self.graph.initializers and not value.uses():
-                self.graph.initializers.pop(name)
+            if key[0] != "constant" or value.uses():
+                continue
+            if (node := value.producer()) is not None:
+                sources = [source for source in node.inputs if source is not None]
+                self.graph.remove(node, safe=True)
+                makers = [source.producer() for source in sources if not source.uses()]
+                self.graph.remove([maker for maker in makers if maker is not None], safe=True)
+            elif value.name is not None and value.name in self.graph.initializers:
+                self.graph.initializers.pop(value.name)
 
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """A vector of int64."""

@@ -82,6 +82,14 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
     return value.graph is not None and bool(value.graph.meta.get(LEGACY_INITIALIZERS))
 
 
+def takes_initializers(graph: ir.Graph) -> bool:
+    """May a graph be given initializers that are no inputs? Subgraphs may not before IR version 4.
+
+    The model has to be prepared by `remember_versions`.
+    """
+    return IMPORTS not in graph.meta or not graph.meta.get(LEGACY_INITIALIZERS)
+
+
 def opset(node: ir.Node, domain: str = "") -> int:
     """The version of a domain, the standard one if none is given, that governs a node (`graph_opset`)."""
     return 1 if node.graph is None else graph_opset(node.graph, domain)

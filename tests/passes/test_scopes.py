@@ -233,6 +233,27 @@ def test_scale_in_a_model_of_ir_version_3() -> None:
     assert [value.name for value in result.graph.input] == ["q", "k", "v", "c"]
 
 
+@pytest.mark.parametrize("version", [3, 4])
+def test_numbers_in_a_branch_of_a_model_of_ir_version_3(version: int) -> None:
+    """A branch has no inputs, so that it may hold no initializers there: they are nodes."""
+    five = "{0}kt = Transpose<perm=[0,1,2,4,3]>(k) {0}s = MatMul(q, {0}kt) {0}p = Softmax<axis=4>({0}s) "
+    five += "{0} = MatMul({0}p, v)"
+    tensor = "float[2,3,4,5,8]"
+    model = parse(
+        branches(five.format("a"), "b = Neg(q)", tensor),
+        "bool c",
+        inputs=", ".join(f"{tensor} {name}" for name in "qkv"),
+        outputs=f"{tensor} y",
+        ir_version=version,
+        opset=8,
+    )
+    result, report = same(model, c=np.array(True))
+    assert report.count("fused") == 1
+    (branch,) = (attr.g for attr in result.graph.node[0].attribute if attr.name == "then_branch")
+    made = [node.op_type for node in branch.node]
+    assert ("Constant" in made) == (version == 3) and bool(branch.initializer) == (version == 4)
+
+
 @pytest.mark.parametrize("given", [None, 0.75])
 def test_scale_that_can_be_replaced(given: float | None) -> None:
     model = parse(SCALED, "float c", initializers="<float c = {0.25}>")
