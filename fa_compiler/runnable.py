@@ -96,7 +96,7 @@ def holds_flex(model: onnx.ModelProto) -> bool:
 
 def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
     """The model with every FlexAttention as its definition, and a sentence of it; None where there is none, the types
-    of its inputs are not known, or the model's opset is older than what the definition is made of."""
+    of its inputs are not known or do not fit, or the model's opset is older than what the definition is made of."""
     names = [node.name or node.output[0] for node in _nodes(model.graph) if (node.domain, node.op_type) == FLEX]
     if not names:
         return None
@@ -104,7 +104,8 @@ def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
         result = inliner.inline_selected_functions(model, [FLEX], inline_schema_functions=True)
     except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
         return None
-    if fault(result, full=False) is not None and fault(model, full=False) is None:
+    # The opset has not what the definition is made of, or what the definition computes contradicts the sizes.
+    if any(fault(result, full=full) is not None and fault(model, full=full) is None for full in (False, True)):
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return result, f"{names[0]}{more}: FlexAttention is written out as its definition; ONNX Runtime has no kernel of it"

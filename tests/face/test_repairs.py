@@ -313,3 +313,15 @@ def test_flex_attention_of_an_opset_before_its_definition() -> None:
     result = fa_compiler.optimize(model)
     assert [block.status for block in result.report.blocks] == ["declined"]
     assert [node.op_type for node in result.model.graph.node] == ["FlexAttention"]
+
+
+def test_flex_attention_whose_definition_does_not_fit_its_inputs() -> None:
+    """Its mask is for seven rows and not for two: the model runs nowhere, and stays what it is."""
+    model = onnx.ModelProto()
+    model.CopyFrom(next(case.model for case in FLEX if case.name.endswith("causal_mask")))
+    body = next(attr.g for attr in model.graph.node[0].attribute if attr.name == "score_mod")
+    shape = next(tensor for tensor in body.initializer if tensor.name == "q_shape")
+    shape.CopyFrom(onnx.numpy_helper.from_array(np.array([1, 1, 7, -1]), shape.name))
+    result = fa_compiler.optimize(model)
+    assert [block.status for block in result.report.blocks] == ["declined"]
+    assert [node.op_type for node in result.model.graph.node] == ["FlexAttention"]
