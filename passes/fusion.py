@@ -15,6 +15,7 @@ from fa_compiler.passes.declared import correct_shapes
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission.emit import Emitter, Fused
 from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.functions import inline_functions, softmaxes_in_functions
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.matching.attention import Matcher
@@ -29,9 +30,7 @@ from fa_compiler.passes.report import Block, CacheLine, Code, Report
 from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import emit_listed, emit_selected
 from fa_compiler.passes.surgery import replace_value
-from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.shapes import ShapeInfo, analyse
-from fa_compiler.passes.values.value_sets import ValueSets
+from fa_compiler.passes.values.shapes import analyse
 
 Progress = Callable[[str, int, int], None]
 
@@ -53,9 +52,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     info = analyse(model)
     corrected = correct_shapes(graphs, info)
     run = _Run(
-        info,
-        Matcher(info, ValueSets(info), Bounds(info), options),
-        options,
+        Matcher(Facts.of(info, options)),
         Names.of(graphs),
         progress or (lambda stage, done, total: None),
         softmaxes_in_functions(model),
@@ -82,18 +79,21 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
 class _Run:
     """What the graphs of one model share."""
 
-    info: ShapeInfo
     matcher: Matcher
-    options: Options
     names: Names
     progress: Progress
     calls: Mapping[ir.OperatorIdentifier, tuple[str, ...]]
     notes: list[str]
     opset: int
 
+    @property
+    def facts(self) -> Facts:
+        """What is known of the model."""
+        return self.matcher.facts
+
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
-        found = {id(anchor.node): anchor for anchor in anchors(graph, self.info)}
+        found = {id(anchor.node): anchor for anchor in anchors(graph, self.facts.info)}
         order = [
             node
             for node in graph
@@ -108,7 +108,7 @@ class _Run:
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
             return [self._declined(label(node) or "", Decline(Code.OPSET, reason, node)) for node in order]
-        emitter = Emitter(Builder(graph, self.names, self.info), self.options)
+        emitter = Emitter(Builder(graph, self.names, self.facts.info), self.facts)
         ranks = any(is_op(node, "TopK") for node in graph)
         sharing = Sharing(list(found.values()))
         done: dict[ir.Node, Block] = {}
@@ -126,7 +126,7 @@ class _Run:
             elif is_ready_made(node):
                 blocks.append(self._convert(node, emitter))
             elif is_integer_softmax(node):
-                blocks.append(self._declined(label(node) or "", integer_softmax(node, self.info)))
+                blocks.append(self._declined(label(node) or "", integer_softmax(node, self.facts)))
             else:
                 blocks.extend(_in_function(node, inner) for inner in self.calls[node.op_identifier()])
         emitter.finish()
@@ -159,12 +159,12 @@ class _Run:
         """The block of an attention after it was fused. A second product in its scores is a part of them where the
         operator takes it: for ONNX Runtime, and on Ascend beside lists of keys, which want a graph that ranks some.
         Elsewhere it is a bias."""
-        if self.options.target == "ort" or ranks:
+        if self.facts.options.target == "ort" or ranks:
             summed = replace(self.matcher, ropes=True)
             try:
                 match = summed.match(anchor)
                 block = self._sparse(name, match, emitter)
-                if block is None and self.options.target == "ort":
+                if block is None and self.facts.options.target == "ort":
                     block = self._fused(name, match, emitter.emit(match))
                 if block is not None:
                     return block
@@ -176,8 +176,7 @@ class _Run:
 
     def _sparse(self, name: str, match: AttentionMatch, emitter: Emitter) -> Block | None:
         """The block of an attention to listed keys; None where it is none."""
-        sets = self.matcher.sets
-        found = emit_listed(match, emitter, sets, self.notes) or emit_selected(match, emitter, sets)
+        found = emit_listed(match, emitter, self.notes) or emit_selected(match, emitter)
         if found is None:
             return None
         return self._ranked(self._fused(name, match, found.fused), found.indexer)
@@ -218,7 +217,7 @@ class _Run:
             anchor=label(pair.match.backward.node) or name,
             op=pair.node.op_type,
             node=pair.node.name,
-            extensions=extensions_used(node_view(pair.node, self.info)),
+            extensions=extensions_used(node_view(pair.node, self.facts.info)),
             assumed=(*forward.assumed, *pair.match.backward.assumed),
         )
         return [replace(forward, pair=1), replace(backward, pair=-1)]
@@ -227,7 +226,7 @@ class _Run:
         """Put a FlashAttentionScore in the place of an attention operator."""
         name = label(node) or ""
         try:
-            converted = convert(Call.of(node, self.matcher, emitter.builder))
+            converted = convert(Call.of(node, self.facts, emitter.builder))
             fused = emitter.emit(converted.match)
         except Decline as decline:
             return self._declined(name, decline)
@@ -238,7 +237,7 @@ class _Run:
         return self._fused(name, converted.match, fused)
 
     def _declined(self, name: str, decline: Decline) -> Block:
-        block, cause = _declined(name, decline), replaceable_cause(decline, self.info)
+        block, cause = _declined(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
             return block
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
@@ -256,7 +255,7 @@ class _Run:
             layout=fused.layout,
             mask=fused.word,
             heads=fused.heads,
-            extensions=extensions_used(node_view(fused.node, self.info)),
+            extensions=extensions_used(node_view(fused.node, self.facts.info)),
             assumed=fused.assumed,
         )
 

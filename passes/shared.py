@@ -86,7 +86,7 @@ class Sharing:
             return None
         if anchor.node not in self.found:
             try:
-                self.found[anchor.node] = find_scores(anchor.scores, Viewer(matcher.info, AxisSpace()))
+                self.found[anchor.node] = find_scores(anchor.scores, Viewer(matcher.facts, AxisSpace()))
             except Decline:
                 self.found[anchor.node] = None
         return self.found[anchor.node]

@@ -36,10 +36,9 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.matching.probabilities import distinct_consumers
 from fa_compiler.passes.nodes import int_attr, is_op, producer
-from fa_compiler.passes.options import LOSS_FLOOR, Options
+from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.index_scores import OUTWEIGHS, IndexScores, Mask, plain_scores
-from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_MASKS = 8
 
@@ -57,16 +56,17 @@ class Divergence:
 
 
 def match_divergence(
-    readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region, sets: ValueSets, options: Options
+    readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region
 ) -> Divergence | None:
     """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
+    options = region.viewer.facts.options
     starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean") and node is not None]
     if len(starts) != len(readers):
         return None
     log = _logarithm(starts)
     if log is None:
         return None
-    found = _masked_scores(log, region, sets)
+    found = _masked_scores(log, region)
     if found is None:
         reason = f"{label(log)} takes no index scores under masks of finite numbers"
         raise Decline(Code.TRAINING, reason, log)
@@ -113,7 +113,7 @@ def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
     return None
 
 
-def _masked_scores(log: ir.Node, region: Region, sets: ValueSets) -> tuple[IndexScores, tuple[Mask, ...]] | None:
+def _masked_scores(log: ir.Node, region: Region) -> tuple[IndexScores, tuple[Mask, ...]] | None:
     """The scores under a LogSoftmax over the keys, and what they are masked by."""
     value = log.inputs[0]
     masks: list[Mask] = []
@@ -124,7 +124,7 @@ def _masked_scores(log: ir.Node, region: Region, sets: ValueSets) -> tuple[Index
         scores = plain_scores(value, region.viewer)
         if scores is not None:
             return scores, tuple(masks)
-        found = _mask(value, region, sets)
+        found = _mask(value, region)
         if found is None or region.viewer.info.shape(found[0]) != shape:
             return None
         value, mask = found
@@ -132,7 +132,7 @@ def _masked_scores(log: ir.Node, region: Region, sets: ValueSets) -> tuple[Index
     return None
 
 
-def _mask(value: ir.Value, region: Region, sets: ValueSets) -> tuple[ir.Value, Mask] | None:
+def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
     """What a value is before a mask, and the mask."""
     node = value.producer()
     if node is None or any(each is None for each in node.inputs):
@@ -146,7 +146,7 @@ def _mask(value: ir.Value, region: Region, sets: ValueSets) -> tuple[ir.Value, M
                 return inner, Mask(condition, when)
     if is_op(node, "Add"):
         for inner, mask in (inputs, inputs[::-1]):
-            numbers = sets.of(mask)
+            numbers = region.viewer.facts.sets.of(mask)
             if numbers is not None and all(number == 0 or -float("inf") < number <= OUTWEIGHS for number in numbers):
                 return inner, Mask(mask, True)
     return None

@@ -165,7 +165,7 @@ def _drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
 def paths(anchor: SoftmaxAnchor, matcher: Matcher) -> list[tuple[ir.Node, ...]]:
     """The ways from a softmax to products that read its probabilities, each as the nodes on it; none when there is
     nothing but one such way, which is the ordinary matcher's."""
-    viewer = Viewer(matcher.info, AxisSpace())
+    viewer = Viewer(matcher.facts, AxisSpace())
     parents: dict[ir.Node, list[ir.Node]] = {}
     products: list[ir.Node] = []
     pending, others = [anchor.output], False
@@ -177,7 +177,7 @@ def paths(anchor: SoftmaxAnchor, matcher: Matcher) -> list[tuple[ir.Node, ...]]:
             parents.setdefault(node, []).extend([maker] if maker is not None else [])
             if known:
                 continue
-            if contraction(node, matcher.info) is not None:
+            if contraction(node, matcher.facts.info) is not None:
                 products.append(node)
             elif is_op(node, *PASSING) or viewer.factor(node) is not None or _drop_mask(node, viewer) is not None:
                 pending.extend(node.outputs)
@@ -205,11 +205,7 @@ def match_forward(
 ) -> tuple[AttentionMatch, Findings]:
     """The attention along one path, and what was found on the way; raises Decline."""
     training = ForwardMatcher(
-        matcher.info,
-        matcher.sets,
-        matcher.bounds,
-        matcher.options,
-        matcher.positions,
+        matcher.facts,
         matcher.ropes,
         matcher.seconds,
         path,

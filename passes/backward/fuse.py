@@ -37,7 +37,7 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: 
     Raises PairDecline, before any use is changed, when there is one that cannot be fused.
     """
     failure: Decline | None = None
-    if matcher.options.target == "ort" or ranks:
+    if matcher.facts.options.target == "ort" or ranks:
         summed = replace(matcher, ropes=True)
         try:
             found = match_pair(anchor, summed)
@@ -54,7 +54,7 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: 
 
 def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
     try:
-        if not matcher.options.has_gradients:
+        if not matcher.facts.options.has_gradients:
             raise Decline(Code.TRAINING, f"the library for ONNX Runtime has no {OP} yet", pair.backward.node)
         notes: list[str] = []
         listed = _listed(pair, matcher, emitter, notes)
@@ -63,7 +63,7 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
         if (loss := pair.backward.divergence) is not None:
             reason = "an indexer learns from the probabilities of an attention that has no list of keys in every row"
             raise Decline(Code.TRAINING, reason, loss.node)
-        pair = keep_empty_rows(pair, matcher.options)
+        pair = keep_empty_rows(pair, matcher.facts.options)
         backward = Backward(pair.backward, emitter)
         fused = emitter.emit(pair.forward, backward)
         fused = replace(fused, notes=(*fused.notes, *notes))
@@ -79,16 +79,16 @@ def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) ->
     if found is not None:
         return found
     try:
-        pair = keep_empty_rows(pair, matcher.options)
+        pair = keep_empty_rows(pair, matcher.facts.options)
     except PairDecline:
         return None
     return _attempt(pair, False, matcher, emitter, notes)
 
 
 def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
-    backward = ListedBackward(pair.backward, emitter, every_row, matcher.sets)
-    selected = emit_selected(pair.forward, emitter, matcher.sets, backward)
-    selected = selected or emit_listed(pair.forward, emitter, matcher.sets, notes, backward)
+    backward = ListedBackward(pair.backward, emitter, every_row)
+    selected = emit_selected(pair.forward, emitter, backward)
+    selected = selected or emit_listed(pair.forward, emitter, notes, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))
     if backward.failure is not None:

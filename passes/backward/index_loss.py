@@ -33,7 +33,6 @@ from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
 from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
 from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
 from fa_compiler.passes.sparse.visible import Visible
-from fa_compiler.passes.values.value_sets import ValueSets
 
 OP = "SparseLightningIndexerGradKLLoss"
 GRADIENTS = ("d_query_index", "d_key_index", "d_weight")
@@ -47,7 +46,6 @@ class IndexLoss:
     record: Divergence
     found: Selection
     emitter: Emitter
-    sets: ValueSets
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], call: Call
@@ -105,11 +103,11 @@ class IndexLoss:
         attended = [visible_part(condition, sizes, info) for condition in self.found.others]
         if not attended or any(part != causal for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
-        if not ranks_causally(self.found.top, sizes, info, self.sets):
+        if not ranks_causally(self.found.top, sizes, self.emitter.facts):
             raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
         selected, seen = 0, 0
         for mask in self.record.masks:
-            for condition in conditions(mask.value, mask.when, info, self.sets):
+            for condition in conditions(mask.value, mask.when, self.emitter.facts):
                 if self._is_selection(condition, call):
                     selected += 1
                 elif visible_part(condition, sizes, info) == causal:
@@ -120,7 +118,7 @@ class IndexLoss:
             raise self._decline("its scores are not masked as those of attention are")
 
     def _is_selection(self, condition: Condition, call: Call) -> bool:
-        other = selection_of(condition, call.builder.info, self.sets)
+        other = selection_of(condition, self.emitter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 
     def _index_inputs(self, mover: Mover) -> dict[str, ir.Value]:

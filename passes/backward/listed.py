@@ -34,7 +34,6 @@ from fa_compiler.passes.sparse.call import Call
 from fa_compiler.passes.sparse.emit import domain_node
 from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
-from fa_compiler.passes.values.value_sets import ValueSets
 
 OP = "SparseFlashAttentionGrad"
 LAYOUT = "BSND"
@@ -55,7 +54,6 @@ class ListedBackward:
     record: GradientMatch
     emitter: Emitter
     every_row: bool
-    sets: ValueSets
     nodes: list[ir.Node] = field(default_factory=list)
     failure: Decline | None = None
     """Why the loss of an indexer could not be built."""
@@ -86,7 +84,7 @@ class ListedBackward:
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
             return False
-        tracer = Tracer(match, Viewer(self.emitter.builder.info, match.space))
+        tracer = Tracer(match, Viewer(self.emitter.facts, match.space))
         roles, rope = match.roles, match.rope
         sources = {"key": (match.key, read[0], roles.depth), "value": (match.value, read[1], roles.value_depth)}
         if rope is not None:
@@ -95,7 +93,7 @@ class ListedBackward:
         for each in self.record.gradients:
             behind = each
             if each.role in sources:
-                found = scattered(each, *sources[each.role], tracer, self.sets)
+                found = scattered(each, *sources[each.role], tracer)
                 if found is None:
                     self.refused = f"the gradient of {each.role} is not added up by the list that gathers it"
                     return False
@@ -115,7 +113,7 @@ class ListedBackward:
         if self.record.divergence is not None:
             assert found is not None  # of gathered keys there is no loss: see gathered()
             try:
-                loss, more = IndexLoss(self.record.divergence, found, self.emitter, self.sets).build(node, inputs, call)
+                loss, more = IndexLoss(self.record.divergence, found, self.emitter).build(node, inputs, call)
             except Decline as decline:
                 self.failure = decline
                 raise

@@ -140,8 +140,8 @@ class _Finder:
     matcher: Matcher
 
     def __post_init__(self) -> None:
-        self.viewer = Viewer(self.matcher.info, self.match.space)
-        self.region = Region.of(self.match, self.findings, self.matcher.sets, self.viewer)
+        self.viewer = Viewer(self.matcher.facts, self.match.space)
+        self.region = Region.of(self.match, self.findings, self.viewer)
         self.gradients: list[Gradient] = []
         self.products: dict[ir.Node, bool] = {}
         self.dead: list[ir.Node] = []
@@ -183,7 +183,7 @@ class _Finder:
         if not strangers or self.findings.dropout is not None:
             return None
         try:
-            return match_divergence(strangers, self.region, self.matcher.sets, self.matcher.options)
+            return match_divergence(strangers, self.region)
         except Decline as decline:
             raise PairDecline(decline.code, decline.reason, decline.culprit, decline.hint) from decline
 
@@ -219,13 +219,13 @@ class _Finder:
             self.shapes.append((node, value))
             return True
         if reads_type(node, value):
-            dtype = self.matcher.info.dtype(value)
+            dtype = self.matcher.facts.info.dtype(value)
             self.types.extend([(node, dtype)] if dtype is not None else [])
             return dtype is not None
         if dead := dead_branch(node):
             self.dead.extend(dead)
             return True
-        product = any_contraction(node, self.matcher.info)
+        product = any_contraction(node, self.matcher.facts.info)
         if product is not None:
             found = self._gradient(product)
             if found is not None:
@@ -326,7 +326,7 @@ class _Finder:
         type, and so has what the graph computes, at a place where it is about as large as the operator's result:
         neither may be infinite or 0 where the graph has a number. The other types have the exponents of float32.
         """
-        info = self.matcher.info
+        info = self.matcher.facts.info
         if self.match.dtype != ir.DataType.FLOAT16:
             return True
         return info.dtype(dy.base) == ir.DataType.FLOAT16 and all(
@@ -338,7 +338,7 @@ class _Finder:
         )
 
     def _check_output_gradient(self, dy: View) -> None:
-        if self.matcher.info.dtype(dy.base) == ir.DataType.DOUBLE:
+        if self.matcher.facts.info.dtype(dy.base) == ir.DataType.DOUBLE:
             reason = f"the output's gradient {dy.base.name!r} is of float64, which no operator takes"
             raise PairDecline(Code.DTYPE, reason, self.gradients[0].node)
         space = self.viewer.space

@@ -42,7 +42,6 @@ from fa_compiler.passes.masks.terms import SelectTerm
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
-from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_DEPTH = 40
 """Operands that come from further up are no part of a gradient."""
@@ -65,7 +64,6 @@ class Region:
 
     match: AttentionMatch
     findings: Findings
-    sets: ValueSets
     viewer: Viewer
     tracer: Tracer
     dy: View | None = None
@@ -73,9 +71,9 @@ class Region:
     _depth: int = 0
 
     @staticmethod
-    def of(match: AttentionMatch, findings: Findings, sets: ValueSets, viewer: Viewer) -> Region:
+    def of(match: AttentionMatch, findings: Findings, viewer: Viewer) -> Region:
         """The region with what the forward part left in it."""
-        region = Region(match, findings, sets, viewer, Tracer(match, viewer))
+        region = Region(match, findings, viewer, Tracer(match, viewer))
         region._seed(match.anchor)
         return region
 
@@ -316,7 +314,7 @@ class Region:
         return None
 
     def _is_zero(self, value: ir.Value) -> bool:
-        return self.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
+        return self.viewer.facts.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
 
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""

@@ -27,13 +27,12 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.probabilities import only_reader
 from fa_compiler.passes.nodes import int_attr, is_op, text_attr
 from fa_compiler.passes.sparse.gathers import Gathered
-from fa_compiler.passes.values.value_sets import ValueSets
 
 SCATTERS = {"GatherElements": "ScatterElements", "GatherND": "ScatterND"}
 
 
 def scattered(
-    gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer, sets: ValueSets
+    gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer
 ) -> Gradient | None:
     """The gradient of what a view was gathered from, None where it is not added up so. `depth` is the head size."""
     space, gather, last = tracer.viewer.space, read.node, gradient.places[-1]
@@ -43,7 +42,7 @@ def scattered(
     if space.resolve_all(last.dims) != space.resolve_all(view.base_dims) or not _returns(scatter, gather, last, tracer):
         return None
     zeros = scatter.inputs[0]
-    if zeros is None or sets.of(zeros) != frozenset([0.0]):
+    if zeros is None or tracer.viewer.facts.sets.of(zeros) != frozenset([0.0]):
         return None
     dims = space.resolve_all(read.source.dims)
     kept = {*space.resolve(read.tokens), *space.resolve(depth)}

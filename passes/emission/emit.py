@@ -24,6 +24,7 @@ from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.emission.paging import Pages, find_pages
 from fa_compiler.passes.emission.quantised import requantised
 from fa_compiler.passes.emission.step import Step
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
 from fa_compiler.passes.layout.views import View, Viewer
@@ -86,9 +87,14 @@ class Emitter:
     """Builds fused nodes in one graph."""
 
     builder: Builder
-    options: Options
+    facts: Facts
     replaced: list[ir.Node] = field(default_factory=list)
     made: list[ir.Node] = field(default_factory=list)
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.facts.options
 
     def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
         """Add the node and let it take the place of the matched result, and so for its companion, if any. Raises
@@ -101,14 +107,14 @@ class Emitter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = landing_places(match, self.builder)
+        places = landing_places(match, self.facts)
         match = match.refined()
         notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
         elif self.options.decoding:
             try:
-                pages = find_pages(match, Viewer(self.builder.info, match.space))
+                pages = find_pages(match, Viewer(self.facts, match.space))
                 if pages is not None:
                     return self._emit_at(match.refined(), places, None, notes, pages)
             except Decline as decline:

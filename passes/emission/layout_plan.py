@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
@@ -71,12 +71,12 @@ class LayoutPlan:
         return sum(source.cost for source in read) + cost(self.landing.plan) - self.landing.saved
 
 
-def landing_places(match: AttentionMatch, builder: Builder) -> list[Place]:
+def landing_places(match: AttentionMatch, facts: Facts) -> list[Place]:
     """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
 
     Looking at them may split axes further.
     """
-    viewer = Viewer(builder.info, match.space)
+    viewer = Viewer(facts, match.space)
     value, dims, saved = match.output, match.output_dims, 0
     places = [(value, dims, saved)]
     while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):

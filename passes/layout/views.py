@@ -19,19 +19,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, permutation
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 from fa_compiler.passes.values.symbolic import Atom, Dim
-from fa_compiler.passes.values.value_sets import ValueSets
 
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),
@@ -61,16 +60,16 @@ class View:
 class Viewer:
     """Makes views of values in one axis space."""
 
-    info: ShapeInfo
+    facts: Facts
     space: AxisSpace
     failures: dict[ir.Value, Decline | None] = field(default_factory=dict)
     """What scores.py has found out: why a value does not come from a product, None when it does."""
     depth: int = 0
 
-    @cached_property
-    def sets(self) -> ValueSets:
-        """Which numbers tensors hold."""
-        return ValueSets(self.info)
+    @property
+    def info(self) -> ShapeInfo:
+        """Shapes and types."""
+        return self.facts.info
 
     def base_dims(self, value: ir.Value) -> Arrangement:
         """New axes for the dimensions of a value, none when its rank is unknown."""
@@ -183,7 +182,7 @@ class Viewer:
         if own is None or wide is None or len(own) > len(wide):
             return None
         fits = all(a == 1 or a == b for a, b in zip(own, wide[len(wide) - len(own) :], strict=True))
-        return self.sets.only(value) if fits else None
+        return self.facts.sets.only(value) if fits else None
 
     def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
         """For x*c, c*x, x/c and -x: the tensor x and the factor."""

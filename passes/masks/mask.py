@@ -85,8 +85,6 @@ from fa_compiler.passes.masks.terms import (
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import Shape
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that mean the same whatever scores masked keys have."""
@@ -135,9 +133,7 @@ class MaskPlanner:
     """Turns terms into plans; with `as_bias` every mask stays a bias, exactly as it was added or put in."""
 
     values: TermValues
-    options: Options
     grid: Grid
-    positions: dict[Shape, Positions] = field(default_factory=dict)
     as_bias: bool = False
     packing: bool = True
     """May sequences be packed? Not beside dropout, whose mask goes by rows and keys."""
@@ -149,6 +145,11 @@ class MaskPlanner:
     def viewer(self) -> Viewer:
         """What makes the views of this attention."""
         return self.values.viewer
+
+    @property
+    def options(self) -> Options:
+        """What the user asked for."""
+        return self.viewer.facts.options
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan for the terms of one attention; `guard` is what follows the softmax."""
@@ -394,8 +395,8 @@ class MaskPlanner:
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
         """The structure of the boolean mask these terms make."""
         if terms not in self._structures:
-            masks, runs = self._masks(terms), Runs(self.viewer.info, self.values.sets)
-            self._structures[terms] = structure(masks, self.grid, self.viewer, self.positions, runs)
+            masks, runs = self._masks(terms), Runs(self.viewer.facts)
+            self._structures[terms] = structure(masks, self.grid, self.viewer, runs)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:

@@ -12,8 +12,6 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.options import MASKS_DOMINATE
-from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import ValueSets
 
 DOMINATING = -1e30
 MODERATE = -1e3
@@ -36,9 +34,6 @@ class TermValues:
     """Questions about the terms of one attention, each told by its place among them."""
 
     viewer: Viewer
-    sets: ValueSets
-    bounds: Bounds
-    assume: frozenset[str]
     sink_above: float | None = None
     """No sink is below this number; None when there is no sink."""
 
@@ -48,7 +43,7 @@ class TermValues:
         if isinstance(term, SelectTerm):
             values: frozenset[float] | None = frozenset((term.fill,))
         elif isinstance(term, AddTerm):
-            found = self.sets.of(term.value)
+            found = self.viewer.facts.sets.of(term.value)
             values = None if found is None else frozenset(x * term.sign for x in found)
         else:
             return None
@@ -74,7 +69,7 @@ class TermValues:
     def dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         if value == -math.inf:
             return True
-        if MASKS_DOMINATE in self.assume and value <= MODERATE:
+        if MASKS_DOMINATE in self.viewer.facts.options.assume and value <= MODERATE:
             return True
         return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and value <= DOMINATING
 
@@ -90,7 +85,7 @@ class TermValues:
         """Does an addend change no softmax? One number up to `most` that is added to all scores shifts a row, but not
         the sink beside it, nor the scores that a moderate number replaces afterwards."""
         term = terms[index]
-        number = self.sets.only(term.value) if isinstance(term, AddTerm) and term.fits else None
+        number = self.viewer.facts.sets.only(term.value) if isinstance(term, AddTerm) and term.fits else None
         if number is None:
             return False
         replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
@@ -108,11 +103,11 @@ class TermValues:
         if fill == -math.inf:
             return True
         term = terms[index]
-        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
+        interval = self.viewer.facts.bounds.of(term.value) if isinstance(term, AddTerm) else None
         if not isinstance(term, AddTerm):
             return False
         if interval is None:
-            return fill <= DOMINATING and is_score_like(term.value, self.viewer, self.sets, self.bounds)
+            return fill <= DOMINATING and is_score_like(term.value, self.viewer)
         size = largest = max(abs(interval[0]), abs(interval[1]))
         for later in terms[index + 1 :]:
             if isinstance(later, ScaleTerm):
@@ -126,9 +121,9 @@ class TermValues:
         term = terms[index]
         if not isinstance(term, AddTerm):
             return False
-        interval = self.bounds.of(term.value)
+        interval = self.viewer.facts.bounds.of(term.value)
         if interval is None:
-            return holds_large(term.value, self.bounds)
+            return holds_large(term.value, self.viewer.facts.bounds)
         size = largest = max(interval[1] * term.sign, interval[0] * term.sign)
         for later in terms[index + 1 :]:
             if isinstance(later, ScaleTerm):
@@ -150,7 +145,7 @@ class TermValues:
         values = self.of(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
-        interval = self.bounds.of(term.value) if isinstance(term, AddTerm) else None
+        interval = self.viewer.facts.bounds.of(term.value) if isinstance(term, AddTerm) else None
         return interval is None or not all(map(math.isfinite, interval))
 
     def is_float32(self, term: Term) -> bool:

@@ -32,13 +32,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.values.cases import whole
 from fa_compiler.passes.values.positions import LABELS, Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_DEPTH = 32
 ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
@@ -66,8 +66,11 @@ class Packing:
 class Runs:
     """Proves that equal labels are neighbours."""
 
-    info: ShapeInfo
-    sets: ValueSets
+    facts: Facts
+
+    @property
+    def info(self) -> ShapeInfo:
+        return self.facts.info
 
     def holds(self, value: ir.Value, axis: int, depth: int = 0) -> bool:
         """Are equal numbers neighbours along the axis, in every run of the model?"""
@@ -137,7 +140,7 @@ class Runs:
         if is_op(node, "CumSum"):
             along = constant(input_of(node, 1), limit=1)
             same = along is not None and int(along.reshape(-1)[0]) % len(shape) == axis
-            return same and (self.sets.of(source) or {-1.0}) <= {0.0, 1.0}
+            return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
         axes = reduced_axes(node)
         if not axes:
             return False

@@ -35,15 +35,16 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
 from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import LIMITS, Bounds, largest
+from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.cases import SHORT_FLOATS
-from fa_compiler.passes.values.value_sets import MOVES, ValueSets, overwrites, unmoved
+from fa_compiler.passes.values.value_sets import MOVES, overwrites, unmoved
 
 HUGE = 1e22
 """Scores below 1e14 are lost in a float32 number of this size."""
@@ -124,7 +125,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
 
     A selection among them stands for the number that it puts into the bias.
     """
-    order = _Order(values.sets, values.bounds, BINARY_MASKS in assume)
+    order = _Order(values.viewer.facts, BINARY_MASKS in assume)
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
     plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, AddTerm)}
     found.extend((term, parts.huge) for term, parts in plain.items())
@@ -227,8 +228,7 @@ def _is_of_16_bits(value: ir.Value) -> bool:
 class _Order:
     """Questions about the size of addends. With `binary` masks that are given to the model hold only 0 and 1."""
 
-    sets: ValueSets
-    bounds: Bounds
+    facts: Facts
     binary: bool
 
     def huge_term(self, term: AddTerm | SelectTerm) -> Huge | None:
@@ -245,7 +245,7 @@ class _Order:
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
               | Mul(x, number)     x whole numbers, or 1 - x in float32: then at least 2^-24 where it is not 0
         """
-        values = None if value is None else self.sets.of(value)
+        values = None if value is None else self.facts.sets.of(value)
         if values is not None:
             return _of_numbers(values)
         node = None if value is None or value.is_graph_input() else value.producer()
@@ -281,11 +281,11 @@ class _Order:
 
     def _product(self, node: ir.Node) -> Huge | None:
         for factor, number in (node.inputs, tuple(reversed(node.inputs))):
-            only = None if number is None else self.sets.only(number)
+            only = None if number is None else self.facts.sets.only(number)
             if factor is None or only is None or not HUGE <= abs(only) < math.inf:
                 continue
             rest = self._rest(factor)
-            if rest is not None or is_whole(factor, self.sets):
+            if rest is not None or is_whole(factor, self.facts):
                 least = abs(only) * (1.0 if rest is None else SMALLEST_REST)
                 sign = only * rest if rest is not None and self.binary else math.nan
                 return Huge(least, not sign > 0, not sign < 0)
@@ -296,8 +296,8 @@ class _Order:
         node = unmoved(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
             return None
-        dtype = self.sets.info.dtype(node.outputs[0])
-        ones = [None if each is None else self.sets.only(each) for each in node.inputs]
+        dtype = self.facts.info.dtype(node.outputs[0])
+        ones = [None if each is None else self.facts.sets.only(each) for each in node.inputs]
         if 1.0 not in ones or not (dtype == ir.DataType.FLOAT or _is_integer(dtype)):
             return None
         return 1 if ones[0] == 1.0 else -1
@@ -329,7 +329,7 @@ class _Order:
                 continue
             if self.largest(current) <= FINE:
                 continue
-            if self.sets.of(current) is not None or constant(current) is not None:
+            if self.facts.sets.of(current) is not None or constant(current) is not None:
                 return COARSE
             node, inner = current.producer(), inner_values(current)
             if inner is not None:
@@ -341,20 +341,20 @@ class _Order:
                     return COARSE
             elif is_op(node, *MOVES):
                 pending.extend((each, signed) for each in node.inputs[:1] if each is not None)
-            elif contraction(node, self.sets.info) is None and not is_op(node, *NORMALISING):
+            elif contraction(node, self.facts.info) is None and not is_op(node, *NORMALISING):
                 signed = signed and is_op(node, *KEEP_SIGNS)
                 pending.extend((each, signed) for each in _combined(node) if self._may_be_large(each))
         return Parts(False, found.turned() if found is not None and term.sign < 0 else found)
 
     def _may_be_large(self, operand: ir.Value) -> bool:
         """Is it a number at all, and no mere index or size?"""
-        dtype = self.sets.info.dtype(operand)
+        dtype = self.facts.info.dtype(operand)
         computed = operand.producer() is not None and not is_op(operand.producer(), *MOVES, *ARITHMETIC)
         return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
 
     def largest(self, value: ir.Value) -> float:
         """No element is larger in size; infinity where that is not known."""
-        return largest(value, self.sets, self.bounds)
+        return self.facts.largest(value)
 
 
 def _of_numbers(values: frozenset[float]) -> Huge | None:
@@ -378,14 +378,14 @@ def _combined(node: ir.Node) -> list[ir.Value]:
     return [operand for operand in operands if operand is not None]
 
 
-def is_whole(value: ir.Value | None, sets: ValueSets) -> bool:
+def is_whole(value: ir.Value | None, facts: Facts) -> bool:
     """Is every element proven to be a whole number?"""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = pending.pop()
         if current is None or len(seen) > MAX_STEPS:
             return False
-        if current in seen or _is_integer(sets.info.dtype(current)):
+        if current in seen or _is_integer(facts.info.dtype(current)):
             continue
         seen.add(current)
         array = constant(current)

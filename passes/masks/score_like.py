@@ -15,14 +15,15 @@ from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import MOVES, ValueSets, unmoved
+from fa_compiler.passes.values.value_sets import MOVES, unmoved
 
 MODERATE = 1e15
 MAX_STEPS = 64
 
 
-def is_score_like(value: ir.Value, viewer: Viewer, sets: ValueSets, bounds: Bounds) -> bool:
+def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
     """Does a value follow the grammar above?"""
+    sets, bounds = viewer.facts.sets, viewer.facts.bounds
     pending, steps = [value], 0
     while pending:
         current, steps = pending.pop(), steps + 1

@@ -73,19 +73,17 @@ def structure(
     terms: Sequence[AddTerm | SelectTerm],
     grid: Grid,
     viewer: Viewer,
-    known: dict[Shape, Positions],
     runs: Runs | None = None,
 ) -> Structure | None:
     """The structure of the mask that these terms make together; None when it has none that helps.
 
-    Without `runs` no labels are looked for. `known` keeps what was read of masks by their shape: the layers of a model
-    share them.
+    Without `runs` no labels are looked for.
     """
     if not terms:
         return None
     parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _Reader(viewer, known, grid, runs).read(term)
+        found = _Reader(viewer, grid, runs).read(term)
         if found is None:
             return None
         parts.extend(found)
@@ -109,7 +107,6 @@ class _Reader:
     """Reads one term."""
 
     viewer: Viewer
-    known: dict[Shape, Positions]
     grid: Grid
     runs: Runs | None
 
@@ -123,7 +120,7 @@ class _Reader:
         row, column = places.get(resolve(self.grid.rows)), places.get(resolve(self.grid.columns))
         if not self._fits(shape, row, column):
             return None
-        positions = self.known.setdefault(shape, Positions(self.viewer.info, shape))
+        positions = self.viewer.facts.positions(shape)
         formula = kept(term, positions)
         if formula is None:
             return None

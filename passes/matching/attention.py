@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
@@ -52,14 +53,9 @@ from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.sinks import Sunk, summed
 from fa_compiler.passes.matching.softmax import LateDivision, SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op, is_weight, producer
-from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import product
-from fa_compiler.passes.values.value_sets import ValueSets
 
 MAX_HEAD_SIZE = 768
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
@@ -69,22 +65,18 @@ LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add
 class Matcher:
     """Matches anchors of one model. With `ropes` a product that is added to the scores is a part of them, no bias."""
 
-    info: ShapeInfo
-    sets: ValueSets
-    bounds: Bounds
-    options: Options
-    positions: dict[Shape, Positions] = field(default_factory=dict)
+    facts: Facts
     ropes: bool = False
     seconds: list[ir.Node] = field(default_factory=list)
     """Where the last match found such a product."""
 
     def match(self, anchor: SoftmaxAnchor) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
-        viewer = Viewer(self.info, AxisSpace())
+        viewer = Viewer(self.facts, AxisSpace())
         self.seconds.clear()
         after = self._after(anchor, viewer)
         late = anchor.late
-        gate = sink_gate(anchor.scores, after.product, self.info) if late is None else None
+        gate = sink_gate(anchor.scores, after.product, self.facts.info) if late is None else None
         after = after if gate is None else replace(after, behind=gate.nodes)
         after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
         before = find_scores(anchor.scores, viewer)
@@ -126,7 +118,7 @@ class Matcher:
         viewer: Viewer,
     ) -> AttentionMatch:
         harmless = self._interior(anchor, before, after)
-        narrow = self.info.dtype(after.product.output) != ir.DataType.FLOAT
+        narrow = self.facts.info.dtype(after.product.output) != ir.DataType.FLOAT
         qk = Operands.of(before.product, viewer, widening=narrow)
         seen: dict[ir.Value, Arrangement] = {}
         found = self._simulate(before, qk, viewer, seen)
@@ -160,7 +152,7 @@ class Matcher:
         if after.divided is not None:
             terms = (*terms, self._bounded.mask_of(after.divided, columns, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
-        masking = product_guard(factors, terms, viewer, self.sets, self.positions) if guard is RowGuard.NONE else None
+        masking = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
         if masking is not None:
             guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not masking)
         row = self._row(qk, 1 - key_side, terms, viewer)
@@ -168,8 +160,8 @@ class Matcher:
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
         sink_above = None if sunk is None else self._sink_above(sunk)
-        values = TermValues(viewer, self.sets, self.bounds, self.options.assume, sink_above)
-        planner = MaskPlanner(values, self.options, Grid.of(rows, columns, viewer.space), self.positions)
+        values = TermValues(viewer, sink_above)
+        planner = MaskPlanner(values, Grid.of(rows, columns, viewer.space))
         bare = anchor.sink is not None and anchor.sink.held is None
         if (gate is not None or bare) and guard in (RowGuard.NONE, RowGuard.SELECTION, RowGuard.PRODUCT):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
@@ -220,9 +212,9 @@ class Matcher:
         divide = late.dividing[-1]
         if after.guard is not None:
             raise Decline(Code.PROBABILITY_TERM, "a guard on exponentials that are divided later", after.guard.where)
-        if self.info.dtype(after.product.output) != ir.DataType.FLOAT:
+        if self.facts.info.dtype(after.product.output) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "exponentials in 16 bits are summed up before they are divided", divide)
-        if self.info.shape(late.output) != self.info.shape(after.product.output):
+        if self.facts.info.shape(late.output) != self.facts.info.shape(after.product.output):
             raise Decline(Code.SHAPE, "the divisor enlarges what it divides", divide)
         resolve = viewer.space.resolve
         rows = [() if resolve(dim) == resolve(columns) else resolve(dim) for dim in dims]
@@ -232,25 +224,25 @@ class Matcher:
 
     @property
     def _bounded(self) -> BoundedScores:
-        return BoundedScores(self.info, self.sets, self.options)
+        return BoundedScores(self.facts)
 
     def _gated(self, gate: SinkGate, found: Simulated, pv: Operands, columns: Axes, viewer: Viewer) -> Sunk:
         if found.sunk is not None:
             raise Decline(
                 Code.PROBABILITY_TERM, "a sink beside the scores, and another behind the product", gate.nodes[-1]
             )
-        interval = self.bounds.of(gate.sink)
+        interval = self.facts.bounds.of(gate.sink)
         if interval is None or interval[1] == math.inf:
             reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
             raise Decline(Code.SCORE_TERM, reason, gate.difference)
-        return gated(gate, found.dims, pv.out, columns, self.sets.only(gate.sink), viewer)
+        return gated(gate, found.dims, pv.out, columns, self.facts.sets.only(gate.sink), viewer)
 
     def _summed(self, anchor: SoftmaxAnchor, total: SinkTotal, found: Simulated, columns: Axes, viewer: Viewer) -> Sunk:
         if found.sunk is not None:
             raise Decline(Code.PROBABILITY_TERM, "a sink beside the scores, and another in their total", anchor.node)
         if anchor.axis is None:
             raise Decline(Code.AXIS, "a sink in a total over several axes", anchor.node)
-        number = None if total.value is None else self.sets.only(total.value)
+        number = None if total.value is None else self.facts.sets.only(total.value)
         return summed(total, number, found.dims, anchor.axis, columns, viewer)
 
     def _check_growth(self, found: Simulated) -> None:
@@ -266,13 +258,13 @@ class Matcher:
     def _leaves_scores(self, term: Term) -> bool:
         """Does a term leave scores as they are, or make them -inf?"""
         if isinstance(term, AddTerm):
-            values = self.sets.of(term.value)
+            values = self.facts.sets.of(term.value)
             return values is not None and values <= {0.0, -math.inf * term.sign}
         return isinstance(term, ScaleTerm) or (isinstance(term, SelectTerm) and term.fill == -math.inf)
 
     def _sink_above(self, sunk: Sunk) -> float:
         """A number no sink is below."""
-        interval = self.bounds.of(sunk.step.value)
+        interval = self.facts.bounds.of(sunk.step.value)
         if sunk.sink.view is None:
             interval = sunk.sink.number, sunk.sink.number
         if interval is None:
@@ -289,10 +281,10 @@ class Matcher:
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
     ) -> RowGuard:
-        return guard_of(after, terms, columns, viewer, seen, self.positions)
+        return guard_of(after, terms, columns, viewer, seen)
 
     def _type(self, value: ir.Value) -> ir.DataType:
-        dtype = self.info.dtype(value)
+        dtype = self.facts.info.dtype(value)
         if dtype is None:
             raise Decline(Code.DTYPE, f"the type of {value.name!r} is unknown but needed elsewhere", value.producer())
         return dtype
@@ -332,7 +324,7 @@ class Matcher:
     def _simulate(
         self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
     ) -> Simulated:
-        return Simulation(viewer, self.sets, self.bounds, seen, self.ropes).before(before, qk)
+        return Simulation(viewer, seen, self.ropes).before(before, qk)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
@@ -379,7 +371,7 @@ class Matcher:
         viewer: Viewer,
         seen: dict[ir.Value, Arrangement],
     ) -> tuple[Arrangement, tuple[Factor, ...]]:
-        return Simulation(viewer, self.sets, self.bounds, seen).after(start, after, found)
+        return Simulation(viewer, seen).after(start, after, found)
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
         summed = [axis for label in after.product.summed for axis in viewer.space.resolve(pv.dims[after.side][label])]
@@ -462,8 +454,8 @@ class Matcher:
         node = after.product.node
         query, key, value = qk.views[1 - key_side], qk.views[key_side], pv.views[1 - after.side]
         assert query is not None and key is not None and value is not None
-        wanted = self.info.dtype(after.product.output)
-        types = {self.info.dtype(view.base) for view in (query, key, value)}
+        wanted = self.facts.info.dtype(after.product.output)
+        types = {self.facts.info.dtype(view.base) for view in (query, key, value)}
         if wanted not in FLOATS or not types <= set(FLOATS):
             raise Decline(Code.DTYPE, "query, key and value are not float32, float16 or bfloat16", node)
         assert wanted is not None

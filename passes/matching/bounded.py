@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.terms import SelectTerm, Term
@@ -24,10 +25,8 @@ from fa_compiler.passes.matching.probabilities import RENORMALISED
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
-from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS, Options
+from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 
@@ -36,13 +35,11 @@ HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 class BoundedScores:
     """The user's word, and what is checked beside it. Everything here raises Decline."""
 
-    info: ShapeInfo
-    sets: ValueSets
-    options: Options
+    facts: Facts
 
     def check_exponentials(self, anchor: SoftmaxAnchor) -> None:
         """May the exponentials be without their maximum?"""
-        if not anchor.overflows or (BOUNDED_SCORES in self.options.assume and not anchor.guarded):
+        if not anchor.overflows or (BOUNDED_SCORES in self.facts.options.assume and not anchor.guarded):
             return
         reason = "exp(scores) / sum(exp(scores)) overflows for large scores, unlike the operator"
         if is_op(anchor.scores.producer(), "Sub"):
@@ -54,9 +51,9 @@ class BoundedScores:
         """Can such exponentials of a row all be 0, by a `finite` number in masked places, or are they 16 bits?"""
         if not anchor.overflows:
             return
-        if self.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:
+        if self.facts.info.dtype(anchor.nodes[0].outputs[0]) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "exponentials without their maximum that are not float32", anchor.nodes[0])
-        if finite is not None and NO_EMPTY_ROWS not in self.options.assume:
+        if finite is not None and NO_EMPTY_ROWS not in self.facts.options.assume:
             reason = "a row masked everywhere by a finite number may be 0 divided by 0 here, but not in the operator"
             raise Decline(Code.EMPTY_ROWS, reason, finite.node)
 
@@ -65,16 +62,16 @@ class BoundedScores:
     ) -> SelectTerm:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]
-        if BOUNDED_SCORES not in self.options.assume:
+        if BOUNDED_SCORES not in self.facts.options.assume:
             reason = "the probabilities are masked and divided by what is left of them, which may be rounded to 0"
             raise Decline(Code.PROBABILITY_TERM, reason, node, f"{RENORMALISED}; {HINT}")
         dims = seen[node.outputs[0]]
         if viewer.space.resolve(dims[divided.axis]) != viewer.space.resolve(columns):
             raise Decline(Code.PROBABILITY_TERM, "the probabilities are divided by sums over another axis", node)
-        if self.info.dtype(node.outputs[0]) != ir.DataType.FLOAT:
+        if self.facts.info.dtype(node.outputs[0]) != ir.DataType.FLOAT:
             raise Decline(Code.DTYPE, "probabilities that are not float32 are divided by their sums", node)
-        numbers = self.sets.of(divided.condition)
-        if self.info.dtype(divided.condition) != ir.DataType.BOOL and not (numbers or {math.nan}) <= {0.0, 1.0}:
+        numbers = self.facts.sets.of(divided.condition)
+        if self.facts.info.dtype(divided.condition) != ir.DataType.BOOL and not (numbers or {math.nan}) <= {0.0, 1.0}:
             reason = f"the factor {divided.condition.name!r} is not proven to be 0 or 1"
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)

@@ -24,7 +24,6 @@ from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds
 
 LARGEST = 1e15
 SMALLEST = 1e-15
@@ -50,11 +49,11 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
 
 
 def moderate(
-    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, bounds: Bounds, code: Code
+    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code
 ) -> Factor:
     """The factor `value` on something of the arrangement `dims`; declines with `code` what is not of moderate size."""
     number = viewer.info.scalar(value)
-    interval = bounds.of(value) if number is None else (number, number)
+    interval = viewer.facts.bounds.of(value) if number is None else (number, number)
     if interval is None or not max(map(abs, interval)) <= LARGEST:
         raise Decline(code, f"the factor {value.name!r} is not proven to be of moderate size", node)
     array = constant(value)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probabilities import reaches_product
 from fa_compiler.passes.matching.scores import QUANTISED
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 def is_integer_softmax(node: ir.Node) -> bool:
@@ -21,9 +21,9 @@ def is_integer_softmax(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == ("com.microsoft", "QLinearSoftmax")
 
 
-def integer_softmax(node: ir.Node, info: ShapeInfo) -> Decline:
+def integer_softmax(node: ir.Node, facts: Facts) -> Decline:
     """Why it is left as it is."""
-    if not reaches_product(node.outputs[0], Viewer(info, AxisSpace())):
+    if not reaches_product(node.outputs[0], Viewer(facts, AxisSpace())):
         return Decline(Code.NOT_ATTENTION, "no product with values follows this softmax", node)
     reason = f"{node.op_type} computes on 8-bit numbers, which the operator does not take"
     return Decline(Code.DTYPE, reason, node, QUANTISED)

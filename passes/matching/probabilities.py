@@ -201,7 +201,7 @@ def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
     others = [value for value in node.inputs if value is not current] if is_op(node, "Add") else []
     if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
-    return viewer.sets.only(others[0]) == 0.0
+    return viewer.facts.sets.only(others[0]) == 0.0
 
 
 def passed_on(node: ir.Node) -> ir.Value:

@@ -22,10 +22,7 @@ from fa_compiler.passes.matching.probabilities import Guard, ProbabilityPath
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.formula import negation
-from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 
 def guard_of(
@@ -34,12 +31,8 @@ def guard_of(
     columns: Axes,
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
-    known: dict[Shape, Positions],
 ) -> RowGuard:
-    """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes.
-
-    `known` keeps what was read of masks, as in structure.py.
-    """
+    """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
     if after.guard is None:
         return RowGuard.NONE
     if after.guard.tests:
@@ -50,7 +43,7 @@ def guard_of(
             raise Decline(Code.PROBABILITY_TERM, reason, after.guard.where)
         return RowGuard.SCORES
     if after.guard.condition is not None:
-        return _mask_guard(after.guard, terms, viewer, seen, known)
+        return _mask_guard(after.guard, terms, viewer, seen)
     if after.guard.bias is None:
         return RowGuard.NAN
     term = terms[0] if len(terms) == 1 else None
@@ -70,19 +63,17 @@ def product_guard(
     factors: tuple[Factor, ...],
     terms: tuple[Term, ...],
     viewer: Viewer,
-    sets: ValueSets,
-    known: dict[Shape, Positions],
 ) -> Factor | None:
     """The factor on the probabilities that is 0 where the one mask masks, and 1 elsewhere."""
     mask = only_mask(terms)
     for each in factors:
         if mask is None or each.view is None or each.value is None or each.divides:
             continue
-        numbers = sets.of(each.value)
+        numbers = viewer.facts.sets.of(each.value)
         if (
             numbers is not None
             and numbers <= {0.0, 1.0}
-            and _keeps(each.value, True, each.view.dims, mask, viewer, known)
+            and _keeps(each.value, True, each.view.dims, mask, viewer)
         ):
             return each
     return None
@@ -93,13 +84,12 @@ def _mask_guard(
     terms: tuple[Term, ...],
     viewer: Viewer,
     seen: dict[ir.Value, Arrangement],
-    known: dict[Shape, Positions],
 ) -> RowGuard:
     """Zeros where the one mask masks."""
     mask = only_mask(terms)
     if mask is not None and guard.condition is not None:
         dims = viewer.alignment(guard.condition, seen[guard.where.outputs[0]], guard.where)
-        if _keeps(guard.condition, guard.keep, dims, mask, viewer, known):
+        if _keeps(guard.condition, guard.keep, dims, mask, viewer):
             return RowGuard.SELECTION
     raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
 
@@ -118,7 +108,6 @@ def _keeps(
     dims: Arrangement,
     mask: AddTerm | SelectTerm,
     viewer: Viewer,
-    known: dict[Shape, Positions],
 ) -> bool:
     """Is a condition, which runs along these axes, `keep` exactly where the mask leaves a score as it is?"""
     if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.dims):
@@ -130,7 +119,7 @@ def _keeps(
     shape = viewer.info.shape(condition)
     if shape is None or shape != viewer.info.shape(mask.value if isinstance(mask, AddTerm) else mask.condition):
         return False
-    positions = known.setdefault(shape, Positions(viewer.info, shape))
+    positions = viewer.facts.positions(shape)
     truth, left = positions.truth(condition, positions.every), kept(mask, positions)
     return truth is not None and left == (truth if keep else negation(truth))
 

@@ -21,8 +21,6 @@ from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.matching.match import Rope
 from fa_compiler.passes.matching.scores import Rearrange, Scale, find_scores
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import ValueSets
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,10 @@ def second_product(
     dims: Arrangement,
     node: ir.Node,
     viewer: Viewer,
-    sets: ValueSets,
-    bounds: Bounds,
 ) -> SecondProduct | None:
     """What `node` adds to scores of this arrangement as a product; None where it is none. `share` is what its scale is
     multiplied by."""
-    if not is_score_like(value, viewer, sets, bounds):
+    if not is_score_like(value, viewer):
         return None
     try:
         path = find_scores(value, viewer, True)

@@ -34,9 +34,7 @@ from fa_compiler.passes.matching.second_product import SecondProduct, second_pro
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.bounds import Bounds, largest
 from fa_compiler.passes.values.slices import keeps_everything
-from fa_compiler.passes.values.value_sets import ValueSets
 
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 """Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
@@ -64,8 +62,6 @@ class Simulation:
     `ropes` a product that is added to the scores is a part of them, no bias."""
 
     viewer: Viewer
-    sets: ValueSets
-    bounds: Bounds
     seen: dict[ir.Value, Arrangement]
     ropes: bool = False
 
@@ -105,15 +101,15 @@ class Simulation:
                     if (endless := self._infinite(terms)) is not None:
                         reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
                         raise Decline(Code.SCORE_TERM, reason, node)
-                    if not (self.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
+                    if not (self.viewer.facts.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
                         raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
                 case Multiplier(node, value, divides):
                     if terms:
                         reason = "a mask or bias is multiplied by something that is not one known number"
                         raise Decline(Code.SCALE, reason, node)
-                    if shifted and ((known := self.bounds.of(value)) is None or known[0] < 0):
+                    if shifted and ((known := self.viewer.facts.bounds.of(value)) is None or known[0] < 0):
                         raise _turned(node)
-                    factors.append(moderate(node, value, divides, dims, viewer, self.bounds, Code.SCALE))
+                    factors.append(moderate(node, value, divides, dims, viewer, Code.SCALE))
                 case Addend(node, value, sign, negated):
                     if negated:
                         scale = -scale
@@ -151,7 +147,7 @@ class Simulation:
         for term in terms:
             match term:
                 case AddTerm():
-                    size += largest(term.value, self.sets, self.bounds)
+                    size += self.viewer.facts.largest(term.value)
                 case SelectTerm():
                     size = max(size, abs(term.fill))
                 case ScaleTerm():
@@ -163,7 +159,7 @@ class Simulation:
         return None
 
     def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
-        found = second_product(value, share, dims, node, self.viewer, self.sets, self.bounds)
+        found = second_product(value, share, dims, node, self.viewer)
         return found if found is not None and 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO else None
 
     def after(self, start: ir.Value, path: ProbabilityPath, found: Simulated) -> tuple[Arrangement, tuple[Factor, ...]]:
@@ -180,7 +176,7 @@ class Simulation:
             if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
                 dims = dropped(node, dims, sunk, viewer)
             elif (other := operand(node, value)) is not None:
-                factors.append(moderate(node, *other, dims, viewer, self.bounds, Code.PROBABILITY_TERM))
+                factors.append(moderate(node, *other, dims, viewer, Code.PROBABILITY_TERM))
             elif node.op_type not in ("IsNaN", "Where", "Add"):
                 moved = viewer.rearranged(node, dims)
                 if moved is None:
@@ -194,7 +190,7 @@ class Simulation:
 
     def _sink_number(self, step: AddSink) -> float | None:
         """The one number a sink holds, where there is just one in all runs."""
-        return step.number if step.value is None else self.sets.only(step.value)
+        return step.number if step.value is None else self.viewer.facts.sets.only(step.value)
 
 
 def _turned(node: ir.Node) -> Decline:

@@ -19,11 +19,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Roles, shared_heads
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.matching.sinks import Sink
@@ -66,34 +66,34 @@ class Call:
     """The operator and what its conversion needs."""
 
     node: ir.Node
-    matcher: Matcher
+    facts: Facts
     builder: Builder
     viewer: Viewer
 
     @staticmethod
-    def of(node: ir.Node, matcher: Matcher, builder: Builder) -> Call:
+    def of(node: ir.Node, facts: Facts, builder: Builder) -> Call:
         """A call with an axis space of its own."""
-        return Call(node, matcher, builder, Viewer(matcher.info, AxisSpace()))
+        return Call(node, facts, builder, Viewer(facts, AxisSpace()))
 
     @property
     def info(self) -> ShapeInfo:
         """What is known of all values."""
-        return self.matcher.info
+        return self.facts.info
 
     @property
     def sets(self) -> ValueSets:
         """Which numbers values hold."""
-        return self.matcher.sets
+        return self.facts.sets
 
     @property
     def bounds(self) -> Bounds:
         """How large numbers are."""
-        return self.matcher.bounds
+        return self.facts.bounds
 
     @property
     def options(self) -> Options:
         """What the user asked for."""
-        return self.matcher.options
+        return self.facts.options
 
     # -- what the node says -----------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import AttrValue
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import STANDARD, int_attr
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted
@@ -65,7 +66,7 @@ def _written_out(call: Call) -> Converted:
     """The match of the definition, its result taken for the operator's."""
     anchor = _definition(call)
     try:
-        match = call.matcher.match(anchor)
+        match = Matcher(call.facts).match(anchor)
     except Decline as decline:
         raise call.decline(TERMS.get(decline.code, decline.code), decline.reason, decline.hint) from decline
     named = replace(anchor, nodes=(call.node,))

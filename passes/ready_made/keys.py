@@ -123,7 +123,7 @@ class Keys:
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         dims = call.viewer.alignment(mask, scores, call.node)
         term = SelectTerm(call.node, mask, not when, -math.inf, dims)
-        found = structure([term], grid, call.viewer, call.matcher.positions)
+        found = structure([term], grid, call.viewer)
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
             return [Masked(call.along(mask, dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
@@ -131,9 +131,9 @@ class Keys:
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
         """The plan of an addend alone, as for an Add of the same numbers in plain operators (mask.py)."""
         call = self.call
-        values = TermValues(call.viewer, call.sets, call.bounds, call.options.assume)
+        values = TermValues(call.viewer)
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
-        planner = MaskPlanner(values, call.options, grid, call.matcher.positions)
+        planner = MaskPlanner(values, grid)
         term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, scores, call.node))
         return planner.plan((term,), RowGuard.NONE)
 
@@ -142,8 +142,8 @@ class Keys:
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         dims = call.viewer.alignment(mask, scores, call.node)
-        runs = Runs(call.info, call.sets)
-        found = structure([SelectTerm(call.node, mask, not when, -math.inf, dims)], grid, call.viewer, {}, runs)
+        runs = Runs(call.facts)
+        found = structure([SelectTerm(call.node, mask, not when, -math.inf, dims)], grid, call.viewer, runs)
         packing = None if found is None else found.packing
         if found is None or packing is None or call.options.target != "ort":
             return dense

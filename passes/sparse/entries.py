@@ -24,16 +24,16 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder, Mover
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.nodes import FOLD_LIMIT, input_of
-from fa_compiler.passes.options import CLOSE_RANKS, Options
+from fa_compiler.passes.options import CLOSE_RANKS
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.selection import Condition, Selection
 from fa_compiler.passes.sparse.visible import Hidden, Visible, hidden_keys, visible
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
-from fa_compiler.passes.values.value_sets import ValueSets
 
 INT32, FLOAT, BOOL = ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.BOOL
 BEYOND = 2**31 - 1
@@ -65,12 +65,11 @@ class Entries:
         sizes: Sizes,
         whole: Visible,
         builder: Builder,
-        sets: ValueSets,
-        options: Options,
+        facts: Facts,
     ) -> Entries | None:
         """The entries that are a LightningIndexer's, of which `whole` are visible; None where they are not known to be
         the same."""
-        return _Maker(operands, found, sizes, builder, options).by_indexer(whole, sets)
+        return _Maker(operands, found, sizes, builder, facts).by_indexer(whole)
 
     @staticmethod
     def of(
@@ -78,20 +77,19 @@ class Entries:
         found: Selection,
         sizes: Sizes,
         builder: Builder,
-        sets: ValueSets,
-        options: Options,
+        facts: Facts,
     ) -> Entries | None:
         """The entries for a query and key in BSND; None where a condition cannot be looked up."""
-        made = _Maker(operands, found, sizes, builder, options)
+        made = _Maker(operands, found, sizes, builder, facts)
         parts = [made.visible(condition) for condition in found.others]
         if found.block != 1:
             return made.blocks(parts)
-        if CLOSE_RANKS in options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
+        if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and all(part is not None for part in parts):
             whole = Visible()
             for part in parts:
                 assert part is not None
                 whole = whole & part
-            listed = made.by_indexer(whole, sets)
+            listed = made.by_indexer(whole)
             if listed is not None:
                 return listed
         indices = builder.cast(found.indices, INT32)
@@ -114,7 +112,7 @@ class _Maker:
     found: Selection
     sizes: Sizes
     builder: Builder
-    options: Options
+    facts: Facts
 
     def visible(self, condition: Condition) -> Visible | None:
         """What a condition leaves visible, if it is of that kind."""
@@ -189,7 +187,7 @@ class _Maker:
         value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
         return value if condition.when else builder.op("Not", [value], BOOL)
 
-    def by_indexer(self, whole: Visible, sets: ValueSets) -> Entries | None:
+    def by_indexer(self, whole: Visible) -> Entries | None:
         """The lists as those of a LightningIndexer; None where they are not known to be the same."""
         builder, info = self.builder, self.builder.info
         ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
@@ -197,7 +195,7 @@ class _Maker:
         count = None if listed is None else listed[2].upper
         if ranked is None or count is None or (largest and largest.as_int() != 1):
             return None
-        scores = index_scores(ranked, self.sizes.whole, info, sets)
+        scores = index_scores(ranked, self.sizes.whole, self.facts)
         if scores is None:
             return None
         ranks = Visible()
@@ -213,7 +211,7 @@ class _Maker:
         mode = 3 if whole.causal else 0
         inputs = self._indexer_inputs(scores, whole)
         attrs: dict[str, int | float | str] = {"sparse_count": count, "sparse_mode": mode}
-        node = domain_node("LightningIndexer", inputs, attrs, builder, self.options)
+        node = domain_node("LightningIndexer", inputs, attrs, builder, self.facts.options)
         if node is None:
             return None
         indices = node.outputs[0]
@@ -263,27 +261,28 @@ class _Maker:
         return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)
 
 
-def selects_in_every_row(found: Selection, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
+def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
     """Is every row proven to have a listed key that nothing excludes?
 
     So it is without other masks; and where the keys are ranked under the very mask that stands beside the selection,
     and that is causal with no more rows than keys: then the first key of the list is one that the row sees.
     """
-    listed = info.shape(found.indices)
+    listed = facts.info.shape(found.indices)
     if listed is None or not listed[2].is_at_least(1) or found.block != 1:
         return False
-    parts = [visible_part(condition, sizes, info) for condition in found.others]
+    parts = [visible_part(condition, sizes, facts.info) for condition in found.others]
     causal = all(part == Visible(causal=True) for part in parts)
-    return not parts or (causal and ranks_causally(found.top, sizes, info, sets))
+    return not parts or (causal and ranks_causally(found.top, sizes, facts))
 
 
-def ranks_causally(top: ir.Node, sizes: Sizes, info: ShapeInfo, sets: ValueSets) -> bool:
+def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
     """Does a TopK rank the keys under a causal mask, under which every row sees one?"""
+    info = facts.info
     ranked, largest = input_of(top, 0), top.attributes.get("largest")
     enough = (sizes.keys - sizes.rows).is_at_least(0)
     if ranked is None or (largest and largest.as_int() != 1) or not enough or info.dtype(ranked) != FLOAT:
         return False
-    masks = [mask for _, mask in unmasked(ranked, info, sets) if mask is not None]
+    masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
     return any(
         len(info.shape(mask.value) or ()) in (2, 3)
         and visible(mask.value, mask.when, sizes.rows, sizes.keys, info) == Visible(causal=True)

@@ -29,7 +29,6 @@ from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
-from fa_compiler.passes.values.value_sets import ValueSets
 
 EMPTY_ROWS = ("", "zero", "mean", "nan")
 """What a row without a key may give."""
@@ -44,7 +43,7 @@ class Selected:
 
 
 def emit_selected(
-    match: AttentionMatch, emitter: Emitter, sets: ValueSets, companion: Companion | None = None
+    match: AttentionMatch, emitter: Emitter, companion: Companion | None = None
 ) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to selected keys, together with its companion, if any;
     None where it is none."""
@@ -54,9 +53,9 @@ def emit_selected(
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    places = landing_places(match, emitter.builder)
+    places = landing_places(match, emitter.facts)
     try:
-        return _emit(_heads_apart(match.refined()), places, emitter, sets, companion)
+        return _emit(_heads_apart(match.refined()), places, emitter, companion)
     except Decline:
         return None
 
@@ -95,7 +94,7 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
 
 
 def _emit(
-    match: AttentionMatch, places: list[Place], emitter: Emitter, sets: ValueSets, companion: Companion | None
+    match: AttentionMatch, places: list[Place], emitter: Emitter, companion: Companion | None
 ) -> Selected | None:
     builder = emitter.builder
     if companion is not None:
@@ -103,7 +102,7 @@ def _emit(
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
     call = Call.of(match, sources, match.roles.columns, emitter, () if companion is None else companion.views)
     mask = call.mask(match)
-    found = None if mask is None else selection(mask, builder.info, sets)
+    found = None if mask is None else selection(mask, emitter.facts)
     if found is None:
         return None
     inputs = call.inputs()
@@ -114,11 +113,11 @@ def _emit(
     if not _fits(found, sizes, emitter):
         return None
     if companion is not None:
-        kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, builder.info, sets))
+        kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, emitter.facts))
         if kept is None:
             return None
         call = replace(call, match=kept)
-    entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, sets, emitter.options)
+    entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, emitter.facts)
     if entries is None:
         return None
     if entries.indexer is not None:

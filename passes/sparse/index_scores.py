@@ -24,13 +24,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.nodes import int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.values.shape_rules.context import Shape
-from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 OUTWEIGHS = -1e30
 """At most this number, a masked score ranks behind every other in float32; as for the scores of attention."""
@@ -66,12 +65,15 @@ class IndexScores:
         return (batch, rows, heads, depth), (batch, keys, (), depth), (batch, rows, heads)
 
 
-def index_scores(ranked: ir.Value, whole: Shape, info: ShapeInfo, sets: ValueSets) -> IndexScores | None:
+def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | None:
     """The index scores [B,S1,S2] that a TopK ranks, of the shape `whole`; None where they are none."""
+    info = facts.info
     if info.dtype(ranked) != ir.DataType.FLOAT or info.shape(ranked) != whole:
         return None
-    for scores, mask in unmasked(ranked, info, sets):
-        if info.shape(scores) == whole and (found := _Reader(Viewer(info, AxisSpace()), mask).read(scores)) is not None:
+    for scores, mask in unmasked(ranked, facts):
+        if info.shape(scores) != whole:
+            continue
+        if (found := _Reader(Viewer(facts, AxisSpace()), mask).read(scores)) is not None:
             return found
     return None
 
@@ -83,25 +85,25 @@ def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
     return _Reader(viewer, None).read(scores)
 
 
-def unmasked(ranked: ir.Value, info: ShapeInfo, sets: ValueSets) -> Iterator[tuple[ir.Value, Mask | None]]:
+def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | None]]:
     """What may be ranked before a mask, and the mask."""
     yield ranked, None
     node = producer(ranked)
     operands = [] if node is None else [value for value in node.inputs if value is not None]
     if is_op(node, "Add"):
         for scores, mask in (operands, operands[::-1]):
-            if _outweighs(mask, sets):
+            if _outweighs(mask, facts):
                 yield scores, Mask(mask, True)
     if is_op(node, "Where"):
         condition, chosen, other = operands
         for scores, fill, when in ((other, chosen, True), (chosen, other, False)):
-            number = info.scalar(fill)
+            number = facts.info.scalar(fill)
             if number is not None and number <= OUTWEIGHS:
                 yield scores, Mask(condition, when)
 
 
-def _outweighs(mask: ir.Value, sets: ValueSets) -> bool:
-    numbers = sets.of(mask)
+def _outweighs(mask: ir.Value, facts: Facts) -> bool:
+    numbers = facts.sets.of(mask)
     return numbers is not None and all(number == 0 or number <= OUTWEIGHS for number in numbers)
 
 

@@ -33,10 +33,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.emission.layout_plan import Place, landing_places
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch, Roles
@@ -50,8 +50,6 @@ from fa_compiler.passes.sparse.gathers import Gathered, gathered
 from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.sparse.slots import visible_slots
 from fa_compiler.passes.sparse.visible import Visible
-from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 INT32 = ir.DataType.INT32
 EMPTY_ROWS = ("", "zero", "nan")
@@ -102,14 +100,14 @@ class Listed:
 
 
 def emit_listed(
-    match: AttentionMatch, emitter: Emitter, sets: ValueSets, notes: list[str], companion: Companion | None = None
+    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: Companion | None = None
 ) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to gathered keys, together with its companion, if any;
     None where it is none. `notes` is told what the user could vouch for, but by a companion itself."""
     if not is_plain(match):
         return None
-    places = landing_places(match, emitter.builder)
-    listed = _listed(match.refined(), emitter.builder)
+    places = landing_places(match, emitter.facts)
+    listed = _listed(match.refined(), emitter)
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
@@ -117,13 +115,13 @@ def emit_listed(
         notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
         return None
     try:
-        return _emit(listed, places, emitter, sets, companion)
+        return _emit(listed, places, emitter, companion)
     except Decline:
         return None
 
 
-def _listed(match: AttentionMatch, builder: Builder) -> Listed | None:
-    viewer = Viewer(builder.info, match.space)
+def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
+    viewer, builder = Viewer(emitter.facts, match.space), emitter.builder
     space, rope = match.space, match.rope
     views = (match.key, match.value, *(() if rope is None else (rope.key,)))
     depths = (match.roles.depth, match.roles.value_depth, *(() if rope is None else (rope.depth,)))
@@ -192,17 +190,17 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
 
 
 def _emit(
-    listed: Listed, places: list[Place], emitter: Emitter, sets: ValueSets, companion: Companion | None
+    listed: Listed, places: list[Place], emitter: Emitter, companion: Companion | None
 ) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
         size = listed.match.space.size(listed.tokens)
-        whole = visible_slots(listed.match, listed.indices, size, emitter.builder.info)
+        whole = visible_slots(listed.match, listed.indices, size, emitter.facts)
         listed = listed.resolved()  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
-        slots, info = listed, emitter.builder.info
-        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, info, sets))
+        slots = listed
+        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, emitter.facts))
         if match is None or not companion.gathered(match, slots.read):
             return None
         listed = replace(listed, match=match)
@@ -211,7 +209,7 @@ def _emit(
     call = Call.of(listed.match, listed.sources, listed.tokens, emitter, others)
     inputs = call.inputs()
     close = CLOSE_RANKS in emitter.options.assume
-    ranked = _ranked(listed, whole, call, inputs, sets) if whole is not None and close else None
+    ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
     if ranked is not None:
         inputs["sparse_indices"] = ranked.indices
         fused = call.emit(inputs, places, "gathered", ranked.mode, beside=beside)
@@ -223,7 +221,7 @@ def _emit(
     return None if fused is None else Selected(fused, None)
 
 
-def _in_every_row(listed: Listed, whole: Visible | None, info: ShapeInfo, sets: ValueSets) -> bool:
+def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
     """Is every row proven to have a slot that nothing masks? `whole` is what the masks leave of the keys: as of lists
     that make a mask, none, or no more than the causal mask the keys were ranked under (entries.py)."""
     match, space = listed.match, listed.match.space
@@ -236,13 +234,13 @@ def _in_every_row(listed: Listed, whole: Visible | None, info: ShapeInfo, sets: 
         return False
     wanted = (roles.batch, roles.rows, roles.columns)
     sizes = Sizes(*map(space.size, (roles.batch, roles.rows, listed.tokens)))
-    return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, info, sets)
+    return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, facts)
 
 
-def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Value], sets: ValueSets) -> Entries | None:
+def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Value]) -> Entries | None:
     """The list as that of a LightningIndexer, where the user assumes so: its slots hold the keys the ranks see."""
     match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
-    roles, options = match.roles, call.emitter.options
+    roles, facts = match.roles, call.emitter.facts
     wanted = (roles.batch, roles.rows, roles.columns)
     if listed.top is None or resolve(listed.indices.base_dims) != wanted:
         return None
@@ -251,7 +249,7 @@ def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Val
         return None
     selection = Selection(listed.top, listed.indices.base, listed.indices.base, ())
     sizes = Sizes(query[0], query[1], key[1])
-    return Entries.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, sets, options)
+    return Entries.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
 
 
 def _entries(listed: Listed, call: Call, key: ir.Value) -> ir.Value:

@@ -26,11 +26,11 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
-from fa_compiler.passes.values.value_sets import ValueSets
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 MAX_PARTS = 64
@@ -61,8 +61,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class _Reader:
-    info: ShapeInfo
-    sets: ValueSets
+    facts: Facts
+
+    @property
+    def info(self) -> ShapeInfo:
+        return self.facts.info
 
     def conditions(self, value: ir.Value, when: bool, heads: bool) -> Iterator[Condition]:
         """The conditions that together exclude where the value is `when`, each once; what is not taken apart is one."""
@@ -103,7 +106,7 @@ class _Reader:
         if not is_op(node, "Add"):
             return False
         assert node is not None
-        sets = [None if value is None else self.sets.of(value) for value in node.inputs]
+        sets = [None if value is None else self.facts.sets.of(value) for value in node.inputs]
         return all(found is not None and all(number <= 0 for number in found) for found in sets)
 
     def _of_where(self, node: ir.Node | None, when: bool) -> list[tuple[ir.Value, bool]] | None:
@@ -120,7 +123,7 @@ class _Reader:
     def _truth(self, value: ir.Value) -> bool | None:
         """Whether every number of a tensor is true, or every one false; else None."""
         array = constant(value)
-        numbers = self.sets.of(value) if array is None or array.size > 1 else {float(array.reshape(-1)[0])}
+        numbers = self.facts.sets.of(value) if array is None or array.size > 1 else {float(array.reshape(-1)[0])}
         if not numbers:
             return None
         found = {number != 0 for number in numbers}
@@ -172,7 +175,7 @@ class _Reader:
         """The [B,S1,S2] that a condition is by its layout, which of its truth values excludes, and 1; or [B,S1,blocks],
         repeated for the keys of each block, and their number."""
         space, when = AxisSpace(), condition.when
-        view = Viewer(self.info, space).view(condition.value, factors=False)
+        view = Viewer(self.facts, space).view(condition.value, factors=False)
         if view is None:
             return None
         own, dims = space.resolve_all(view.base_dims), space.resolve_all(view.dims)
@@ -192,12 +195,12 @@ class _Reader:
         return base, when, block
 
 
-def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | None:
+def selection(mask: ir.Value, facts: Facts) -> Selection | None:
     """The one selection in a boolean mask of rank 4, True where a key is excluded; None when it has none."""
-    shape = info.shape(mask)
+    shape = facts.info.shape(mask)
     if shape is None or len(shape) != 4:
         return None
-    reader = _Reader(info, sets)
+    reader = _Reader(facts)
     conditions = list(reader.conditions(mask, True, heads=True))
     found = [(condition, of) for condition in conditions if (of := reader.selected(condition)) is not None]
     if len(found) != 1:
@@ -206,11 +209,11 @@ def selection(mask: ir.Value, info: ShapeInfo, sets: ValueSets) -> Selection | N
     return replace(of, others=tuple(other for other in conditions if other is not condition))
 
 
-def conditions(mask: ir.Value, when: bool, info: ShapeInfo, sets: ValueSets) -> list[Condition]:
+def conditions(mask: ir.Value, when: bool, facts: Facts) -> list[Condition]:
     """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is `when`."""
-    return list(_Reader(info, sets).conditions(mask, when, heads=False))
+    return list(_Reader(facts).conditions(mask, when, heads=False))
 
 
-def selection_of(condition: Condition, info: ShapeInfo, sets: ValueSets) -> Selection | None:
+def selection_of(condition: Condition, facts: Facts) -> Selection | None:
     """The selection that a condition is, without others; None where it is none."""
-    return _Reader(info, sets).selected(condition)
+    return _Reader(facts).selected(condition)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op, producer
 from fa_compiler.passes.sparse.visible import Visible
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions
-from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
 FLIPPED = {"Greater": "Less", "Less": "Greater", "GreaterOrEqual": "LessOrEqual", "LessOrEqual": "GreaterOrEqual"}
@@ -25,7 +25,7 @@ NEGATED = {"Greater": "LessOrEqual", "Less": "GreaterOrEqual", "GreaterOrEqual":
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
-def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, info: ShapeInfo) -> Visible | None:
+def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, facts: Facts) -> Visible | None:
     """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys. `indices` are
     the list, `tokens` the number of keys."""
     found = Visible()
@@ -37,17 +37,17 @@ def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, info: Shape
             node = producer(node.inputs[0])
         if node is None or not is_op(node, *FLIPPED):
             return None
-        if not _is_causal(node, when, part.view, match, indices, tokens, info):
+        if not _is_causal(node, when, part.view, match, indices, tokens, facts):
             return None
         found = found & Visible(causal=True)
     return found
 
 
 def _is_causal(
-    node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, info: ShapeInfo
+    node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, facts: Facts
 ) -> bool:
     """Does a comparison exclude, where it is `when`, the entries behind their row, and no others?"""
-    result, space = node.outputs[0], match.space
+    result, space, info = node.outputs[0], match.space, facts.info
     shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
     rows = [place for place, dim in enumerate(dims) if dim == match.roles.rows]
     if shape is None or len(shape) != len(dims) or len(rows) != 1:
@@ -62,15 +62,15 @@ def _is_causal(
             continue
         first = tokens - space.size(match.roles.rows) + (1 if word == "GreaterOrEqual" else 0)
         if bound == Affine.index(rows[0], len(shape)) + Affine.number(first, len(shape)) and _is_list(
-            entry, mask, match, indices, info
+            entry, mask, match, indices, facts
         ):
             return True
     return False
 
 
-def _is_list(entry: ir.Value, mask: View, match: AttentionMatch, indices: View, info: ShapeInfo) -> bool:
+def _is_list(entry: ir.Value, mask: View, match: AttentionMatch, indices: View, facts: Facts) -> bool:
     """Is a value the list, slot by slot?"""
-    viewer = Viewer(info, match.space)
+    viewer, info = Viewer(facts, match.space), facts.info
     view = viewer.walked(entry, mask.base_dims)
     while view is not None and view.base is not indices.base and is_op(maker := producer(view.base), "Cast"):
         assert maker is not None

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.shape_rules.elementwise import INTEGER_RANGES
-from fa_compiler.passes.values.value_sets import MOVES, NUMPY, ValueSets
+from fa_compiler.passes.values.value_sets import MOVES, NUMPY
 
 Interval = tuple[float, float]
 
@@ -30,13 +30,6 @@ RISING = {"Exp": math.exp, "Sqrt": math.sqrt}
 LIMITS = ("Clip", "Min", "Max")
 ARITHMETIC = ("Split", "Cast", "Neg", "Add", "Sub", "Mul", "Where", "Concat")
 EVERYTHING = (-math.inf, math.inf)
-
-
-def largest(value: ir.Value, sets: ValueSets, bounds: Bounds) -> float:
-    """No element of a value is larger in size; infinity where that is not known."""
-    values = sets.of(value)
-    ends = tuple(values) if values is not None else bounds.of(value)
-    return math.inf if ends is None else max(map(abs, ends), default=0.0)
 
 
 class Bounds(Analysis[Interval]):

@@ -1,0 +1,44 @@
+"""What is known of a model before anything in it is matched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from fa_compiler.passes.options import Options
+from fa_compiler.passes.values.bounds import Bounds
+from fa_compiler.passes.values.positions import Positions
+from fa_compiler.passes.values.shape_rules.context import Shape
+from fa_compiler.passes.values.shapes import ShapeInfo
+from fa_compiler.passes.values.value_sets import ValueSets
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Shapes and types, the numbers that tensors can hold, and what the user asked for: made once for each model.
+
+    Every analysis answers for one value at a time and remembers its answers.
+    """
+
+    info: ShapeInfo
+    sets: ValueSets
+    bounds: Bounds
+    options: Options
+    _positions: dict[Shape, Positions] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(info: ShapeInfo, options: Options) -> Facts:
+        """The facts of the model that these shapes are of."""
+        return Facts(info, ValueSets(info), Bounds(info), options)
+
+    def largest(self, value: ir.Value) -> float:
+        """No element of a value is larger in size; infinity where that is not known."""
+        values = self.sets.of(value)
+        ends = tuple(values) if values is not None else self.bounds.of(value)
+        return math.inf if ends is None else max(map(abs, ends), default=0.0)
+
+    def positions(self, shape: Shape) -> Positions:
+        """The reader of masks of this shape. The layers of a model share what it has read."""
+        return self._positions.setdefault(shape, Positions(self.info, shape))
