@@ -21,6 +21,7 @@ from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.integer_softmax import integer_softmax, is_integer_softmax
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
@@ -145,7 +146,7 @@ class _Run:
         for each in group:
             name = label(each.anchor.node) or ""
             try:
-                block = replace(self, matcher=each.matcher)._emitted(name, each.anchor, emitter, ranks)
+                block = self._emitted(name, each.anchor, emitter, ranks, each.route)
             except Decline as decline:
                 block = self._declined(name, decline)
             first = blocks.setdefault(each.anchor.node, block)
@@ -155,23 +156,26 @@ class _Run:
                 blocks[each.anchor.node] = block
         return blocks
 
-    def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool) -> Block:
+    def _emitted(
+        self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, route: Route = ONLY
+    ) -> Block:
         """The block of an attention after it was fused. A second product in its scores is a part of them where the
         operator takes it: for ONNX Runtime, and on Ascend beside lists of keys, which want a graph that ranks some.
         Elsewhere it is a bias."""
         if self.facts.options.target == "ort" or ranks:
             summed = replace(self.matcher, ropes=True)
+            steps = summed.begin(anchor, route)
             try:
-                match = summed.match(anchor)
+                match = summed.finish(steps)
                 block = self._sparse(name, match, emitter)
                 if block is None and self.facts.options.target == "ort":
                     block = self._fused(name, match, emitter.emit(match))
                 if block is not None:
                     return block
             except Decline:
-                if not summed.seconds:
+                if steps.found.second is None:
                     raise
-        match = self.matcher.match(anchor)
+        match = self.matcher.match(anchor, route)
         return self._sparse(name, match, emitter) or self._fused(name, match, emitter.emit(match))
 
     def _sparse(self, name: str, match: AttentionMatch, emitter: Emitter) -> Block | None:

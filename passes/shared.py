@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.forward import paths
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.probabilities import ProbabilityPath, find_values
+from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
@@ -33,25 +32,11 @@ MAX_SHARING = 8
 
 
 @dataclass(frozen=True)
-class SharingMatcher(Matcher):
-    """Matches an attention whose other readers `answered` names; with a `path` only the product it leads to."""
-
-    answered: frozenset[ir.Node] = frozenset()
-    path: tuple[ir.Node, ...] = ()
-
-    def _after(self, anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
-        return find_values(anchor.output, viewer, self.path) if self.path else super()._after(anchor, viewer)
-
-    def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:
-        return reader in self.answered
-
-
-@dataclass(frozen=True)
 class Sharer:
-    """One attention of a group: its softmax and the matcher that takes it."""
+    """One attention of a group: its softmax and the route to its values."""
 
     anchor: SoftmaxAnchor
-    matcher: SharingMatcher
+    route: Route
 
 
 @dataclass(frozen=True)
@@ -68,18 +53,18 @@ class Sharing:
             return []
         scoring = [(each, self._scoring(each, matcher)) for each in self.anchors]
         group = [(each, path) for each, path in scoring if path is not None and path.product.node is own.product.node]
-        ways = [(each, way) for each, _ in group for way in paths(each, matcher) or [()]]
+        ways = [(each, way) for each, _ in group for way in paths(each, matcher.facts) or [()]]
         nodes = [node for each, path in group for node in (*path.nodes, *each.nodes)]
         answered = frozenset((*nodes, *(node for _, way in ways for node in way)))
         if not 2 <= len(ways) <= MAX_SHARING:
             return []
-        shared = [(each, SharingMatcher(**vars(matcher), answered=answered, path=way)) for each, way in ways]
+        shared = [Sharer(each, Route(way, answered)) for each, way in ways]
         try:
-            for each, sharing in shared:
-                sharing.match(each)
+            for sharer in shared:
+                matcher.match(sharer.anchor, sharer.route)
         except Decline:
             return []
-        return [Sharer(each, sharing) for each, sharing in shared]
+        return shared
 
     def _scoring(self, anchor: SoftmaxAnchor, matcher: Matcher) -> ScorePath | None:
         if anchor.late is not None:

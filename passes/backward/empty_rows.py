@@ -71,9 +71,8 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
 
 def _as_bias(pair: Pair) -> MaskPlan:
     """The plan with every mask as a bias, exactly as it was added or put in."""
-    given = pair.findings.planner
-    assert given is not None
-    return replace(given, as_bias=True).plan(pair.findings.terms, pair.findings.guard)
+    derivation = pair.derivation
+    return replace(derivation.planner, as_bias=True).plan(derivation.terms, derivation.guard)
 
 
 def _rows_differ(pair: Pair, reason: str) -> PairDecline:

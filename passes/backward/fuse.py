@@ -44,7 +44,7 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: 
             if found is not None and found.forward.rope is not None:
                 return _fused(found, summed, emitter)
         except Decline as decline:
-            failure = decline if summed.seconds else None
+            failure = decline
     try:
         pair = match_pair(anchor, matcher)
         return None if pair is None else _fused(pair, matcher, emitter)

@@ -19,7 +19,6 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.behind import places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
-from fa_compiler.passes.backward.forward import Findings, match_forward, paths
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import Quantity, Rows
 from fa_compiler.passes.backward.region import Region, Tensor
@@ -30,8 +29,9 @@ from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.terms import AddTerm
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.match import AttentionMatch, Derivation, late_values
 from fa_compiler.passes.matching.probabilities import distinct_consumers, reads_shape, reads_type
+from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
@@ -89,7 +89,7 @@ class Pair:
 
     forward: AttentionMatch
     backward: GradientMatch
-    findings: Findings
+    derivation: Derivation
 
 
 class PairDecline(Decline):
@@ -111,15 +111,16 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
     Raises PairDecline when there is one that cannot be fused, or the Decline of the forward part.
     """
     failure: Decline | None = None
-    for path in paths(anchor, matcher):
+    for path in paths(anchor, matcher.facts):
         try:
-            match, findings = match_forward(anchor, matcher, path)
+            match = matcher.match(anchor, Route(path, gradient=True))
         except Decline as decline:
             # The other ways end in products that sum over something else than the keys.
             if decline.code not in (Code.NO_VALUE_MATMUL, Code.AXIS):
                 failure = failure or decline
             continue
-        finder = _Finder(match, findings, matcher)
+        assert match.derivation is not None
+        finder = _Finder(match, match.derivation, matcher)
         try:
             pair = finder.pair()
         except PairDecline as decline:
@@ -136,19 +137,18 @@ def match_pair(anchor: SoftmaxAnchor, matcher: Matcher) -> Pair | None:
 @dataclass
 class _Finder:
     match: AttentionMatch
-    findings: Findings
+    derivation: Derivation
     matcher: Matcher
 
     def __post_init__(self) -> None:
         self.viewer = Viewer(self.matcher.facts, self.match.space)
-        self.region = Region.of(self.match, self.findings, self.viewer)
+        self.region = Region.of(self.match, self.derivation, self.viewer)
         self.gradients: list[Gradient] = []
         self.products: dict[ir.Node, bool] = {}
         self.dead: list[ir.Node] = []
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
         self.types: list[tuple[ir.Node, ir.DataType]] = []
-        before, after = self.findings.before, self.findings.after
-        assert before is not None and after is not None
+        before, after = self.derivation.before, self.derivation.after
         self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
 
     def pair(self) -> Pair | None:
@@ -176,11 +176,11 @@ class _Finder:
         match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
         if dy is not None and not self._has_range(dy):
             match = replace(match, dtype=ir.DataType.FLOAT)
-        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence), self.findings)
+        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence), self.derivation)
 
     def _divergence(self, strangers: list[tuple[ir.Value, ir.Node | None]]) -> Divergence | None:
         """The loss that all readers belong to which are no part of the gradient, if it is one."""
-        if not strangers or self.findings.dropout is not None:
+        if not strangers or self.match.dropout is not None:
             return None
         try:
             return match_divergence(strangers, self.region)
@@ -198,10 +198,11 @@ class _Finder:
     def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
         """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
         strangers: list[tuple[ir.Value, ir.Node | None]] = []
+        late = late_values(self.match.anchor, self.derivation.after)
         seen: set[ir.Value] = set()
         while True:
             inner = [value for value, tensor in self.region.tensors.items() if tensor is not None]
-            fresh = [value for value in dict.fromkeys([*self.findings.late, *inner]) if value not in seen]
+            fresh = [value for value in dict.fromkeys([*late, *inner]) if value not in seen]
             if not fresh:
                 return strangers
             for value in fresh:
@@ -309,7 +310,7 @@ class _Finder:
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
             return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
-            if any(isinstance(term, AddTerm) for term in self.findings.terms):
+            if any(isinstance(term, AddTerm) for term in self.derivation.terms):
                 reason = f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)

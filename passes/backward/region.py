@@ -32,14 +32,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.forward import Findings
 from fa_compiler.passes.backward.quantities import D, E, F, G, L, P, Quantity, Rows
 from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.terms import SelectTerm
-from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
 
@@ -63,7 +62,7 @@ class Region:
     """The region of one match. `dy` is the gradient of the output, known from the first product that reads it."""
 
     match: AttentionMatch
-    findings: Findings
+    derivation: Derivation
     viewer: Viewer
     tracer: Tracer
     dy: View | None = None
@@ -71,19 +70,18 @@ class Region:
     _depth: int = 0
 
     @staticmethod
-    def of(match: AttentionMatch, findings: Findings, viewer: Viewer) -> Region:
+    def of(match: AttentionMatch, derivation: Derivation, viewer: Viewer) -> Region:
         """The region with what the forward part left in it."""
-        region = Region(match, findings, viewer, Tracer(match, viewer))
+        region = Region(match, derivation, viewer, Tracer(match, viewer))
         region._seed(match.anchor)
         return region
 
     def _seed(self, anchor: SoftmaxAnchor) -> None:
-        after = self.findings.after
-        assert after is not None
+        after = self.derivation.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
         rows = Rows.RAW if raw else Rows.SAME
-        scores = self.findings.seen[anchor.output]
+        scores = self.derivation.dims[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
             if is_op(node, "Exp") and made is not anchor.output:
@@ -99,13 +97,13 @@ class Region:
                 break
             if node is where:
                 rows, raw = Rows.SAME, False
-            if node.outputs[0] in self.findings.seen and not is_op(node, "IsNaN"):
-                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), self.findings.seen[node.outputs[0]])
+            if node.outputs[0] in self.derivation.dims and not is_op(node, "IsNaN"):
+                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), self.derivation.dims[node.outputs[0]])
 
     @property
     def dropout(self) -> bool:
         """Are probabilities dropped?"""
-        return self.findings.dropout is not None
+        return self.match.dropout is not None
 
     def _put(self, value: ir.Value, quantity: Quantity, dims: Arrangement) -> None:
         self.tensors[value] = Tensor(quantity, self.viewer.space.resolve_all(dims))
@@ -134,7 +132,7 @@ class Region:
         """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
         operand enlarges the gradient alone, and sums over that axis count it more than once."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
-        axes = space.resolve_all(self.findings.seen[probabilities])
+        axes = space.resolve_all(self.derivation.dims[probabilities])
         known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
         sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
@@ -184,7 +182,7 @@ class Region:
 
     def _kept(self, value: ir.Value | None) -> Tensor | None:
         """The drop mask, of zeros and ones: `keep` times F."""
-        dropout = self.findings.dropout
+        dropout = self.match.dropout
         known = None if dropout is None else self.tracer.trace(value, {dropout.mask: dropout.dims})
         if dropout is None or known is None:
             return None
@@ -322,12 +320,12 @@ class Region:
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        selections = [term for term in self.findings.terms if isinstance(term, SelectTerm)]
+        selections = [term for term in self.derivation.terms if isinstance(term, SelectTerm)]
         for index, term in enumerate(selections):
             theirs, other = stripped(term.condition, self.tracer)
             if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
-        guard = self.findings.after.guard if self.findings.after is not None else None
+        guard = self.derivation.after.guard
         if guard is None:
             return None
         where = guard.where
@@ -335,7 +333,7 @@ class Region:
         assert test is not None and chosen is not None
         chosen_is_kept = self.tensors.get(chosen) is not None
         theirs, other = stripped(test, self.tracer)
-        dims = self.viewer.alignment(test, self.findings.seen[where.outputs[0]], where)
+        dims = self.viewer.alignment(test, self.derivation.dims[where.outputs[0]], where)
         if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()

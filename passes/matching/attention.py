@@ -19,7 +19,9 @@ axis that cannot be proven to be the one it must be; scores that are rounded on 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -33,9 +35,17 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.structure import Grid
 from fa_compiler.passes.masks.terms import AddTerm, RowGuard, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
 from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
-from fa_compiler.passes.matching.match import AttentionMatch, Roles, batch_and_heads, shared_heads
+from fa_compiler.passes.matching.match import (
+    AttentionMatch,
+    Derivation,
+    Roles,
+    batch_and_heads,
+    late_values,
+    shared_heads,
+)
 from fa_compiler.passes.matching.probabilities import (
     FLOATS,
     RENORMALISED,
@@ -44,7 +54,9 @@ from fa_compiler.passes.matching.probabilities import (
     find_values,
     reaches_product,
     reads_shape,
+    reads_type,
 )
+from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.row_guards import guard_of, only_mask, product_guard
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.simulation import Simulated, Simulation
@@ -62,19 +74,40 @@ LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add
 
 
 @dataclass(frozen=True)
+class Steps:
+    """An attention down to its softmax: the nodes around it, and what was done to the scores.
+
+    `outside` are readers of a mere shape or type, each with what it reads. `dims` gets the arrangement of every value
+    on the way.
+    """
+
+    anchor: SoftmaxAnchor
+    route: Route
+    before: ScorePath
+    after: ProbabilityPath
+    gate: SinkGate | None
+    outside: tuple[tuple[ir.Node, ir.Value], ...]
+    qk: Operands
+    found: Simulated
+    dims: dict[ir.Value, Arrangement]
+    viewer: Viewer
+
+
+@dataclass(frozen=True)
 class Matcher:
     """Matches anchors of one model. With `ropes` a product that is added to the scores is a part of them, no bias."""
 
     facts: Facts
     ropes: bool = False
-    seconds: list[ir.Node] = field(default_factory=list)
-    """Where the last match found such a product."""
 
-    def match(self, anchor: SoftmaxAnchor) -> AttentionMatch:
+    def match(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> AttentionMatch:
         """The record of the attention around an anchor; raises Decline."""
+        return self.finish(self.begin(anchor, route))
+
+    def begin(self, anchor: SoftmaxAnchor, route: Route = ONLY) -> Steps:
+        """The first half of a match; raises Decline."""
         viewer = Viewer(self.facts, AxisSpace())
-        self.seconds.clear()
-        after = self._after(anchor, viewer)
+        after = find_values(anchor.output, viewer, route.path) if route.path else self._after(anchor, viewer)
         late = anchor.late
         gate = sink_gate(anchor.scores, after.product, self.facts.info) if late is None else None
         after = after if gate is None else replace(after, behind=gate.nodes)
@@ -89,14 +122,43 @@ class Matcher:
         if anchor.sink is not None and anchor.sink.other is not None:
             reason = f"the sum of a row's exponentials is increased by {anchor.sink.other.name!r}, which is no sink's"
             raise Decline(Code.PROBABILITY_TERM, reason, anchor.sink.nodes[-1], "")
+        with self._layers_apart(before, viewer):
+            outside = readers_of_shapes(anchor, before, after, self._answers(anchor, after, route))
+            narrow = self.facts.info.dtype(after.product.output) != ir.DataType.FLOAT
+            qk = Operands.of(before.product, viewer, widening=narrow)
+            dims: dict[ir.Value, Arrangement] = {}
+            found = Simulation(viewer, dims, self.ropes).before(before, qk)
+            dims[anchor.output] = found.dims
+        return Steps(anchor, route, before, after, gate, tuple(outside), qk, found, dims, viewer)
+
+    def finish(self, steps: Steps) -> AttentionMatch:
+        """The second half of a match; raises Decline."""
+        with self._layers_apart(steps.before, steps.viewer):
+            return self._matched(steps)
+
+    @contextmanager
+    def _layers_apart(self, before: ScorePath, viewer: Viewer) -> Iterator[None]:
+        """Declines that name a linear layer, where the softmax is of one."""
         try:
-            return self._matched(anchor, before, after, gate, viewer)
+            yield
         except Decline as decline:
             if decline.code == Code.AXIS and any(_is_weight(value, viewer) for value in before.product.operands):
                 self._check_mixed(before, viewer)
                 reason = "the softmax of a linear layer's output, over another axis than keys would have"
                 raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
             raise
+
+    def _answers(
+        self, anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route
+    ) -> Callable[[ir.Value, ir.Node], bool]:
+        """Does somebody else answer for this reader of an inner value?"""
+        late = late_values(anchor, after) if route.gradient else ()
+
+        def answered(output: ir.Value, reader: ir.Node) -> bool:
+            by_gradient = output in late and not reads_shape(reader) and not reads_type(reader, output)
+            return by_gradient or reader in route.answered
+
+        return answered
 
     def _check_mixed(self, before: ScorePath, viewer: Viewer) -> None:
         """Decline with a code of attention where a linear layer takes scores: talking heads."""
@@ -109,21 +171,10 @@ class Matcher:
                 reason = "a linear layer mixes the scores of several heads"
                 raise Decline(Code.SCORE_TERM, reason, before.product.node, "")
 
-    def _matched(
-        self,
-        anchor: SoftmaxAnchor,
-        before: ScorePath,
-        after: ProbabilityPath,
-        gate: SinkGate | None,
-        viewer: Viewer,
-    ) -> AttentionMatch:
-        harmless = self._interior(anchor, before, after)
-        narrow = self.facts.info.dtype(after.product.output) != ir.DataType.FLOAT
-        qk = Operands.of(before.product, viewer, widening=narrow)
-        seen: dict[ir.Value, Arrangement] = {}
-        found = self._simulate(before, qk, viewer, seen)
+    def _matched(self, steps: Steps) -> AttentionMatch:
+        anchor, before, after, gate = steps.anchor, steps.before, steps.after, steps.gate
+        viewer, qk, found, seen = steps.viewer, steps.qk, steps.found, steps.dims
         terms, sunk = found.terms, found.sunk
-        seen[anchor.output] = found.dims
         finite = next((term for term in terms if not self._leaves_scores(term)), None)
         self._bounded.check_rows(anchor, finite)
         if anchor.rounds and finite is not None:
@@ -132,14 +183,13 @@ class Matcher:
                 "whose scores are all as large as the numbers of a mask, which this term may bring about"
             )
             raise Decline(Code.SCORE_TERM, reason, finite.node, LOGARITHM_ADVICE)
-        self.seconds.extend(() if found.second is None else [found.second.product.product.node])
         key_side, columns = self._key_side(anchor, qk, found.dims, sunk, viewer)
         rope = None if found.second is None else found.second.rope(columns, viewer)
         self._check_growth(found)
         for node, dim in found.shifted:
             if viewer.space.resolve(dim) != viewer.space.resolve(columns):
                 raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
-        dims, factors = self._simulate_after(anchor.output, after, found, viewer, seen)
+        dims, factors, dropout = self._behind(steps)
         if found.shifted and (gate is not None or anchor.sink is not None):
             reason = "a maximum is subtracted from the scores, and not from the sink beside them"
             raise Decline(Code.SCORE_TERM, reason, found.shifted[0][0])
@@ -148,7 +198,7 @@ class Matcher:
             sunk = self._gated(gate, found, pv, columns, viewer)
         if anchor.sink is not None:
             sunk = self._summed(anchor, anchor.sink, found, columns, viewer)
-        guard = self._guard(after, terms, columns, viewer, seen)
+        guard = tested = guard_of(after, terms, columns, viewer, seen)
         if after.divided is not None:
             terms = (*terms, self._bounded.mask_of(after.divided, columns, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
@@ -165,7 +215,9 @@ class Matcher:
         bare = anchor.sink is not None and anchor.sink.held is None
         if (gate is not None or bare) and guard in (RowGuard.NONE, RowGuard.SELECTION, RowGuard.PRODUCT):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
-        plan = self._plan(planner, terms, guard)
+        if steps.route.gradient:
+            planner = replace(planner, packing=dropout is None, gradient=True)
+        plan = planner.plan(terms, guard)
         if gate is not None and plan.nan_rows:
             _check_below_infinity(values, terms)
             plan = replace(plan, nan_rows="")
@@ -190,9 +242,10 @@ class Matcher:
             check_axes(found.factors, allowed, viewer.space, Code.SCALE)
             check_axes(factors, allowed, viewer.space, Code.PROBABILITY_TERM)
             match = replace(match, dtype=ir.DataType.FLOAT, query_factors=found.factors, output_factors=factors)
-        shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in harmless if reads_shape(node))
-        types = tuple((node, self._type(value)) for node, value in harmless if not reads_shape(node))
-        match = replace(match, shapes=shapes, types=types, rope=rope)
+        shapes = tuple((node, self._seen(seen, value, viewer)) for node, value in steps.outside if reads_shape(node))
+        types = tuple((node, self._type(value)) for node, value in steps.outside if not reads_shape(node))
+        derivation = Derivation(before, after, found.terms, tested, seen, planner)
+        match = replace(match, shapes=shapes, types=types, rope=rope, dropout=dropout, derivation=derivation)
         for view in match.views:
             if not _has_known_heads(view, match.roles.heads, viewer.space):
                 reason = f"how many heads {view.base.name!r} has is not known before the model runs"
@@ -273,16 +326,6 @@ class Matcher:
             raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sunk.step.node)
         return interval[0]
 
-    def _guard(
-        self,
-        after: ProbabilityPath,
-        terms: tuple[Term, ...],
-        columns: Axes,
-        viewer: Viewer,
-        seen: dict[ir.Value, Arrangement],
-    ) -> RowGuard:
-        return guard_of(after, terms, columns, viewer, seen)
-
     def _type(self, value: ir.Value) -> ir.DataType:
         dtype = self.facts.info.dtype(value)
         if dtype is None:
@@ -308,23 +351,6 @@ class Matcher:
             if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor.output):
                 raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
             raise
-
-    def _interior(
-        self, anchor: SoftmaxAnchor, before: ScorePath, after: ProbabilityPath
-    ) -> list[tuple[ir.Node, ir.Value]]:
-        return readers_of_shapes(anchor, before, after, self._accounted_for)
-
-    def _plan(self, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        return planner.plan(terms, guard)
-
-    def _accounted_for(self, output: ir.Value, reader: ir.Node) -> bool:
-        """Does somebody else answer for this reader of an inner value?"""
-        return False
-
-    def _simulate(
-        self, before: ScorePath, qk: Operands, viewer: Viewer, seen: dict[ir.Value, Arrangement]
-    ) -> Simulated:
-        return Simulation(viewer, seen, self.ropes).before(before, qk)
 
     def _key_side(
         self, anchor: SoftmaxAnchor, qk: Operands, dims: Arrangement, sunk: Sunk | None, viewer: Viewer
@@ -363,15 +389,22 @@ class Matcher:
         open_size = [label for label in likely if viewer.space.size(axes[label]).const is None]
         return next(reversed(open_size or likely), None)
 
-    def _simulate_after(
-        self,
-        start: ir.Value,
-        after: ProbabilityPath,
-        found: Simulated,
-        viewer: Viewer,
-        seen: dict[ir.Value, Arrangement],
-    ) -> tuple[Arrangement, tuple[Factor, ...]]:
-        return Simulation(viewer, seen).after(start, after, found)
+    def _behind(self, steps: Steps) -> tuple[Arrangement, tuple[Factor, ...], Dropout | None]:
+        """The probabilities at the product: their arrangement, the factors on them, and what is dropped where the
+        gradient is fused, too. A dropout takes the numbers on the probabilities with it."""
+        anchor, after, found, viewer = steps.anchor, steps.after, steps.found, steps.viewer
+        walk = Simulation(viewer, steps.dims)
+        drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if steps.route.gradient else []
+        if len(drops) != 1:
+            return *walk.after(anchor.output, after, found), None
+        (drop,) = drops
+        index = after.nodes.index(drop)
+        before, behind = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
+        dims, factors = walk.after(anchor.output, before, found)
+        dropout, scale = dropped(drop, dims, viewer)
+        steps.dims[drop.outputs[0]] = dims
+        dims, more = walk.after(drop.outputs[0], behind, replace(found, dims=dims))
+        return dims, (), kept_by(dropout, scale, (*factors, *more))
 
     def _check_sums_columns(self, after: ProbabilityPath, pv: Operands, columns: Axes, viewer: Viewer) -> None:
         summed = [axis for label in after.product.summed for axis in viewer.space.resolve(pv.dims[after.side][label])]

@@ -13,7 +13,8 @@ constants, and merge two of the same input.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -23,6 +24,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.scores import LAYOUT_OPS
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
@@ -57,6 +59,51 @@ def keep_mask(value: ir.Value | None, viewer: Viewer) -> ir.Value | None:
         else:
             return None
     return None
+
+
+def drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
+    """The operand of a Mul that is a drop mask."""
+    operands = node.inputs if is_op(node, "Mul") else ()
+    return next((each for each in operands if keep_mask(each, viewer) is not None), None)
+
+
+def dropped(drop: ir.Node, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
+    """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that comes with it. Raises
+    Decline."""
+    other = drop_mask(drop, viewer)
+    mask = keep_mask(other, viewer)
+    view = None if mask is None else viewer.base_view(mask)
+    if other is None or mask is None or view is None:
+        raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
+    chain, value, scale = [], other, 1.0
+    while value is not mask:
+        node = value.producer()
+        assert node is not None
+        factor = viewer.factor(node)
+        source = node.inputs[0] if factor is None else factor[0]
+        assert source is not None
+        scale *= 1.0 if factor is None else factor[1]
+        chain.extend([node] if factor is None else [])
+        value = source
+    own: Arrangement | None = view.dims
+    for node in reversed(chain):
+        own = None if own is None else viewer.rearranged(node, own)
+    wanted = viewer.alignment(other, dims, drop)
+    if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
+        raise Decline(Code.SHAPE, "the shape of a drop mask was not proven to fit the probabilities", drop)
+    return Dropout(drop, mask, view.base_dims, 1.0), scale
+
+
+def kept_by(dropout: Dropout, scale: float, factors: tuple[Factor, ...]) -> Dropout:
+    """The dropout with all numbers on the probabilities taken into it. Raises Decline."""
+    for factor in factors:
+        if factor.view is not None:
+            raise Decline(Code.PROBABILITY_TERM, "a factor beside dropout that is no number", factor.node)
+        scale = scale / factor.number if factor.divides else scale * factor.number
+    if not scale > 1.0 or not math.isfinite(scale):
+        reason = f"dropout that multiplies what it keeps by {scale:g} and not by more than 1"
+        raise Decline(Code.PROBABILITY_TERM, reason, dropout.node)
+    return replace(dropout, keep=1.0 / scale)
 
 
 def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, mover: Mover) -> ir.Value:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis, AxisSpace
 from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.masks.mask import MaskPlan
+from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.terms import RowGuard, Term
 from fa_compiler.passes.matching.dropout import Dropout
 from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.matching.probabilities import ProbabilityPath
+from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
@@ -44,13 +48,31 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Derivation:
+    """How a match was found: the ways to and from its softmax, what is done to the scores and what the guard behind the
+    softmax tests, the arrangement of every value on the way, and who planned the mask."""
+
+    before: ScorePath
+    after: ProbabilityPath
+    terms: tuple[Term, ...]
+    guard: RowGuard
+    dims: Mapping[ir.Value, Arrangement]
+    planner: MaskPlanner
+
+
+def late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
+    """What the softmax and the nodes behind it make."""
+    return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
+
+
+@dataclass(frozen=True)
 class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
     value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
-    computed without it.
+    computed without it. An operator that is attention already has no `derivation`.
     """
 
     anchor: SoftmaxAnchor
@@ -71,6 +93,7 @@ class AttentionMatch:
     shapes: tuple[tuple[ir.Node, Arrangement], ...] = ()
     types: tuple[tuple[ir.Node, ir.DataType], ...] = ()
     rope: Rope | None = None
+    derivation: Derivation | None = None
 
     def with_second_last(self) -> AttentionMatch:
         """The same match, of its two products that with the longer sum as the first.

@@ -1,0 +1,84 @@
+"""The routes from a softmax to products with values.
+
+An attention that shares nothing has one, and nothing else reads its scores or probabilities. The probabilities of an
+attention whose gradient is in the model, and those that several attentions share, have other readers. A route then
+names the nodes on the way to one product, and says who answers for the other readers: nothing is fused unless each of
+them is a part of what is fused as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.contraction import contraction
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.dropout import drop_mask
+from fa_compiler.passes.matching.probabilities import data_readers, distinct_consumers
+from fa_compiler.passes.matching.scores import LAYOUT_OPS
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.nodes import is_op
+
+MAX_STEPS = 64
+"""More nodes than this between a softmax and its products are no attention."""
+PASSING = (*LAYOUT_OPS, "Cast", "CastLike", "Dropout", "Where", "IsNaN")
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which of several products with values is meant, and who answers for other readers of what lies before it.
+
+    `path` are the nodes on the way from the softmax to the product; none where there is but one product. `answered` are
+    nodes of other attentions that are fused as well (shared.py). With `gradient` the attention's gradient is fused with
+    it, which answers for all that read the probabilities (backward).
+    """
+
+    path: tuple[ir.Node, ...] = ()
+    answered: frozenset[ir.Node] = frozenset()
+    gradient: bool = False
+
+
+ONLY = Route()
+"""The one product there is."""
+
+
+def paths(anchor: SoftmaxAnchor, facts: Facts) -> list[tuple[ir.Node, ...]]:
+    """The ways from a softmax to products that read its probabilities, each as the nodes on it; none where there is but
+    one and nothing else reads what lies on it."""
+    viewer = Viewer(facts, AxisSpace())
+    parents: dict[ir.Node, list[ir.Node]] = {}
+    products: list[ir.Node] = []
+    pending, others = [anchor.output], False
+    while pending and len(parents) < MAX_STEPS:
+        value = pending.pop(0)
+        maker = value.producer()
+        for node in data_readers(value):
+            known = node in parents
+            parents.setdefault(node, []).extend([maker] if maker is not None else [])
+            if known:
+                continue
+            if contraction(node, facts.info) is not None:
+                products.append(node)
+            elif is_op(node, *PASSING) or viewer.factor(node) is not None or drop_mask(node, viewer) is not None:
+                pending.extend(node.outputs)
+            else:
+                others = True
+    inner = (output for node in anchor.nodes[:-1] for output in node.outputs)
+    others |= any(reader not in anchor.nodes for output in inner for reader in distinct_consumers(output))
+    if len(products) < 2 and not others:
+        return []
+    return [_way_back(product, parents) for product in products]
+
+
+def _way_back(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[ir.Node, ...]:
+    way, pending = dict.fromkeys([product]), [product]
+    while pending:
+        for node in parents.get(pending.pop(), []):
+            if node not in way and node in parents:
+                way[node] = None
+                pending.append(node)
+    return tuple(way)
+
