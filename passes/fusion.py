@@ -173,7 +173,7 @@ class _Run:
                 if block is not None:
                     return block
             except Decline:
-                if steps.found.second is None:
+                if steps.scores.second is None:
                     raise
         match = self.matcher.match(anchor, route)
         return self._sparse(name, match, emitter) or self._fused(name, match, emitter.emit(match))

@@ -71,8 +71,8 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
 
 def _as_bias(pair: Pair) -> MaskPlan:
     """The plan with every mask as a bias, exactly as it was added or put in."""
-    derivation = pair.derivation
-    return replace(derivation.planner, as_bias=True).plan(derivation.terms, derivation.guard)
+    masking, terms = pair.derivation.masking, pair.derivation.steps.scores.terms
+    return replace(masking.planner, as_bias=True).plan(terms, masking.tested)
 
 
 def _rows_differ(pair: Pair, reason: str) -> PairDecline:

@@ -29,7 +29,7 @@ from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.terms import AddTerm
 from fa_compiler.passes.matching.attention import Matcher
-from fa_compiler.passes.matching.match import AttentionMatch, Derivation, late_values
+from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -148,7 +148,7 @@ class _Finder:
         self.dead: list[ir.Node] = []
         self.shapes: list[tuple[ir.Node, ir.Value]] = []
         self.types: list[tuple[ir.Node, ir.DataType]] = []
-        before, after = self.derivation.before, self.derivation.after
+        before, after = self.derivation.steps.before, self.derivation.steps.after
         self.forward = {*before.nodes, *self.match.anchor.nodes, *after.nodes, *after.tests, after.product.node}
 
     def pair(self) -> Pair | None:
@@ -198,7 +198,7 @@ class _Finder:
     def _follow(self) -> list[tuple[ir.Value, ir.Node | None]]:
         """Follow every reader of the region; what is left are readers (None: model outputs) that do not belong."""
         strangers: list[tuple[ir.Value, ir.Node | None]] = []
-        late = late_values(self.match.anchor, self.derivation.after)
+        late = self.derivation.steps.late_values
         seen: set[ir.Value] = set()
         while True:
             inner = [value for value, tensor in self.region.tensors.items() if tensor is not None]
@@ -310,7 +310,7 @@ class _Finder:
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
             return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
-            if any(isinstance(term, AddTerm) for term in self.derivation.terms):
+            if any(isinstance(term, AddTerm) for term in self.derivation.steps.scores.terms):
                 reason = f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)

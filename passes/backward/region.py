@@ -77,11 +77,11 @@ class Region:
         return region
 
     def _seed(self, anchor: SoftmaxAnchor) -> None:
-        after = self.derivation.after
+        after = self.derivation.steps.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
         rows = Rows.RAW if raw else Rows.SAME
-        scores = self.derivation.dims[anchor.output]
+        scores = self.derivation.probabilities.seen[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
             if is_op(node, "Exp") and made is not anchor.output:
@@ -97,8 +97,9 @@ class Region:
                 break
             if node is where:
                 rows, raw = Rows.SAME, False
-            if node.outputs[0] in self.derivation.dims and not is_op(node, "IsNaN"):
-                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), self.derivation.dims[node.outputs[0]])
+            own = self.derivation.probabilities.seen.get(node.outputs[0])
+            if own is not None and not is_op(node, "IsNaN"):
+                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), own)
 
     @property
     def dropout(self) -> bool:
@@ -132,7 +133,7 @@ class Region:
         """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
         operand enlarges the gradient alone, and sums over that axis count it more than once."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
-        axes = space.resolve_all(self.derivation.dims[probabilities])
+        axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
         known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
         sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
@@ -320,12 +321,12 @@ class Region:
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        selections = [term for term in self.derivation.terms if isinstance(term, SelectTerm)]
+        selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, SelectTerm)]
         for index, term in enumerate(selections):
             theirs, other = stripped(term.condition, self.tracer)
             if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
-        guard = self.derivation.after.guard
+        guard = self.derivation.steps.after.guard
         if guard is None:
             return None
         where = guard.where
@@ -333,7 +334,7 @@ class Region:
         assert test is not None and chosen is not None
         chosen_is_kept = self.tensors.get(chosen) is not None
         theirs, other = stripped(test, self.tracer)
-        dims = self.viewer.alignment(test, self.derivation.dims[where.outputs[0]], where)
+        dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
         if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()

@@ -12,6 +12,7 @@ softmax is what the operator computes with the maximum subtracted, and its maske
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -58,7 +59,7 @@ class BoundedScores:
             raise Decline(Code.EMPTY_ROWS, reason, finite.node)
 
     def mask_of(
-        self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: dict[ir.Value, Arrangement]
+        self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
     ) -> SelectTerm:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]

@@ -10,6 +10,8 @@ Refused: a guard that tests something else, or along other axes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
@@ -30,7 +32,7 @@ def guard_of(
     terms: tuple[Term, ...],
     columns: Axes,
     viewer: Viewer,
-    seen: dict[ir.Value, Arrangement],
+    seen: Mapping[ir.Value, Arrangement],
 ) -> RowGuard:
     """What the guard means for the mask. A bias guard has to test the one bias there is, along the same axes."""
     if after.guard is None:
@@ -83,7 +85,7 @@ def _mask_guard(
     guard: Guard,
     terms: tuple[Term, ...],
     viewer: Viewer,
-    seen: dict[ir.Value, Arrangement],
+    seen: Mapping[ir.Value, Arrangement],
 ) -> RowGuard:
     """Zeros where the one mask masks."""
     mask = only_mask(terms)

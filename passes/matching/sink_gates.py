@@ -18,6 +18,7 @@ number. A sink of +inf gives 0 here and NaN there, so it has to be proven less.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -89,15 +90,17 @@ def _plain(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, tu
     return value, tuple(nodes)
 
 
-def gated(
-    gate: SinkGate, dims: Arrangement, out: Arrangement, columns: Axes, number: float | None, viewer: Viewer
-) -> Sunk:
-    """The scores of this arrangement with the gate's sink, `number` where that is one; `out` is the product's."""
+def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, columns: Axes, viewer: Viewer) -> Sunk:
+    """The scores of this arrangement with the gate's sink; `out` is the product's. Raises Decline."""
+    interval = viewer.facts.bounds.of(gate.sink)
+    if interval is None or interval[1] == math.inf:
+        reason = "a sink that may be +inf gives 0 behind the product, and NaN beside the scores"
+        raise Decline(Code.SCORE_TERM, reason, gate.difference)
     resolve = viewer.space.resolve
     if resolve(dims[-1]) != resolve(columns):
         raise Decline(Code.SCORE_TERM, "the sum of a gate runs over another axis than the keys'", gate.nodes[0])
     current = (*dims[:-1], ()) if gate.kept else dims[:-1]
-    sink = sink_of(gate.sink, number, current, gate.difference, viewer)
+    sink = sink_of(gate.sink, current, gate.difference, viewer)
     for node in gate.layout:
         moved = viewer.rearranged(node, current)
         if moved is None:

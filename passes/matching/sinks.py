@@ -16,15 +16,18 @@ another one that is left out; the same along another axis, which adds a row or a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.sink_totals import SinkTotal
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, opset, text_attr
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -152,8 +155,21 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
     return (*dims[:axis], found.columns, *dims[axis + 1 :])
 
 
-def sink_of(value: ir.Value, number: float | None, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
-    """The sink that `node` reads beside something of this arrangement, `number` where it is one for all."""
+def sink_above(sunk: Sunk, facts: Facts) -> float:
+    """A number no sink is below. Raises Decline where it may be +inf."""
+    interval = facts.bounds.of(sunk.step.value)
+    if sunk.sink.view is None:
+        interval = sunk.sink.number, sunk.sink.number
+    if interval is None:
+        return -math.inf
+    if interval[1] == math.inf:
+        raise Decline(Code.SCORE_TERM, "a sink that may be +inf turns every row into NaN", sunk.step.node)
+    return interval[0]
+
+
+def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -> Sink:
+    """The sink that `node` reads beside something of this arrangement: a number where it is known to be one for all."""
+    number = viewer.facts.sets.only(value)
     if number is None:
         return Sink(viewer.fitted(value, dims, node))
     viewer.alignment(value, dims, node)
@@ -166,9 +182,11 @@ def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> Sunk:
     return Sunk(step, sink, columns, viewer.space.new(Dim(2) * length), length)
 
 
-def summed(total: SinkTotal, number: float | None, dims: Arrangement, axis: int, columns: Axes, viewer: Viewer) -> Sunk:
-    """The sink in the total of exponentials of this arrangement over `axis`; `number` is what its value is known to
-    hold."""
+def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, columns: Axes, viewer: Viewer) -> Sunk:
+    """The sink in the total of exponentials of this arrangement. Raises Decline."""
+    axis = anchor.axis
+    if axis is None:
+        raise Decline(Code.AXIS, "a sink in a total over several axes", anchor.node)
     add, difference = total.nodes[-1], total.nodes[0]
     if viewer.info.dtype(add.outputs[0]) != ir.DataType.FLOAT:
         raise Decline(Code.DTYPE, "a sink in a total that is not float32 may overflow", add)
@@ -176,5 +194,5 @@ def summed(total: SinkTotal, number: float | None, dims: Arrangement, axis: int,
         step = AddSink(difference, axis, False, None, total.number)
         return apart(step, Sink(number=total.number), columns, viewer)
     across = (*dims[:axis], (), *dims[axis + 1 :])
-    sink = sink_of(total.value, number, across, difference, viewer)
+    sink = sink_of(total.value, across, difference, viewer)
     return apart(AddSink(difference, axis, False, total.value), sink, columns, viewer)

@@ -24,8 +24,9 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.matching.match import AttentionMatch, Roles, shared_heads
+from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probabilities import FLOATS
+from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE, Roles, shared_heads
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import input_of
@@ -36,7 +37,6 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 from fa_compiler.passes.values.value_sets import ValueSets
 
-MAX_HEAD_SIZE = 768
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 """Values of softmax_precision that round float32 scores."""

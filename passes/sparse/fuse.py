@@ -23,7 +23,8 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter, Fused
 from fa_compiler.passes.emission.layout_plan import Place, landing_places
 from fa_compiler.passes.layout.axes import Axes
-from fa_compiler.passes.matching.match import AttentionMatch, shared_heads
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer
 from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes

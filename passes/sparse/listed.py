@@ -39,7 +39,8 @@ from fa_compiler.passes.emission.layout_plan import Place, landing_places
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.matching.match import AttentionMatch, Roles
+from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken

@@ -1,0 +1,105 @@
+"""What an attention's terms and guards come to: the mask plan, and what was decided on the way to it.
+
+    terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
+    guard     what a guard behind the softmax tests (row_guards.py), or a factor on the probabilities that is the mask
+    sink      beside the scores it makes a row without a key 0; as a gate or in the total alone it leaves NaN
+
+Refused beside a sink: a guard that tests the scores alone; as a gate or in the total, terms that may make a whole row
+-inf, but for what a guard makes 0; as a gate behind a guard, terms that may make a score +inf.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.structure import Grid
+from fa_compiler.passes.masks.terms import AddTerm, RowGuard, Term
+from fa_compiler.passes.matching.behind import Probabilities
+from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.matching.roles import KeySide
+from fa_compiler.passes.matching.row_guards import guard_of, only_mask, product_guard
+from fa_compiler.passes.matching.sinks import Sunk, sink_above
+from fa_compiler.passes.matching.steps import Steps
+from fa_compiler.passes.nodes import producer
+from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
+from fa_compiler.passes.report import Code
+
+
+@dataclass(frozen=True)
+class Masking:
+    """The plan, who made it, and the label `row` of the query's dimension that counts its rows (None: it has none).
+    `tested` is what the guard behind the softmax tests, `factors` are those on the probabilities that are no mask."""
+
+    plan: MaskPlan
+    planner: MaskPlanner
+    row: str | None
+    tested: RowGuard
+    factors: tuple[Factor, ...]
+
+    @staticmethod
+    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sunk: Sunk | None) -> Masking:
+        """The masking of an attention whose scores have this sink beside them. Raises Decline."""
+        anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
+        factors, seen = probabilities.factors, probabilities.seen
+        guard = tested = guard_of(after, terms, key.columns, viewer, seen)
+        if after.divided is not None:
+            terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.columns, viewer, seen))
+            guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE
+        mask = product_guard(factors, terms, viewer) if guard is RowGuard.NONE else None
+        if mask is not None:
+            guard, factors = RowGuard.PRODUCT, tuple(each for each in factors if each is not mask)
+        row = key.row(steps.qk, terms, viewer)
+        rows = key.rows(steps.qk, row, viewer.space)
+        if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
+            raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
+        values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts))
+        planner = MaskPlanner(values, Grid.of(rows, key.columns, viewer.space))
+        bare = anchor.sink is not None and anchor.sink.held is None
+        if (steps.gate is not None or bare) and guard in (RowGuard.NONE, RowGuard.SELECTION, RowGuard.PRODUCT):
+            _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
+        if steps.route.gradient:
+            planner = replace(planner, packing=probabilities.dropout is None, gradient=True)
+        plan = planner.plan(terms, guard)
+        if steps.gate is not None and plan.nan_rows:
+            _check_below_infinity(values, terms)
+            plan = replace(plan, nan_rows="")
+        if after.divided is not None or anchor.overflows:
+            plan = plan.assuming(BOUNDED_SCORES)
+        if anchor.overflows and steps.finite is not None:
+            plan = plan.assuming(NO_EMPTY_ROWS)
+        return Masking(plan, planner, row, tested, factors)
+
+
+def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
+    """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it 0."""
+    masks = [
+        index for index, term in enumerate(terms) if term is not zeroed and not values.is_harmless(terms, index)
+    ]
+    for index in masks:
+        if len(masks) > 1 or values.may_be_infinite(terms, index):
+            reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"
+            raise Decline(Code.EMPTY_ROWS, reason, terms[index].node)
+
+
+def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
+    """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
+    for index, term in enumerate(terms):
+        numbers = values.of(terms, index)
+        added = numbers is None and isinstance(term, AddTerm) and not _is_given(term.value, values.viewer)
+        if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
+            reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
+            raise Decline(Code.MASK_VALUE, reason, term.node)
+
+
+def _is_given(value: ir.Value, viewer: Viewer) -> bool:
+    """Is a value an input or initializer, rearranged or not?"""
+    view = viewer.view(value)
+    return producer(value if view is None else view.base) is None

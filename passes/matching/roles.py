@@ -1,0 +1,180 @@
+"""Which axis plays which role: what tells query from key, and heads from batch.
+
+The key is the operand of the first product that has the axes the softmax runs over for its own. The value is the
+operand of the second product that is not the probabilities. Heads and batch are the axes that both products walk
+together; which of them count heads is free to choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace
+from fa_compiler.passes.layout.operands import Operands
+from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.terms import AddTerm, SelectTerm, Term
+from fa_compiler.passes.matching.layers import holds_weights
+from fa_compiler.passes.matching.sinks import Sunk
+from fa_compiler.passes.matching.steps import Steps
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.symbolic import product
+
+MAX_HEAD_SIZE = 768
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order."""
+
+    batch: Axes
+    heads: Axes
+    kv_heads: Axes
+    rows: Axes
+    columns: Axes
+    depth: Axes
+    value_depth: Axes
+
+    def refined(self, space: AxisSpace) -> Roles:
+        """The same roles in the finest parts known by now."""
+        return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
+
+    @staticmethod
+    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: Sunk | None) -> Roles:
+        """The roles in an attention whose second product is `pv`. Raises Decline."""
+        space, qk, after = steps.viewer.space, steps.qk, steps.after
+        resolve, product = space.resolve, qk.product
+        own = {row, *qk.own_labels(key.side, key.columns, space)}
+        rows = key.rows(qk, row, space)
+        shared = [label for label in product.out if label not in own]
+        view = None if sunk is None else sunk.sink.view
+        sunk_heads = () if view is None else tuple(axis for dim in view.base_dims for axis in resolve(dim))
+        batch, heads = batch_and_heads([resolve(qk.out_dim(label)) for label in shared], sunk_heads)
+        if sunk is not None and not set(sunk_heads) <= set(heads):
+            raise Decline(Code.SHAPE, "the sink is not one number for each head", sunk.step.node)
+        depth = tuple(axis for label in product.summed for axis in resolve(qk.dims[0][label]))
+        value_depth = tuple(axis for dim in pv.own_dims(1 - after.side) for axis in resolve(dim))
+        expected = {*batch, *heads, *rows, *value_depth}
+        if {axis for dim in space.resolve_all(pv.out) for axis in dim} != expected:
+            raise Decline(Code.SHAPE, "the output's axes are not those of query and value", after.product.node)
+        groups = (batch, heads, rows, resolve(key.columns), depth, value_depth)
+        if len({axis for group in groups for axis in group}) != sum(map(len, groups)):
+            raise Decline(Code.SHAPE, "one axis would have to play two roles", product.node)
+        keys, values = qk.views[key.side], pv.views[1 - after.side]
+        assert keys is not None and values is not None
+        kv_heads = shared_heads(keys, values, heads, space)
+        return Roles(batch, heads, kv_heads, rows, resolve(key.columns), depth, value_depth)
+
+    def check_sizes(self, steps: Steps) -> None:
+        """Decline sizes that have to be known before the model runs, and heads the operator does not take."""
+        space, node = steps.viewer.space, steps.before.product.node
+        size = space.size(self.depth).const
+        if size is None:
+            raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
+        if size > MAX_HEAD_SIZE:
+            raise Decline(Code.HEAD_SIZE_OVER_768, f"the head size is {size}", node)
+        if space.size(self.heads).const is None or space.size(self.kv_heads).const is None:
+            raise Decline(Code.SHAPE, "the number of heads is not known before the model runs", node)
+
+    def check_heads(self, views: Sequence[View], steps: Steps) -> None:
+        """Decline views whose own number of heads is left open.
+
+        It may be 1 in a run, and be broadcast, while the operator takes a key and a value of as many heads.
+        """
+        space = steps.viewer.space
+        for view in views:
+            for dim in view.base_dims:
+                own = tuple(axis for axis in space.resolve(dim) if axis in self.heads)
+                if own and product(axis.size for axis in dim).exact_div(space.size(own)) is None:
+                    reason = f"how many heads {view.base.name!r} has is not known before the model runs"
+                    raise Decline(Code.SHAPE, reason, steps.before.product.node)
+
+
+@dataclass(frozen=True)
+class KeySide:
+    """Which operand of the first product is the key, 0 or 1, and the axes that count the keys."""
+
+    side: int
+    columns: Axes
+
+    @staticmethod
+    def of(steps: Steps) -> KeySide:
+        """The key by the axes the softmax runs over. Raises Decline."""
+        anchor, qk, dims, sunk, viewer = (
+            steps.anchor,
+            steps.qk,
+            steps.scores.dims,
+            steps.scores.sunk,
+            steps.viewer,
+        )
+        if not anchor.axes or max(anchor.axes) >= len(dims):
+            raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
+        columns = viewer.space.resolve(axis for place in anchor.axes for axis in dims[place])
+        if sunk is not None:
+            if columns != viewer.space.resolve(sunk.whole):
+                reason = "the scores are made longer along another axis than the softmax runs over"
+                raise Decline(Code.SCORE_TERM, reason, sunk.step.node)
+            columns = viewer.space.resolve(sunk.columns)
+        for side in (1, 0):
+            # A key may have batch dimensions that the query lacks, but not beside a matrix of weights: that is a layer.
+            layer = len(qk.free(side)) > 1 and len(qk.dims[1 - side]) > 1
+            layer = layer and holds_weights(qk.product.operands[1 - side], viewer)
+            if not layer and qk.own_labels(side, columns, viewer.space):
+                return KeySide(side, columns)
+        raise Decline(Code.AXIS, "the softmax runs over an axis that is not the keys' alone", anchor.node)
+
+    def row(self, qk: Operands, terms: tuple[Term, ...], viewer: Viewer) -> str | None:
+        """The label of the query's dimension that counts its rows; None where the query has none, as a vector.
+
+        Of the dimensions that only the query has, those that a mask runs along are preferred, then those of open size,
+        then the last one. Any choice is right: the others become heads or batches, which masks know less often, and
+        along a batch the keys are repeated.
+        """
+        resolve = viewer.space.resolve
+        masks = [term for term in terms if isinstance(term, AddTerm | SelectTerm)]
+        known = {axis for term in masks for dim in term.dims for axis in resolve(dim)}
+        free = qk.free(1 - self.side)
+        axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
+        likely = [label for label in free if known.intersection(axes[label])] or free
+        open_size = [label for label in likely if viewer.space.size(axes[label]).const is None]
+        return next(reversed(open_size or likely), None)
+
+    def rows(self, qk: Operands, row: str | None, space: AxisSpace) -> Axes:
+        """The axes of the dimension `row` of the query."""
+        return () if row is None else space.resolve(qk.dims[1 - self.side][row])
+
+
+def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
+    """Batch and head axes of the dimensions before rows and columns.
+
+    With two or more dimensions the last one of constant size counts heads. A single dimension holds both when it was
+    merged from a batch and a constant number of heads; else it is the batch. Any choice is right, for attention does
+    the same for every index of either; only the number of heads has to be known before the run. Dimensions with a part
+    in `needed` are heads.
+    """
+    if len(dims) >= 2 and any(axis in needed for dim in dims for axis in dim):
+        parts: tuple[list[Axis], list[Axis]] = [], []
+        for dim in dims:
+            parts[any(axis in needed for axis in dim)].extend(dim)
+        return tuple(parts[0]), tuple(parts[1])
+    if len(dims) >= 2:
+        known = [index for index, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)]
+        chosen = known[-1] if known else len(dims)
+        batch = tuple(axis for index, dim in enumerate(dims) for axis in dim if index != chosen)
+        return batch, dims[chosen] if known else ()
+    merged = dims[0] if dims else ()
+    if len(merged) > 1 and all(axis.size.is_const for axis in merged[1:]):
+        return merged[:1], merged[1:]
+    return merged, ()
+
+
+def shared_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
+    """The head axes that key and value do not merely repeat.
+
+    Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;
+    when they are not, key and value are expanded.
+    """
+    owned = {axis for view in (key, value) for dim in view.base_dims for axis in space.resolve(dim)}
+    kept = tuple(axis for axis in heads if axis in owned)
+    return kept if heads[: len(kept)] == kept else heads

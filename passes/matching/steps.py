@@ -1,0 +1,142 @@
+"""The first half of a match: from a softmax up to the product of query and key, and down to the product with values.
+
+    anchor -> probability path, sink gate -> score path -> who else reads inner values -> scores, term by term
+
+What is known then suffices to say whether a product that is added to the scores is a second one of query and key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.facts import Facts
+from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
+from fa_compiler.passes.layout.operands import Operands
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.matching.bounded import BoundedScores
+from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
+from fa_compiler.passes.matching.layers import layers_apart
+from fa_compiler.passes.matching.probabilities import (
+    RENORMALISED,
+    ProbabilityPath,
+    distinct_consumers,
+    find_values,
+    reaches_product,
+    reads_shape,
+    reads_type,
+)
+from fa_compiler.passes.matching.routes import Route
+from fa_compiler.passes.matching.scores import ScorePath, find_scores
+from fa_compiler.passes.matching.simulation import Simulated, Simulation
+from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
+from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.report import Code
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An attention down to its softmax: the nodes around it, and what was done to the scores.
+
+    `qk` is the first product. `outside` are readers of a mere shape or type, each with what it reads. `dims` has the
+    arrangement of the scores and of every value that is made of them before the softmax, and of the probabilities.
+    """
+
+    anchor: SoftmaxAnchor
+    route: Route
+    before: ScorePath
+    after: ProbabilityPath
+    gate: SinkGate | None
+    outside: tuple[tuple[ir.Node, ir.Value], ...]
+    qk: Operands
+    scores: Simulated
+    dims: Mapping[ir.Value, Arrangement]
+    viewer: Viewer
+
+    @property
+    def finite(self) -> Term | None:
+        """The first term that may change scores and not make them -inf."""
+        return next((term for term in self.scores.terms if not _leaves_scores(term, self.viewer.facts)), None)
+
+    @property
+    def late_values(self) -> tuple[ir.Value, ...]:
+        """What the softmax and the nodes behind it make."""
+        return _late_values(self.anchor, self.after)
+
+    @staticmethod
+    def of(anchor: SoftmaxAnchor, route: Route, facts: Facts, ropes: bool) -> Steps:
+        """The steps around an anchor on a route; with `ropes` an added product is a part of the scores. Raises
+        Decline."""
+        viewer = Viewer(facts, AxisSpace())
+        after = find_values(anchor.output, viewer, route.path) if route.path else _after(anchor, viewer)
+        late = anchor.late
+        gate = sink_gate(anchor.scores, after.product, facts.info) if late is None else None
+        after = after if gate is None else replace(after, behind=gate.nodes)
+        after = after if late is None else replace(after, behind=(*late.summing, *late.dividing))
+        before = find_scores(anchor.scores, viewer)
+        BoundedScores(facts).check_exponentials(anchor)
+        _check_total(anchor)
+        with layers_apart(before, viewer):
+            outside = readers_of_shapes(anchor, before, after, _answers(anchor, after, route))
+            narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
+            qk = Operands.of(before.product, viewer, widening=narrow)
+            dims: dict[ir.Value, Arrangement] = {}
+            scores = Simulation(viewer, dims, ropes).before(before, qk)
+            dims[anchor.output] = scores.dims
+        return Steps(anchor, route, before, after, gate, tuple(outside), qk, scores, dims, viewer)
+
+
+def _check_total(anchor: SoftmaxAnchor) -> None:
+    """Decline exponentials that are masked behind the maximum, and a total with more in it than a sink."""
+    if anchor.masked:
+        reason = "the exponentials are masked behind the maximum, which may be that of a masked key and leave nothing"
+        raise Decline(Code.PROBABILITY_TERM, reason, anchor.node, RENORMALISED)
+    if anchor.sink is not None and anchor.sink.other is not None:
+        reason = f"the sum of a row's exponentials is increased by {anchor.sink.other.name!r}, which is no sink's"
+        raise Decline(Code.PROBABILITY_TERM, reason, anchor.sink.nodes[-1], "")
+
+
+def _leaves_scores(term: Term, facts: Facts) -> bool:
+    """Does a term leave scores as they are, or make them -inf?"""
+    if isinstance(term, AddTerm):
+        values = facts.sets.of(term.value)
+        return values is not None and values <= {0.0, -math.inf * term.sign}
+    return isinstance(term, ScaleTerm) or (isinstance(term, SelectTerm) and term.fill == -math.inf)
+
+
+def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:
+    return tuple(output for node in (*anchor.nodes, *after.nodes) for output in node.outputs)
+
+
+def _answers(anchor: SoftmaxAnchor, after: ProbabilityPath, route: Route) -> Callable[[ir.Value, ir.Node], bool]:
+    """Does somebody else answer for this reader of an inner value?"""
+    late = _late_values(anchor, after) if route.gradient else ()
+
+    def answered(output: ir.Value, reader: ir.Node) -> bool:
+        by_gradient = output in late and not reads_shape(reader) and not reads_type(reader, output)
+        return by_gradient or reader in route.answered
+
+    return answered
+
+
+def _after(anchor: SoftmaxAnchor, viewer: Viewer) -> ProbabilityPath:
+    """The only way from a softmax to values, or the reason why there is none."""
+    try:
+        return find_values(anchor.output, viewer, None if anchor.late is None else anchor.late.path)
+    except Decline as decline:
+        if not reaches_product(anchor.output, viewer):
+            raise Decline(
+                Code.NOT_ATTENTION, "no product with values follows this softmax", decline.culprit
+            ) from decline
+        if is_op(anchor.nodes[0], "LogSoftmax") and len(distinct_consumers(anchor.nodes[0].outputs[0])) > 1:
+            reason = "the softmax of a loss: the logarithm of its probabilities is read, too"
+            raise Decline(Code.NOT_ATTENTION, reason, decline.culprit) from decline
+        if decline.code == Code.PROBABILITIES_ARE_OUTPUT and feeds_backward(anchor.output):
+            raise Decline(Code.TRAINING, decline.reason, decline.culprit) from decline
+        raise
