@@ -17,7 +17,6 @@ import onnx_ir as ir
 from fa_compiler import checking, op_registry
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.inline_weights import bring_in
-from fa_compiler.lowering import OPERATORS
 from fa_compiler.model_io import Loaded, ModelLike, load
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
@@ -25,10 +24,6 @@ from fa_compiler.passes.options import Target
 from fa_compiler.runnable import holds_flex, remarks, written_out
 from fa_compiler.verification import registry_nodes, verify_nodes
 from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
-
-GRADIENT = "FlashAttentionScoreGrad"
-DEFAULT_PRODUCT = "A2"
-"""The Ascend product a result is verified for when none is named."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,9 @@ def optimize(
         target: "ort" for ONNX Runtime, or "ascend".
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
-        assume: what you vouch for: "no-empty-rows", "masks-dominate", "unbroken-sequences", "close-ranks", "decode",
-            "shared-caches", "separate-caches", "loss-floor".
+        assume: what you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
+            "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches", "separate-caches",
+            "half-attention", "empty-bias". `fa-compiler optimize --help` says what each means.
         in_place_caches: makes buffers of caches that grow by a Concat (target "ort"). Their inputs and outputs then
             have room for more tokens, and an input `cache_length`, int64 [1], says how many they hold; the report's
             `caches` name them.
@@ -120,13 +116,11 @@ def make_options(
             product(soc_version)
         if cann is not None:
             op_registry.get("FlashAttentionScore", cann)
-        gradients = GRADIENT in OPERATORS
         return Options(
             target,  # type: ignore[arg-type]  # it checks by itself
             soc_version,
             cann,
             words,
-            gradients,
             in_place_caches=in_place_caches,
         )
     except ValueError as error:
@@ -148,8 +142,7 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
             loaded.weights.check(by_path=True)  # the passes read it by its path
         report.model, report.target = loaded.name, options.target
         report.notes[:0] = loaded.repairs
-        target = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
-        verify_nodes(model, given, target, options.cann)
+        verify_nodes(model, given, options.platform, options.cann)
         report.mended = bool(loaded.repairs)
         proto = _result(loaded, model, report)
         if options.target == "ort":

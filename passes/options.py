@@ -37,6 +37,9 @@ ASSUMPTIONS = {
 }
 """What `--assume` takes, and the sentence it stands for."""
 
+DEFAULT_PRODUCT = "A2"
+"""The Ascend product a result is verified for when none is named."""
+
 WHOLE_MASKS = ("310P",)
 """Products whose PromptFlashAttention knows no bands."""
 
@@ -52,8 +55,7 @@ class Options:
     """Options of one optimisation run.
 
     `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are
-    used only when `target` is "ascend". `gradients` says whether the library for ONNX Runtime has
-    FlashAttentionScoreGrad; Ascend has it. Without `decoding` nothing becomes IncreFlashAttention, for ATC's own parser
+    used only when `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, for ATC's own parser
     has none that works. With `in_place_caches` caches that grow by a Concat become buffers that are written in place,
     for ONNX Runtime only.
     """
@@ -62,14 +64,18 @@ class Options:
     product: str | None = None
     cann: str | None = None
     assume: frozenset[str] = frozenset()
-    gradients: bool = False
     decoding: bool = True
     in_place_caches: bool = False
 
     @property
-    def has_gradients(self) -> bool:
-        """Can the target compute FlashAttentionScoreGrad?"""
-        return self.gradients or self.target == "ascend"
+    def ascend_product(self) -> str:
+        """The Ascend product, as it was named or DEFAULT_PRODUCT."""
+        return self.product or DEFAULT_PRODUCT
+
+    @property
+    def platform(self) -> str:
+        """Whose rules the operators have to keep: "ort", or the Ascend product."""
+        return "ort" if self.target == "ort" else self.ascend_product
 
     @property
     def whole_masks(self) -> bool:

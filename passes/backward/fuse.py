@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.emit import OP, Backward
+from fa_compiler.passes.backward.emit import Backward
 from fa_compiler.passes.backward.empty_rows import keep_empty_rows
 from fa_compiler.passes.backward.listed import ListedBackward
 from fa_compiler.passes.backward.match import Pair, PairDecline, match_pair
@@ -54,8 +54,6 @@ def fuse_pair(anchor: SoftmaxAnchor, matcher: Matcher, emitter: Emitter, ranks: 
 
 def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
     try:
-        if not matcher.facts.options.has_gradients:
-            raise Decline(Code.TRAINING, f"the library for ONNX Runtime has no {OP} yet", pair.backward.node)
         notes: list[str] = []
         listed = _listed(pair, matcher, emitter, notes)
         if listed is not None:

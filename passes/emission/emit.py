@@ -40,7 +40,6 @@ from fa_compiler.passes.surgery import dead_readers, depends, replace_value, res
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
-DEFAULT_PRODUCT = "A2"
 """The Ascend product that is verified for when the user names none."""
 
 
@@ -162,7 +161,7 @@ class Emitter:
                     raise Decline(Code.SHAPE, "packed sequences whose scores are a sum of two products", match.node)
                 self._check_tokens(match, (query, key, value))
             node = self._node(match, plan, inputs, statistics=companion is not None)
-            if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
+            if prompt.is_wanted(self.options):
                 node = self._prompt(node, match, companion)
         self.check(node, match)
         out = node.outputs[-1] if step is None else step.result(node.outputs[-1], builder)
@@ -210,7 +209,7 @@ class Emitter:
     ) -> LayoutPlan:
         landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
-        if prompt.is_wanted(self.options, DEFAULT_PRODUCT):
+        if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
@@ -360,7 +359,7 @@ class Emitter:
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""
-        target = "ort" if self.options.target == "ort" else self.options.product or DEFAULT_PRODUCT
+        target = self.options.platform
         for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
             if target != "ort" or violation.extension is None:
                 raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)

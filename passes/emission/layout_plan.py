@@ -16,9 +16,8 @@ from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.probabilities import only_reader
 from fa_compiler.passes.matching.scores import LAYOUT_OPS
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import is_op, only_reader
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 COPIES = ("Transpose", "Expand", "Tile", "Concat", "Gather")

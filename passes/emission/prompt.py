@@ -46,11 +46,11 @@ class PromptCall:
     attrs: Mapping[str, int | float | str]
 
 
-def is_wanted(options: Options, default: str) -> bool:
-    """Has the product PromptFlashAttention, and no FlashAttentionScore? `default` is the product if none is named."""
+def is_wanted(options: Options) -> bool:
+    """Has the product PromptFlashAttention, and no FlashAttentionScore?"""
     if options.target != "ascend":
         return False
-    socs = product(options.product or default).socs
+    socs = product(options.ascend_product).socs
     return not _registered(TRAINING, socs) and _registered(OP, socs)
 
 
@@ -92,10 +92,10 @@ def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, opti
 
     Raises Decline, naming `node`, where the product cannot be trusted with it.
     """
-    if call.attrs["inner_precise"] == 2 and product(options.product or "A2").name == "310P":
+    if call.attrs["inner_precise"] == 2 and product(options.ascend_product).name == "310P":
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
         raise Decline(Code.EMPTY_ROWS, reason, node)
-    if "pse_shift" in call.inputs and product(options.product or "A2").name == "310P":
+    if "pse_shift" in call.inputs and product(options.ascend_product).name == "310P":
         missing = [name for name in (MASKS_DOMINATE, NO_EMPTY_ROWS) if name not in options.assume]
         mask = "the bias is a mask of the model, its number outweighs every score and no row is masked everywhere"
         hint = f"`--assume {','.join(missing)}`, if {mask}" if missing else None

@@ -26,8 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
-from fa_compiler.passes.matching.probabilities import distinct_consumers
-from fa_compiler.passes.nodes import constant, int_attr, is_op
+from fa_compiler.passes.nodes import constant, distinct_consumers, int_attr, is_op
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo

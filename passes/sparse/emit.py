@@ -11,7 +11,6 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, infer, place_inputs, verify
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.build import PREFIX, Builder
-from fa_compiler.passes.emission.emit import DEFAULT_PRODUCT
 from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.values.shape_rules.context import Shape
@@ -59,7 +58,7 @@ def domain_node(
     for output, declared in zip(node.outputs, spec.outputs, strict=True):
         output.name = builder.names.new(f"{node.name}_{declared.name}") if declared.name in wanted else ""
     view = node_view(node, builder.info)
-    product = "ort" if options.target == "ort" else options.product or DEFAULT_PRODUCT
+    product = options.platform
     faults = verify(view, product, options.cann)
     if any(product != "ort" or fault.extension is None for fault in faults):
         return None

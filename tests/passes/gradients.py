@@ -22,7 +22,7 @@ def fused_pair(
 ) -> tuple[onnx.ModelProto, Report]:
     """The model after the fusion of attention and gradients, which has passed the registry's checks."""
     graph = ir.from_proto(model)
-    report = fuse(graph, Options(target, assume=frozenset(assume), gradients=True))
+    report = fuse(graph, Options(target, assume=frozenset(assume)))
     info = analyse(graph)
     for node in graph.graph.all_nodes():
         if node.domain == DOMAIN:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa_compiler.passes import Code, Options, Report, fuse
+from fa_compiler.passes import Code, Report
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import Array, Feeds, assert_same, run
 from tests.passes.strategies import examples, training
@@ -168,16 +168,3 @@ def test_the_report_names_pairs() -> None:
     assert forward.heads == backward.heads == (4, 2)
     assert (report.softmaxes, report.count("fused"), report.gradients) == (1, 1, 1)
     assert report.to_json()["summary"]["softmaxes"] == 1
-
-
-def test_without_a_kernel_nothing_is_fused() -> None:
-    """Fusing the forward part alone would compute the softmax twice."""
-    composed = compose(Training())
-    graph = ir.from_proto(composed.model)
-    report = fuse(graph, Options("ort"))
-    assert ir.to_proto(graph) == ir.to_proto(ir.from_proto(composed.model))
-    assert [(block.kind, block.status, block.code, block.pair) for block in report.blocks] == [
-        ("forward", "declined", Code.TRAINING, 1),
-        ("backward", "declined", Code.TRAINING, 0),
-    ]
-    assert "compute the softmax again" in (report.blocks[0].reason or "")

@@ -104,6 +104,15 @@ def test_a_look_alike_is_declined(changes: Mapping[str, str], code: Code) -> Non
     declined(model(changes), code)
 
 
+def test_a_gradient_that_is_declined_declines_its_attention() -> None:
+    """Fusing the forward part alone would compute the softmax twice."""
+    _, report = fused_pair(model({"dm": "dm = Tanh(ds)"}))
+    assert [(block.kind, block.status, block.code, block.pair) for block in report.blocks] == [
+        ("forward", "declined", Code.TRAINING, 1),
+        ("backward", "declined", Code.TRAINING, 0),
+    ]
+
+
 def test_exponentials_that_may_overflow_are_the_reason() -> None:
     """And not those who read the probabilities, as a gradient does."""
     exponentials = "e = Exp(m) z = ReduceSum<keepdims=1>(e, last) p = Div(e, z)"

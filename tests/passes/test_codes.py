@@ -16,6 +16,7 @@ from fa_compiler.passes.fusion import NEWEST_OPSET
 from fa_compiler.passes.options import Target
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, parse
 from tests.passes.tape import Training, compose
+from tests.passes.test_backward_rejects import model as training
 from tests.passes.test_scopes import ATTENTION, branches, function
 
 NEGATIVE = "f = Constant<value=float {-1e4}>() "
@@ -35,10 +36,9 @@ class Provoked:
 
     model: Callable[[], onnx.ModelProto]
     target: Target = "ort"
-    gradients: bool = False
 
     def report(self, model: onnx.ModelProto) -> Report:
-        return fuse(ir.from_proto(model), Options(self.target, gradients=self.gradients))
+        return fuse(ir.from_proto(model), Options(self.target))
 
 
 def text(body: str, more: str = "", **options: str) -> Callable[[], onnx.ModelProto]:
@@ -64,7 +64,7 @@ def bias_with_gradient() -> onnx.ModelProto:
         model = onnx.ModelProto()
         model.CopyFrom(composed.model)
         model.graph.output.append(helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, [None] * 4))
-        blocks = fuse(ir.from_proto(model), Options(gradients=True)).blocks
+        blocks = fuse(ir.from_proto(model), Options()).blocks
         if any(block.code == Code.BIAS_GRADIENT for block in blocks):
             return model
     raise AssertionError("no value is the gradient of the scores")
@@ -116,8 +116,8 @@ PROVOKED: dict[Code, Provoked] = {
     ),
     Code.FUNCTION: Provoked(text("y = f.attend(q, k, v)", functions=function(ATTENTION, opset=18))),
     Code.SCOPE: Provoked(text(PRODUCT_QK + SOFTMAX.format("s") + branches("a = MatMul(p, v)", "b = Neg(q)"), "bool c")),
-    Code.TRAINING: Provoked(lambda: compose(Training()).model),
-    Code.BIAS_GRADIENT: Provoked(bias_with_gradient, gradients=True),
+    Code.TRAINING: Provoked(lambda: training({"ds": "ds = Identity(t)"})),
+    Code.BIAS_GRADIENT: Provoked(bias_with_gradient),
     Code.OPSET: Provoked(of_an_unknown_opset),
     Code.READY_MADE: Provoked(
         text(

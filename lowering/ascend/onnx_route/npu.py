@@ -109,7 +109,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
         shape = None if query is None else builder.info.shape(query)
         builder.info.set(result, shape, result.dtype)
         result.shape = None if shape is None else ir.Shape([size.const for size in shape])
-    for violation in verify(node_view(made, builder.info), options.product or "A2", options.cann):
+    for violation in verify(node_view(made, builder.info), options.ascend_product, options.cann):
         raise UnfitNode(str(violation))
     wanted = builder.info.dtype(old)
     if wanted is not None:

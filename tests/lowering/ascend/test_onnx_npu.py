@@ -61,7 +61,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
 def back(result: onnx.ModelProto) -> onnx.ModelProto:
     """The model as this package reads NPUPromptFlashAttention, by an importer that knows nothing of this route."""
     intermediate = ir.from_proto(result)
-    report = fuse(intermediate, Options("ort", gradients=True))
+    report = fuse(intermediate, Options("ort"))
     assert [block.status for block in report.blocks] == ["fused"], report.blocks[0].reason
     return ir.to_proto(intermediate)
 
