@@ -44,26 +44,28 @@ def atc(args: argparse.Namespace) -> int:
     return OK
 
 
-def air_check(path: Path, domains: Sequence[str]) -> int:
+def air_check(args: argparse.Namespace) -> int:
     """Tell what is wrong with an `.air` file, or for ATC's parser with an ONNX model (any file named .onnx).
 
-    `domains` are those of the plugins ATC has; without any, our own.
+    The domains are those of the plugins ATC has; without any, our own.
     """
     from fa_compiler.lowering.ascend.air.check import check, verdict
     from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
 
-    is_onnx = path.suffix == ".onnx"
-    findings = onnx_check.check(_file(path), domains or (DOMAIN,)) if is_onnx else check(_file(path))
+    path = _file(args.file)
+    findings = onnx_check.check(path, args.plugin_domain or (DOMAIN,)) if path.suffix == ".onnx" else check(path)
     _print(findings)
     return _conclude(path, verdict(findings), findings)
 
 
-def air_show(path: Path, drawing: Path | None) -> int:
+def air_show(args: argparse.Namespace) -> int:
     """List the operators of an `.air` file, or draw its graph."""
     from fa_compiler.lowering.ascend.air import read
     from fa_compiler.lowering.ascend.air.draw import draw
     from fa_compiler.lowering.ascend.air.show import lines, summary
 
+    path: Path = args.file
+    drawing: Path | None = args.graph
     try:
         model = read(_file(path))
         if drawing is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import argparse
 
 from fa_compiler.op_registry import commands, variants
 from fa_compiler.render import print_table, printable
@@ -11,7 +10,7 @@ from fa_compiler.render import print_table, printable
 OK, DIFFERENT = 0, 1
 
 
-def show_list() -> int:
+def show_list(_: argparse.Namespace) -> int:
     """One line for each operator: how many tensors and attributes it has, and its known variants."""
     rows = []
     for spec in commands.list_ops():
@@ -21,18 +20,18 @@ def show_list() -> int:
     return OK
 
 
-def show_op(op: str, cann: str | None) -> int:
+def show_op(args: argparse.Namespace) -> int:
     """An operator's prototype as REG_OP text, with what else is known of it as comments above."""
-    text = commands.show(op, cann)
-    for label, fact in commands.facts(op, cann):
+    text = commands.show(args.op, args.cann)
+    for label, fact in commands.facts(args.op, args.cann):
         print(f"// {label}: {printable(fact)}")
     print(text)
     return OK
 
 
-def diff(paths: Sequence[Path], cann: str | None) -> int:
+def diff(args: argparse.Namespace) -> int:
     """How installed headers differ from what would be emitted, the differences that matter first."""
-    differences = commands.diff_paths(paths, cann)
+    differences = commands.diff_paths(args.paths, args.cann)
     serious = [entry for entry in differences if entry.serious]
     for entry in serious:
         print(printable(f"differs: {entry}"))
