@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fa_compiler.op_registry.diff import Difference, diff_paths
+from fa_compiler.op_registry.reg_op import print_op
 from fa_compiler.op_registry.registry import get, names, variants
 from fa_compiler.op_registry.spec import OpSpec
 
@@ -19,7 +20,7 @@ def show(op_type: str, cann: str | None = None) -> str:
 
     Raises UnknownOp, UnknownVariant.
     """
-    return str(get(op_type, cann))
+    return print_op(get(op_type, cann))
 
 
 def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:

@@ -161,12 +161,6 @@ class OpSpec:
     note: str | None = None
     products: tuple[ProductSpec, ...] = ()
 
-    def __str__(self) -> str:
-        """The prototype as REG_OP text."""
-        from fa_compiler.op_registry.reg_op import print_op
-
-        return print_op(self)
-
     @cached_property
     def _inputs(self) -> Mapping[str, InputSpec]:
         return {entry.name: entry for entry in self.inputs}

@@ -9,11 +9,11 @@ import pytest
 from fa_compiler.op_registry import RegistryError, UnknownVariant, get, names
 from fa_compiler.op_registry.commands import diff_paths
 from fa_compiler.op_registry.diff import Change, Difference, diff_op
-from fa_compiler.op_registry.reg_op import parse
+from fa_compiler.op_registry.reg_op import parse, print_op
 
-RING = str(get("RingAttentionUpdate"))
-ATTENTION = str(get("FlashAttentionScore", "8.0"))
-ALL = {name: str(get(name)) for name in names()}
+RING = print_op(get("RingAttentionUpdate"))
+ATTENTION = print_op(get("FlashAttentionScore", "8.0"))
+ALL = {name: print_op(get(name)) for name in names()}
 
 
 def compare(text: str) -> list[Difference]:

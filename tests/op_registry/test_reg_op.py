@@ -135,7 +135,7 @@ def test_header_text_is_read() -> None:
     }
     assert spec.attr("limit").written == "INT64_MAX"
     assert [(graph.name, graph.dynamic) for graph in spec.graphs] == [("body", False), ("branches", True)]
-    assert parse("\n".join(map(str, (add.spec, spec)))) == [add.spec, spec]
+    assert parse("\n".join(map(print_op, (add.spec, spec)))) == [add.spec, spec]
 
 
 def wrap(macros: str, end: str = ".OP_END_FACTORY_REG(Op)") -> str:

@@ -6,7 +6,6 @@ prototypes, shapes. A group is only asked what makes sense after those before it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from fa_compiler.lowering.ascend.air import (
@@ -22,6 +21,7 @@ from fa_compiler.lowering.ascend.air.decode import decode
 from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.files import read_message
 from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.air.rejections import rejections
 from fa_compiler.lowering.ascend.air.schema import Proto
 
 NOT_AIR = Rule("not-air", Severity.REJECTED, "give a file that GE or `fa-compiler atc` wrote")
@@ -58,13 +58,6 @@ def check_message(proto: Proto, folder: Path | None = None) -> list[Finding]:
     return (
         found if check_edges.CYCLE.name in {finding.rule for finding in found} else [*found, *check_shapes.check(model)]
     )
-
-
-def rejections(proto: Proto) -> Iterator[Finding]:
-    """What makes the loader reject a ModelDef."""
-    yield from check_edges.rejections(proto)
-    yield from check_ends.rejections(proto)
-    yield from check_names.rejections(proto)
 
 
 def verdict(findings: list[Finding]) -> str:

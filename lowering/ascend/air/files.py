@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from fa_compiler.lowering.ascend.air.decode import CONSTANTS, decode
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.air.errors import AirError
+from fa_compiler.lowering.ascend.air.rejections import rejections
 from fa_compiler.lowering.ascend.air.schema import ModelDef, Proto
 from fa_compiler.lowering.ascend.graph import Model, Weight
 
@@ -58,8 +59,6 @@ def read(path: Path) -> Model:
 
 
 def _decoded(proto: Proto, folder: Path | None, name: str) -> Model:
-    from fa_compiler.lowering.ascend.air.check import rejections
-
     for finding in rejections(proto):
         raise AirError(f"{name}: {finding}")
     return decode(proto, folder)
@@ -73,8 +72,6 @@ def serialise(
     Weights of more than `inline_limit` bytes together go beside it. Raises AirError for a graph the loader would
     reject, one that the format cannot hold, and one of more than `message_limit` bytes without its weights.
     """
-    from fa_compiler.lowering.ascend.air.check import rejections
-
     outside = _outside(model) if sum(weight.size for _, _, weight in _constants(model)) > inline_limit else {}
     places = {id(weight): location for location, weight in outside.items()}
     inline = sum(weight.size for _, _, weight in _constants(model) if id(weight) not in places)
