@@ -29,6 +29,38 @@ def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
     return value
 
 
+def distinct_consumers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, each once. Dead ones do not count beside others: they go with what they read."""
+    seen: dict[int, ir.Node] = {}
+    for node, _ in value.uses():
+        seen.setdefault(id(node), node)
+    readers = list(seen.values())
+    return [node for node in readers if not is_dead(node)] or readers
+
+
+def only_reader(value: ir.Value) -> ir.Node | None:
+    """The one node that reads a value, once, and in the graph that makes it."""
+    maker, readers = value.producer(), distinct_consumers(value)
+    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
+        return None
+    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
+
+
+def data_readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value's elements, and not only its shape or type."""
+    return [node for node in distinct_consumers(value) if not reads_shape(node) and not reads_type(node, value)]
+
+
+def reads_shape(node: ir.Node) -> bool:
+    """Does the node ask for a shape only?"""
+    return is_op(node, "Shape")
+
+
+def reads_type(node: ir.Node, value: ir.Value) -> bool:
+    """Does the node ask for this value's type only?"""
+    return is_op(node, "CastLike") and node.inputs[0] is not value
+
+
 def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | None:
     """The content of a constant or initializer of at most `limit` elements, else None.
 

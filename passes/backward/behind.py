@@ -17,8 +17,7 @@ from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.layout import COPY_COST
-from fa_compiler.passes.matching.probabilities import only_reader
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import int_attr, is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better place."""

@@ -34,8 +34,7 @@ from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
-from fa_compiler.passes.matching.probabilities import distinct_consumers
-from fa_compiler.passes.nodes import int_attr, is_op, producer
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, producer
 from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.index_scores import OUTWEIGHS, IndexScores, Mask, plain_scores

@@ -30,10 +30,9 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.terms import AddTerm
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
-from fa_compiler.passes.matching.probabilities import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.surgery import depends
 

@@ -24,8 +24,7 @@ from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.layout import COPY_COST
 from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.matching.probabilities import only_reader
-from fa_compiler.passes.nodes import int_attr, is_op, text_attr
+from fa_compiler.passes.nodes import int_attr, is_op, only_reader, text_attr
 from fa_compiler.passes.sparse.gathers import Gathered
 
 SCATTERS = {"GatherElements": "ScatterElements", "GatherND": "ScatterND"}

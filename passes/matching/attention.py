@@ -44,13 +44,14 @@ from fa_compiler.passes.matching.factors import Factor, check_axes
 from fa_compiler.passes.matching.layers import holds_weights, layers_apart
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
-from fa_compiler.passes.matching.probabilities import FLOATS, reads_shape
+from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import Sunk, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.matching.steps import Steps
+from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
 
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.matching.probabilities import ProbabilityPath, distinct_consumers, reads_shape, reads_type
+from fa_compiler.passes.matching.probabilities import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.nodes import distinct_consumers, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 
 BACKWARD_OPS = ("SoftmaxGrad", "SoftmaxGrad_13")

@@ -45,7 +45,14 @@ from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.score_guard import score_tests
 from fa_compiler.passes.matching.scores import LAYOUT_OPS, QUANTISED, QUANTISING
-from fa_compiler.passes.nodes import int_attr, is_dead, is_op, reduced_axes
+from fa_compiler.passes.nodes import (
+    data_readers,
+    distinct_consumers,
+    int_attr,
+    is_op,
+    only_reader,
+    reduced_axes,
+)
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
@@ -152,38 +159,6 @@ def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.N
             )
         nodes.append(node)
         current = passed_on(node)
-
-
-def distinct_consumers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value, each once. Dead ones do not count beside others: they go with what they read."""
-    seen: dict[int, ir.Node] = {}
-    for node, _ in value.uses():
-        seen.setdefault(id(node), node)
-    readers = list(seen.values())
-    return [node for node in readers if not is_dead(node)] or readers
-
-
-def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value, once, and in the graph that makes it."""
-    maker, readers = value.producer(), distinct_consumers(value)
-    if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
-        return None
-    return readers[0] if sum(1 for _ in value.uses()) == 1 else None
-
-
-def data_readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value's elements, and not only its shape or type."""
-    return [node for node in distinct_consumers(value) if not reads_shape(node) and not reads_type(node, value)]
-
-
-def reads_shape(node: ir.Node) -> bool:
-    """Does the node ask for a shape only?"""
-    return is_op(node, "Shape")
-
-
-def reads_type(node: ir.Node, value: ir.Value) -> bool:
-    """Does the node ask for this value's type only?"""
-    return is_op(node, "CastLike") and node.inputs[0] is not value
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:

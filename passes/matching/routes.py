@@ -17,10 +17,9 @@ from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
-from fa_compiler.passes.matching.probabilities import data_readers, distinct_consumers
 from fa_compiler.passes.matching.scores import LAYOUT_OPS
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import data_readers, distinct_consumers, is_op
 
 MAX_STEPS = 64
 """More nodes than this between a softmax and its products are no attention."""

@@ -27,9 +27,8 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.matching.probabilities import distinct_consumers
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, apart, sink_of
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 

@@ -22,21 +22,13 @@ from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.matching.layers import layers_apart
-from fa_compiler.passes.matching.probabilities import (
-    RENORMALISED,
-    ProbabilityPath,
-    distinct_consumers,
-    find_values,
-    reaches_product,
-    reads_shape,
-    reads_type,
-)
+from fa_compiler.passes.matching.probabilities import RENORMALISED, ProbabilityPath, find_values, reaches_product
 from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.simulation import Simulated, Simulation
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 
 
