@@ -1,6 +1,6 @@
-"""Lengths that agree: what made-up inputs have to hold for attention over caches.
+"""Random inputs for attention over caches: sizes and lengths that do not contradict each other.
 
-How many keys there are is said in three ways there: by shapes, by a total, and by a length for each batch entry.
+The number of keys is given in three ways: by shapes, by a total, and by a length for each batch entry.
 
     com.microsoft.GroupQueryAttention   S rows, past of P keys, T = total_sequence_length, length = seqlens_k + 1
         without a past   T = S

@@ -1,7 +1,14 @@
-"""What the ONNX checker lets pass and the passes cannot do with: outputs without a name, opsets and types that are
-none, names that are no text, tensors whose data do not fit their shape, a Split with more outputs than it says, calls
-of functions with more values than they have, and references to attributes that lead nowhere or to another type.
-Functions are inlined, and an attribute is read as the type its operator gives it.
+"""Faults of a model that the ONNX checker accepts and the passes cannot handle.
+
+    an output without a name
+    an opset version or a type number that does not exist
+    a name whose bytes are not UTF-8
+    a tensor whose data do not fit its shape
+    a Split with more outputs than `num_outputs`
+    a call of a function with more inputs or outputs than the function has
+    a reference to an attribute that does not exist, or that has another type
+
+The passes inline functions, and they read an attribute as the type that its operator defines.
 """
 
 from __future__ import annotations

@@ -71,7 +71,10 @@ def _fused(pair: Pair, matcher: Matcher, emitter: Emitter) -> FusedPair:
 
 
 def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
-    """The pair on selected keys; None where it is none. `notes` is told why one stays dense."""
+    """The pair as attention to selected keys; None where the keys are not selected.
+
+    Where they are, and the pair is not fused as such, the reason is appended to `notes`.
+    """
     # Where every row has a key, what the others would give does not matter.
     found = _attempt(pair, True, matcher, emitter, notes)
     if found is not None:

@@ -1,4 +1,4 @@
-"""Where a result of an operator goes."""
+"""The value of the original graph that an output of a fused operator replaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from fa_compiler.passes.layout.axes import Arrangement
 
 @dataclass(frozen=True)
 class Place:
-    """A value that `factor` times the operator's result can replace; `saved` is the work that makes superfluous."""
+    """A value that is `factor` times the operator's output.
+
+    `saved` is the number of copies that need not be made when this value is replaced.
+    """
 
     value: ir.Value
     dims: Arrangement

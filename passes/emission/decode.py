@@ -69,8 +69,10 @@ class Limits:
 
 
 def _agrees(size: Dim, keys: Dim) -> bool:
-    """Is a mask or bias as long as the keys wherever the model ran, but for broadcasting? A size that was left open may
-    then be 1, which the operator refuses."""
+    """Has a mask or bias as many columns as there are keys, in every run in which the model does not broadcast it?
+
+    An open size may be 1 in a run. The model broadcasts such a mask, and the operator refuses it.
+    """
     return size == keys or (size.const != 1 and not (size.is_const and keys.is_const))
 
 

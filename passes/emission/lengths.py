@@ -74,7 +74,10 @@ class Lengths:
 def _combined(
     op_type: str, lengths: Sequence[Length], match: AttentionMatch, keys: ir.Value, mover: Mover
 ) -> ir.Value | None:
-    """The least or largest of numbers held between 0 and `keys`, int64 [batch] or [1]; None of none."""
+    """The smallest (Min) or largest (Max) of these lengths, int64 [batch] or [1]; None where there are no lengths.
+
+    Each length is limited to the range from 0 to `keys` first.
+    """
     builder = mover.builder
     total: ir.Value | None = None
     for length in lengths:

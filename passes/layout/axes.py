@@ -103,10 +103,10 @@ class AxisSpace:
     def unify(self, one: Axes, other: Axes) -> bool:
         """Declare two dimensions to be walked together; False, and nothing learnt, when their sizes cannot be matched.
 
-        Two single axes are taken for equal although their sizes are different symbols: the operator that walks
-        them together fails at run time unless they are equal, or one of them is 1 and does not enlarge what the other
-        belongs to, and the fused operator checks the same, as long as the axis is a dimension of its own
-        (`short_dims`). Where either may enlarge the other there is `join`.
+        Two single axes are taken to be equal although their sizes are different symbols. The operator that walks them
+        together fails at run time unless the sizes are equal, or one of them is 1 and its tensor is broadcast to the
+        other. The fused operator checks the same, as long as the axis is a dimension of its own (`short_dims`). `join`
+        is for operators whose result may be larger than either operand.
         """
         known, open_ = dict(self._parts), self._open
         if self._walk_together(one, other):
@@ -128,9 +128,12 @@ class AxisSpace:
         return self.unify(one, other)
 
     def short_dims(self, dims: Arrangement, shape: Sequence[Dim] | None) -> list[Axes]:
-        """The dimensions of a tensor of this shape in which several axes are folded, one of which may be 1 in some run:
-        they are short of it then. Whole, such an axis broadcasts; folded with others it can neither be told nor taken
-        apart. None are known of a shape that is not."""
+        """The dimensions of a tensor of this shape that may have fewer elements than their axes in some run.
+
+        Such a dimension is several axes folded into one, and the size of one of these axes may be 1 in a run in which
+        another tensor has more. An axis that is a dimension of its own broadcasts then. A folded one does not, and it
+        cannot be seen in the dimension's size. Of an unknown shape no such dimension is known.
+        """
         return [dim for dim, size in zip(dims, shape or (), strict=False) if self._may_be_short(dim, size)]
 
     def _may_be_short(self, dim: Axes, size: Dim) -> bool:

@@ -6,7 +6,7 @@ The terms arrive in order of computation. The plan keeps the exact result, fully
     -----------------------------------------  ----------------------------------------------------------------
     none                                       no mask
     one addend, proven to hold {0, v}          atten_mask where it is not 0
-    such an addend among others, which are     atten_mask and real_shift: score + bias + v rounds to v
+    such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v
       proven to be lost in v
     selections with one fill v, in any number  atten_mask where any of them deselects
     addends, then selections with one v,       atten_mask and real_shift

@@ -142,8 +142,10 @@ def _check_rows(steps: Steps) -> None:
 def _check_shifts(steps: Steps, columns: Axes) -> None:
     """Decline maxima that are subtracted along another axis, or from scores that grow.
 
-    A mask's number less a row's maximum never overflows, times a factor; alone it may, unless a factor before made it
-    smaller by as much. A negative factor makes it the maximum, beside which scores are rounded away.
+    In a row that is masked everywhere, the number of the mask less the row's maximum is 0, and a factor behind the
+    subtraction leaves it 0. The plan subtracts nothing: the number times a factor above 1 may overflow to -inf, unless
+    an earlier factor made it smaller by as much. A negative factor turns the number into the maximum of its row, beside
+    which the scores are rounded away.
     """
     scores, space, growth = steps.scores, steps.viewer.space, 1.0
     for term in scores.terms if scores.shifted else ():

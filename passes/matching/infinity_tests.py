@@ -1,4 +1,6 @@
-"""Questions whether a probability is infinite, which none is: what is left of torch.nan_to_num beside its NaN guard.
+"""Tests whether a probability is infinite. None is, so these tests are removed.
+
+torch.nan_to_num is exported as a NaN guard and two of these tests.
 
     never     := IsInf(p) | Equal(p, +-inf) | And(never, x) | And(x, never) | Cast(never, bool)
     selection := Where(never, x, probabilities)            the probabilities, whatever x is, unless it enlarges them

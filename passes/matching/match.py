@@ -60,10 +60,10 @@ class AttentionMatch:
     derivation: Derivation | None = None
 
     def with_second_last(self) -> AttentionMatch:
-        """The same match, of its two products that with the longer sum as the first.
+        """The same match with its two products exchanged, where the second one is the better first product.
 
-        In float16 it is that with the larger scale: the other query is multiplied by the ratio of the two, which would
-        overflow at 65504.
+        The first product is the one that sums over more elements. In float16 it is the one with the larger scale: the
+        query of the other product is multiplied by the ratio of the scales, and a ratio above 1 may overflow at 65504.
         """
         rope = self.rope
         if rope is None:

@@ -46,7 +46,10 @@ class Companion(Protocol):
         """The match with roles that serve both."""
 
     def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
-        """Is it that of what keys and values were gathered from, as `read`? In the match they are as gathered."""
+        """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
+
+        In the match, key and value are the gathered tensors.
+        """
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
         """Has the operator a name for what rows without a key or a defined softmax give? `full`: each has a key."""

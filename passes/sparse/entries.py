@@ -11,9 +11,9 @@ lists are those of LightningIndexer (index_scores.py says why they are the same)
 rows times keys is left. Hidden keys get a head of their own there, that scores them by the mask's number and all others
 by 0, so that they come behind the rest.
 
-Blocks of keys cannot lose a key of theirs so, but to the operator's own sparse_mode: only a causal mask may stand
-beside them. There it reads no more entries than there are blocks to see, so the list is sorted: blocks that a row sees
-come first, and it lists none twice.
+A list of blocks cannot leave out a single key of a block. Only the operator's own sparse_mode can, so that a causal
+mask is the only one that may stand beside blocks. With it the operator reads no more entries than the row sees blocks.
+The list is therefore sorted: the blocks that the row sees come first, and no block is listed twice.
 """
 
 from __future__ import annotations

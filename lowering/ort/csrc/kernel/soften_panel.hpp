@@ -195,7 +195,7 @@ static Lanes<kVectors> largest_products(const Span& span, const PanelView& view)
 
 // score * scale - max in one rounding differs from 0 at the largest score by up to half a unit in its last place, a
 // factor common to the whole row. It cancels in the output but shows in softmax_sum; below kLargestFused it is at most
-// 1e-6. A lane that sees nothing has nothing to lose.
+// 1e-6. A lane whose maximum is -inf has no visible key, so it counts as small.
 template <int kVectors>
 FA_INLINE bool all_small(const Lanes<kVectors>& tops) {
   for (const Vec& top : tops.of) {
