@@ -1,21 +1,23 @@
 """From a softmax up to the product of query and key.
 
-Grammar, from the softmax's input, which is `sunk`, upwards:
+Grammar, from the softmax's input, which is `sunk`, upwards. The code cites the numbers of the cases:
 
-    sunk   := scores | a sink beside the scores, layout and casts behind it    see sinks.py
-    scores := product                                      see contraction.py
-            | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
-            | layout(scores)                               what views.py looks through, casts included
-            | Slice(scores)                                as large as the scores, forwards: it leaves out nothing
-            | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
-            | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
-            | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
+    sunk   := scores
+      1     | a sink beside the scores, layout and casts behind it    see sinks.py
+      2 scores := product                                  see contraction.py
+      3     | Gemm(x, y, t)                                beta 1 or -1, no weights: the product and t added to it
+      4     | layout(scores)                               what views.py looks through
+      5     | Slice(scores)                                as large as the scores, forwards: it leaves out nothing
+      6     | Cast(scores)                                 to the same type or a wider one
+      7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run: the scale
+      8     | Mul(scores, t) | Div(scores, t)              t a tensor of size 1 along the keys, see factors.py
+      9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
             | Sub(scores, t) | Sub(t, scores)
-            | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
-            | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
-                                                           also the opposite of a boolean, as tf2onnx writes a Where
-            | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout behind it
-            | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
+     10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
+     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection; 1 - b
+            | Sub(Mul(scores, b), t)                       also the opposite of a boolean, as tf2onnx writes a Where
+     12     | Sub(scores, ReduceMax(scores))               along the keys, only factors and layout behind it
+     13     | Max(scores, f) | Clip(scores, min=f)         f one number of at most -1e30 in float32: a floor
 
 Refused: everything else, above all c * tanh(scores / c), which the operator cannot express.
 Where both operands of an Add lead to a product, the one whose shape is provably that of the sum is followed; the
@@ -142,21 +144,30 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         node = current.producer()
         if node is None:
             raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {current.name!r}, which no product makes")
-        found = any_contraction(node, viewer.info)
+        found = any_contraction(node, viewer.info)  # 2
         found = None if found is None or not found.summed else found
-        if found is None and (added := _added(node)) is not None:
+        if found is None and (added := _added(node)) is not None:  # 3
             found = without_addend(node, viewer.info)
             steps.append(Addend(node, *added))
         if found is not None:
             return ScorePath(found, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        behind = not inner and all(isinstance(step, Rearrange) for step in steps)
-        gated = _peel_gate(node, steps[-1]) if steps else None
-        if not inner and gated is None and all(isinstance(step, Rearrange | Scale) for step in steps):
-            gated = _peel_shift(current, viewer)
-        step, current = gated or (_peel_sink(node, viewer) if behind else None) or _peel(node, viewer)
+        step, current = _peel_by_what_follows(current, node, steps, inner, viewer) or _peel(node, viewer)
         steps.append(step)
+
+
+def _peel_by_what_follows(
+    value: ir.Value, node: ir.Node, behind: list[Step], inner: bool, viewer: Viewer
+) -> tuple[Step, ir.Value] | None:
+    """The steps that depend on those between them and the softmax, which are `behind`, the last one first."""
+    gated = _peel_gate(node, behind[-1]) if behind else None
+    if gated is not None or inner:
+        return gated
+    only = {type(step) for step in behind}
+    return (_peel_shift(value, viewer) if only <= {Rearrange, Scale} else None) or (
+        _peel_sink(node, viewer) if only <= {Rearrange} else None
+    )
 
 
 def _added(node: ir.Node) -> tuple[ir.Value, float] | None:
@@ -199,54 +210,54 @@ def _is_layer(value: ir.Value, viewer: Viewer) -> bool:
 
 def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     """One step of the grammar: what was done, and the scores it was done to."""
-    first = node.inputs[0] if node.inputs else None
-    if first is None:
+    if not node.inputs or node.inputs[0] is None:
         raise Decline(Code.NO_SCORES_MATMUL, f"{node.op_type} has no input to follow", node)
-    if is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
-        return Rearrange(node), first
-    if keeps_everything(node, viewer.info):
-        return Rearrange(node), first
-    if is_op(node, "Cast", "CastLike"):
-        return _peel_cast(node, first, viewer.info)
-    if (factor := viewer.factor(node)) is not None:
-        return Scale(node, factor[1]), factor[0]
-    if is_op(node, "Add", "Sub") or (is_op(node, "Sum") and len(node.inputs) == 2):
-        return _peel_blend(node, viewer) or _peel_add(node, viewer)
-    if is_op(node, "Where"):
-        return _peel_where(node, viewer)
-    if (floored := _floor(node, viewer)) is not None:
-        return floored
-    if is_op(node, "Tanh") and _leads_to_product(first, viewer):
-        raise Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
-    if (multiplied := _peel_factor(node, viewer)) is not None:
-        return multiplied
-    if is_op(node, "Mul", "Div"):
-        other = node.inputs[1]
-        if _leads_to_product(first, viewer) or (other is not None and _leads_to_product(other, viewer)):
-            raise Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
-    leading = [value for value in node.inputs if value is not None and _leads_to_product(value, viewer)]
+    for case in CASES:
+        if (found := case(node, viewer)) is not None:
+            return found
+    raise _no_step(node, viewer)
+
+
+def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
+    """Why an operator is no step of the grammar."""
+    given = [value for value in node.inputs if value is not None]
+    leading = [value for value in given if _leads_to_product(value, viewer)]
+    if is_op(node, "Tanh") and leading:
+        return Decline(Code.SOFTCAP, "the scores are capped by tanh", node)
+    if is_op(node, "Mul", "Div") and leading:
+        return Decline(Code.SCALE, "the scores are multiplied by something that is not one known number", node)
+    if len(leading) == 1 and not is_op(node, "Einsum") and _is_layer(leading[0], viewer):
+        reason = f"the scores come from {node.op_type} behind a linear layer, not from query and key"
+        return Decline(Code.NOT_ATTENTION, reason, node)
     if leading:
-        if len(leading) == 1 and not is_op(node, "Einsum") and _is_layer(leading[0], viewer):
-            reason = f"the scores come from {node.op_type} behind a linear layer, not from query and key"
-            raise Decline(Code.NOT_ATTENTION, reason, node)
         reason = f"{node.op_type} on the scores has no counterpart in the operator"
-        raise Decline(Code.SCORE_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
+        return Decline(Code.SCORE_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
     if is_op(node, "Gemm"):
-        raise Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
+        return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
-        raise Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
+        return Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
     # A product further up that could not be reached tells more than this node.
-    failures = [
-        failure for value in node.inputs if value is not None and (failure := _failure(value, viewer)) is not None
-    ]
-    for failure in failures:
-        if failure.code != Code.NO_SCORES_MATMUL:
-            raise failure
-    raise Decline(Code.NO_SCORES_MATMUL, f"the scores come from {node.op_type}, not from a product", node)
+    failures = [failure for value in given if (failure := _failure(value, viewer)) is not None]
+    nearer = next((failure for failure in failures if failure.code != Code.NO_SCORES_MATMUL), None)
+    reason = f"the scores come from {node.op_type}, not from a product"
+    return nearer or Decline(Code.NO_SCORES_MATMUL, reason, node)
+
+
+def _peel_layout(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """4 and 5, and a Dropout that drops nothing."""
+    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and is_inference_dropout(node))
+    source = node.inputs[0]
+    return (Rearrange(node), source) if source and (layout or keeps_everything(node, viewer.info)) else None
+
+
+def _peel_scale(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """7."""
+    factor = viewer.factor(node)
+    return None if factor is None else (Scale(node, factor[1]), factor[0])
 
 
 def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """A tensor that is the same along rows or keys multiplies the scores; which of the two is told later."""
+    """8: a tensor that is the same along rows or keys; which of the two is told later."""
     for scores in node.inputs:
         found = None if scores is None else operand(node, scores)
         if scores is None or found is None:
@@ -259,7 +270,9 @@ def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """`scores * b + f * (1 - b)` or `scores * b - f * (1 - b)`, up to the product with b, which `_peel_gate` takes."""
+    """11: the sum; `_peel_gate` takes the product with b."""
+    if not _is_sum(node):
+        return None
     left, right = node.inputs[0], node.inputs[1]
     for gated, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
         maker = None if other is None else other.producer()
@@ -298,7 +311,7 @@ def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
 
 
 def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
-    """The product with b of such a selection."""
+    """11: the product with b."""
     if not isinstance(behind, Select) or not is_op(node, "Mul") or node.outputs[0] not in behind.node.inputs:
         return None
     if not is_op(behind.node, "Add", "Sub"):
@@ -308,7 +321,7 @@ def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
 
 
 def _peel_shift(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """One number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
+    """12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
     found = shifted_by(value, "ReduceMax", viewer.info)
     if found is None or len(found[0]) != 1 or not _leads_to_product(found[1], viewer):
         return None
@@ -316,14 +329,15 @@ def _peel_shift(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """1."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
             return step, scores
     return None
 
 
-def _floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """A floor that only a mask can fall below: it turns -inf into the smallest number, and leaves scores alone."""
+def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """13: only a mask can fall below such a floor: it turns -inf into the smallest number, and leaves scores alone."""
     if is_op(node, "Max") and len(node.inputs) == 2:
         candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
     elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
@@ -339,7 +353,11 @@ def _floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     return None
 
 
-def _peel_cast(node: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[Step, ir.Value]:
+def _peel_cast(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """6. Raises Decline where the cast rounds."""
+    source, info = node.inputs[0], viewer.info
+    if source is None or not is_op(node, "Cast", "CastLike"):
+        return None
     pair = info.dtype(source), info.dtype(node.outputs[0])
     if None in pair:
         raise Decline(Code.DTYPE, "the data type of a cast on the scores is unknown", node)
@@ -350,7 +368,14 @@ def _peel_cast(node: ir.Node, source: ir.Value, info: ShapeInfo) -> tuple[Step, 
     return Rearrange(node), source
 
 
-def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
+def _is_sum(node: ir.Node) -> bool:
+    return is_op(node, "Add", "Sub") or (is_op(node, "Sum") and len(node.inputs) == 2)
+
+
+def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """9. Raises Decline where neither operand is scores."""
+    if not _is_sum(node):
+        return None
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None and right is not None
     subtract = node.op_type == "Sub"
@@ -384,7 +409,10 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
     return not any(a.const == 1 and b.const != 1 for a, b in zip(shape, result, strict=True))
 
 
-def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
+def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+    """10. Raises Decline where neither operand is scores, or the other is no number."""
+    if not is_op(node, "Where"):
+        return None
     condition, chosen, other = node.inputs[0], node.inputs[1], node.inputs[2]
     assert condition is not None and chosen is not None and other is not None
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
@@ -395,3 +423,7 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if any(_leads_to_product(value, viewer) for value in fitting):
         raise Decline(Code.SCORE_TERM, "Where puts something other than one known number into the scores", node)
     raise _no_path(node, [chosen, other], viewer)
+
+
+CASES = (_peel_layout, _peel_cast, _peel_scale, _peel_blend, _peel_add, _peel_where, _peel_floor, _peel_factor)
+"""What `_peel` tries in turn: 4 and 5, 6, 7, 11, 9, 10, 13, 8."""

@@ -7,7 +7,7 @@ rounds to 0 or infinity; masks in float64.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -29,6 +29,7 @@ from fa_compiler.passes.matching.scores import (
     ScorePath,
     Select,
     Shift,
+    Step,
 )
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
@@ -67,100 +68,13 @@ class Simulation:
 
     def before(self, path: ScorePath, qk: Operands) -> Simulated:
         """Walk the scores down to the softmax."""
-        viewer = self.viewer
-        dims, scale = qk.out, path.product.factor * qk.scale
-        scores = path.product.output
-        self.seen[scores] = dims
-        terms: list[Term] = []
-        factors: list[Factor] = []
-        shifted: list[tuple[ir.Node, Axes]] = []
-        found: Sunk | None = None
-        second: SecondProduct | None = None
-        alone = self.ropes and not any(isinstance(step, Multiplier) for step in path.steps)
+        second = self.ropes and not any(isinstance(step, Multiplier) for step in path.steps)
+        walk = _Walk(self.viewer, self.seen, path.product.output, qk.out, path.product.factor * qk.scale, second)
         for step in path.steps:
-            if not isinstance(step, Rearrange) and viewer.info.dtype(step.node.outputs[0]) == ir.DataType.DOUBLE:
-                own = viewer.info.dtype(path.product.output) == ir.DataType.DOUBLE
-                reason = "the scores are computed in float64, which rounds masks otherwise"
-                raise Decline(Code.DTYPE if own else Code.CAST, reason, step.node)
-            fits = viewer.info.shape(scores) == viewer.info.shape(step.node.outputs[0])
-            match step:
-                case Rearrange(node):
-                    moved = viewer.rearranged(node, dims)
-                    if moved is None:
-                        raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
-                    dims = moved
-                case Shift(node, axis):
-                    shifted.append((node, dims[axis]))
-                case Scale(node, factor):
-                    if shifted and factor < 0:
-                        raise _turned(node)
-                    scale *= factor
-                    if terms:
-                        terms.append(ScaleTerm(node, factor))
-                case Gate(node, value):
-                    if (endless := self._infinite(terms)) is not None:
-                        reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
-                        raise Decline(Code.SCORE_TERM, reason, node)
-                    if not (self.viewer.facts.sets.of(value) or {math.nan}) <= {0.0, 1.0}:
-                        raise Decline(Code.SCALE, f"the factor {value.name!r} is not proven to be 0 or 1", node)
-                case Multiplier(node, value, divides):
-                    if terms:
-                        reason = "a mask or bias is multiplied by something that is not one known number"
-                        raise Decline(Code.SCALE, reason, node)
-                    if shifted and ((known := self.viewer.facts.bounds.of(value)) is None or known[0] < 0):
-                        raise _turned(node)
-                    factors.append(moderate(node, value, divides, dims, viewer, Code.SCALE))
-                case Addend(node, value, sign, negated):
-                    if negated:
-                        scale = -scale
-                        terms.extend([ScaleTerm(node, -1.0)] if terms else [])
-                    if (
-                        alone
-                        and second is None
-                        and not terms
-                        and scale != 0.0
-                        and (second := self._second(value, sign / scale, dims, node))
-                    ):
-                        scores = node.outputs[0]
-                        self.seen[scores] = dims
-                        continue
-                    terms.append(AddTerm(node, value, sign, viewer.alignment(value, dims, node), fits))
-                case Select(node, condition, keep, fill):
-                    along = viewer.alignment(condition, dims, node)
-                    terms.append(SelectTerm(node, condition, keep, fill, along, fits))
-                case Floor(node, floor):
-                    if terms:
-                        terms.append(FloorTerm(node, floor))
-                case AddSink():
-                    dims, found = with_sink(step, self._sink_number(step), dims, viewer)
-            self.seen[step.node.outputs[0]] = dims
-            # What a Gate may enlarge the selection behind it has to answer for.
-            scores = scores if isinstance(step, Gate) else step.node.outputs[0]
-        if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
-            raise Decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", path.product.node)
-        return Simulated(dims, scale, tuple(terms), tuple(factors), tuple(shifted), found, second)
-
-    def _infinite(self, terms: list[Term]) -> Term | None:
-        """The first term behind which scores may be infinite, by itself or as a sum or product with those before it.
-        What a term holds has to be known for a no; a finite score is lost beside the largest number."""
-        size = 0.0
-        for term in terms:
-            match term:
-                case AddTerm():
-                    size += self.viewer.facts.largest(term.value)
-                case SelectTerm():
-                    size = max(size, abs(term.fill))
-                case ScaleTerm():
-                    size *= abs(term.factor)
-                case FloorTerm():
-                    size = max(size, abs(term.floor))
-            if not size <= FLOAT32_MAX:
-                return term
-        return None
-
-    def _second(self, value: ir.Value, share: float, dims: Arrangement, node: ir.Node) -> SecondProduct | None:
-        found = second_product(value, share, dims, node, self.viewer)
-        return found if found is not None and 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO else None
+            walk.take(step)
+        if not SMALLEST_SCALE <= abs(walk.scale) <= LARGEST_SCALE:
+            raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
+        return walk.result()
 
     def after(self, start: ir.Value, path: ProbabilityPath, found: Simulated) -> tuple[Arrangement, tuple[Factor, ...]]:
         """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
@@ -188,9 +102,134 @@ class Simulation:
             raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
         return dims, tuple(factors)
 
-    def _sink_number(self, step: AddSink) -> float | None:
-        """The one number a sink holds, where there is just one in all runs."""
-        return step.number if step.value is None else self.viewer.facts.sets.only(step.value)
+
+@dataclass
+class _Walk:
+    """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`; the others
+    are what Simulated holds. `may_join` says whether a product that is added may be a part of the scores."""
+
+    viewer: Viewer
+    seen: dict[ir.Value, Arrangement]
+    scores: ir.Value
+    dims: Arrangement
+    scale: float
+    may_join: bool
+    terms: list[Term] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)
+    shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
+    sunk: Sunk | None = None
+    second: SecondProduct | None = None
+
+    def __post_init__(self) -> None:
+        self.product = self.scores
+        self.seen[self.scores] = self.dims
+
+    def result(self) -> Simulated:
+        """The scores that were reached."""
+        terms, factors, shifted = tuple(self.terms), tuple(self.factors), tuple(self.shifted)
+        return Simulated(self.dims, self.scale, terms, factors, shifted, self.sunk, self.second)
+
+    def take(self, step: Step) -> None:
+        """Go one step on. Raises Decline."""
+        self._check_type(step)
+        match step:
+            case Rearrange():
+                self._rearrange(step)
+            case Shift(node, axis):
+                self.shifted.append((node, self.dims[axis]))
+            case Scale():
+                self._scale(step)
+            case Gate():
+                self._check_gate(step)
+            case Multiplier():
+                self._multiply(step)
+            case Addend():
+                self._add(step)
+            case Select(node, condition, keep, fill):
+                along = self.viewer.alignment(condition, self.dims, node)
+                self.terms.append(SelectTerm(node, condition, keep, fill, along, self._fits(node)))
+            case Floor(node, floor):
+                self.terms.extend([FloorTerm(node, floor)] if self.terms else [])
+            case AddSink():
+                number = step.number if step.value is None else self.viewer.facts.sets.only(step.value)
+                self.dims, self.sunk = with_sink(step, number, self.dims, self.viewer)
+        self.seen[step.node.outputs[0]] = self.dims
+        # What a Gate may enlarge the selection behind it has to answer for.
+        self.scores = self.scores if isinstance(step, Gate) else step.node.outputs[0]
+
+    def _check_type(self, step: Step) -> None:
+        info = self.viewer.info
+        if isinstance(step, Rearrange) or info.dtype(step.node.outputs[0]) != ir.DataType.DOUBLE:
+            return
+        own = info.dtype(self.product) == ir.DataType.DOUBLE
+        reason = "the scores are computed in float64, which rounds masks otherwise"
+        raise Decline(Code.DTYPE if own else Code.CAST, reason, step.node)
+
+    def _fits(self, node: ir.Node) -> bool:
+        """Has the result of this step the shape of what it is done to?"""
+        return self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
+
+    def _rearrange(self, step: Rearrange) -> None:
+        moved = self.viewer.rearranged(step.node, self.dims)
+        if moved is None:
+            raise Decline(Code.SHAPE, f"what {step.node.op_type} does to the scores was not proven", step.node)
+        self.dims = moved
+
+    def _scale(self, step: Scale) -> None:
+        if self.shifted and step.factor < 0:
+            raise _turned(step.node)
+        self.scale *= step.factor
+        self.terms.extend([ScaleTerm(step.node, step.factor)] if self.terms else [])
+
+    def _check_gate(self, step: Gate) -> None:
+        if (endless := self._infinite()) is not None:
+            reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
+            raise Decline(Code.SCORE_TERM, reason, step.node)
+        if not (self.viewer.facts.sets.of(step.value) or {math.nan}) <= {0.0, 1.0}:
+            raise Decline(Code.SCALE, f"the factor {step.value.name!r} is not proven to be 0 or 1", step.node)
+
+    def _infinite(self) -> Term | None:
+        """The first term behind which scores may be infinite, by itself or as a sum or product with those before it.
+        What a term holds has to be known for a no; a finite score is lost beside the largest number."""
+        size = 0.0
+        for term in self.terms:
+            match term:
+                case AddTerm():
+                    size += self.viewer.facts.largest(term.value)
+                case SelectTerm():
+                    size = max(size, abs(term.fill))
+                case ScaleTerm():
+                    size *= abs(term.factor)
+                case FloorTerm():
+                    size = max(size, abs(term.floor))
+            if not size <= FLOAT32_MAX:
+                return term
+        return None
+
+    def _multiply(self, step: Multiplier) -> None:
+        if self.terms:
+            reason = "a mask or bias is multiplied by something that is not one known number"
+            raise Decline(Code.SCALE, reason, step.node)
+        known = self.viewer.facts.bounds.of(step.value) if self.shifted else (0.0, math.inf)
+        if known is None or known[0] < 0:
+            raise _turned(step.node)
+        factor = moderate(step.node, step.value, step.divides, self.dims, self.viewer, Code.SCALE)
+        self.factors.append(factor)
+
+    def _add(self, step: Addend) -> None:
+        if step.negated:
+            self.scale = -self.scale
+            self.terms.extend([ScaleTerm(step.node, -1.0)] if self.terms else [])
+        if self.may_join and self.second is None and not self.terms and self.scale != 0.0:
+            self.second = self._second(step)
+            if self.second is not None:
+                return
+        along = self.viewer.alignment(step.value, self.dims, step.node)
+        self.terms.append(AddTerm(step.node, step.value, step.sign, along, self._fits(step.node)))
+
+    def _second(self, step: Addend) -> SecondProduct | None:
+        found = second_product(step.value, step.sign / self.scale, self.dims, step.node, self.viewer)
+        return found if found is not None and 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO else None
 
 
 def _turned(node: ir.Node) -> Decline:
