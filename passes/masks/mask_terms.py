@@ -20,7 +20,7 @@ from fa_compiler.passes.masks.terms import (
     Shift,
     Term,
 )
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import is_op, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.value_sets import MOVES
 
@@ -94,7 +94,7 @@ def _is_moved_unrounded(value: ir.Value) -> bool:
 def _has_unrounded_readers(value: ir.Value) -> bool:
     """Is a value read by nothing but operators that ONNX Runtime computes in float32? A CastLike that takes its type
     reads nothing there: ONNX Runtime makes it a Cast."""
-    readers = [each for each in value.consumers() if not is_op(each, "CastLike") or each.inputs[0] is value]
+    readers = [each for each in value.consumers() if not reads_type(each, value)]
     return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in readers)
 
 
