@@ -2,25 +2,25 @@
 
 Grammar, from the softmax's output downwards, every value read by nothing else:
 
-    probabilities := softmax
-                   | layout(probabilities)                    what views.py looks through
-                   | Cast(probabilities)                      to any type, as long as the product takes them in the
-                                                              narrowest of the types they had
-                   | Where(IsNaN(probabilities), 0, probabilities)    the NaN guard
-                   | Where(ReduceMax(t, -1) == -inf, 0, probabilities)   the bias guard
-                   | Where(any(scores != -inf), probabilities, 0)        the score guard, as score_guard.py spells it
-                   | Where(never true, x, probabilities)      see infinity_tests.py
-                   | Mul(probabilities, t) | Div(probabilities, t)    see factors.py; t also the 0 and 1 of the one mask
-                                                              on the scores, instead of a guard, see row_guards.py
-                   | probabilities masked and divided by their sum    see renormalised.py
-                   | Add(probabilities, t)                    t all 0, of no larger size: what is left of a Where that
-                                                              tf2onnx writes as p * b + 0 * (1 - b)
-                   | Slice(probabilities) | Split(probabilities)      only the column of a sink dropped, see sinks.py
-                   | Slice(probabilities)                     as large as they are, forwards: it leaves out nothing
-                   | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one
-                                                              mask on the scores masks or does not; one guard in all
-    output        := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
-                     over all the dimensions that this axis was taken apart into
+      1 probabilities := softmax
+      2     | layout(probabilities)                        what views.py looks through
+      3     | Cast(probabilities)                          to any type, as long as the product takes them in the
+                                                           narrowest of the types they had
+      4     | Where(IsNaN(probabilities), 0, probabilities)          the NaN guard
+      5     | Where(ReduceMax(t, -1) == -inf, 0, probabilities)      the bias guard
+      6     | Where(any(scores != -inf), probabilities, 0)           the score guard, as score_guard.py spells it
+      7     | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one mask
+                                                           on the scores masks or does not; one guard in all
+      8     | Where(never true, x, probabilities)          see infinity_tests.py
+      9     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0 and 1 of the one mask
+                                                           on the scores, instead of a guard, see row_guards.py
+     10     | probabilities masked and divided by their sum          see renormalised.py
+     11     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
+                                                           tf2onnx writes as p * b + 0 * (1 - b)
+     12     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
+     13     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
+     14 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
+               over all the dimensions that this axis was taken apart into
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
 probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -101,67 +101,106 @@ class ProbabilityPath:
 def find_values(softmax_output: ir.Value, viewer: Viewer, among: Collection[ir.Node] | None = None) -> ProbabilityPath:
     """Follow the grammar above; declines name the node that broke it. With `among` only these nodes count as readers:
     whoever gives it answers for the others."""
-    current = softmax_output
-    nodes: list[ir.Node] = []
+    walk = _Walk(viewer, among, softmax_output)
+    while (product := walk.take()) is None:
+        pass
+    return walk.path(product)
+
+
+@dataclass
+class _Walk:
+    """Probabilities on their way to the product: `current` is the value that was reached."""
+
+    viewer: Viewer
+    among: Collection[ir.Node] | None
+    current: ir.Value
+    nodes: list[ir.Node] = field(default_factory=list)
     guard: Guard | None = None
     divided: Renormalised | None = None
-    infinity = InfinityTests(viewer)
-    while True:
-        infinity.ask(current)
-        readers = [node for node in data_readers(current) if among is None or node in among]
-        consumers = [node for node in readers if node not in infinity.nodes]
-        if current.is_graph_output():
-            raise Decline(
-                Code.PROBABILITIES_ARE_OUTPUT,
-                f"the probabilities are the model output {current.name!r}",
-                current.producer(),
-            )
-        again = renormalised(current, consumers[0], viewer.info) if len(consumers) == 1 and divided is None else None
-        if again is not None and guard is None:
-            divided, current = again, again.output
-            nodes.extend(again.nodes)
-            continue
-        found = _nan_guard(current, consumers, viewer, among)
-        if found is None and not (len(consumers) == 1 and infinity.selects(consumers[0], current)):
-            found = _zeroing(softmax_output, current, consumers, viewer)
-        if found is not None:
-            if guard is not None or divided is not None:
-                raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
-            guard = found
-            nodes.extend(node for node in consumers if node not in nodes)
-            current = guard.where.outputs[0]
-            continue
+
+    def __post_init__(self) -> None:
+        self.softmax_output = self.current
+        self.infinity = InfinityTests(self.viewer)
+
+    def take(self) -> Contraction | None:
+        """Go one step on, or find the product that the probabilities have reached. Raises Decline."""
+        consumers = self._consumers()
+        if self._take_division(consumers) or self._take_guard(consumers):
+            return None
         if len(consumers) != 1:
-            raise _read_elsewhere(current, consumers)
-        node = consumers[0]
-        product = any_contraction(node, viewer.info)
+            raise _read_elsewhere(self.current, consumers)
+        (node,) = consumers
+        product = any_contraction(node, self.viewer.info)
         if product is not None and product.summed:
-            if product.operands[0] is product.operands[1]:
-                raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", node)
-            _check_types([softmax_output, *(output for each in nodes for output in each.outputs)], current, viewer)
-            side = 0 if product.operands[0] is current else 1
-            if (stray := infinity.stray(nodes)) is not None:
-                reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
-                raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
-            return ProbabilityPath(product, side, tuple(nodes), guard, tuple(infinity.nodes), divided=divided)
-        if (unknown := unknown_rank(node, viewer.info)) is not None:
+            return product
+        self._check_passes(node)
+        self.nodes.append(node)
+        self.current = passed_on(node)
+        return None
+
+    def path(self, product: Contraction) -> ProbabilityPath:
+        """14: the way to this product. Raises Decline."""
+        if product.operands[0] is product.operands[1]:
+            raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
+        made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
+        _check_types(made, self.current, self.viewer)  # 3
+        if (stray := self.infinity.stray(self.nodes)) is not None:
+            reason = f"what {label(stray)} finds out about the probabilities is read outside of the attention, too"
+            raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, stray)
+        side = 0 if product.operands[0] is self.current else 1
+        tests = tuple(self.infinity.nodes)
+        return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
+
+    def _consumers(self) -> list[ir.Node]:
+        """Who reads the elements, without the tests of 8."""
+        self.infinity.ask(self.current)
+        readers = [node for node in data_readers(self.current) if self.among is None or node in self.among]
+        if self.current.is_graph_output():
+            reason = f"the probabilities are the model output {self.current.name!r}"
+            raise Decline(Code.PROBABILITIES_ARE_OUTPUT, reason, self.current.producer())
+        return [node for node in readers if node not in self.infinity.nodes]
+
+    def _take_division(self, consumers: list[ir.Node]) -> bool:
+        """10."""
+        if len(consumers) != 1 or self.divided is not None or self.guard is not None:
+            return False
+        self.divided = renormalised(self.current, consumers[0], self.viewer.info)
+        if self.divided is None:
+            return False
+        self.nodes.extend(self.divided.nodes)
+        self.current = self.divided.output
+        return True
+
+    def _take_guard(self, consumers: list[ir.Node]) -> bool:
+        """4 to 7."""
+        found = _nan_guard(self.current, consumers, self.viewer, self.among)
+        if found is None and not (len(consumers) == 1 and self.infinity.selects(consumers[0], self.current)):
+            found = _zeroing(self.softmax_output, self.current, consumers, self.viewer)
+        if found is None:
+            return False
+        if self.guard is not None or self.divided is not None:
+            raise Decline(Code.PROBABILITY_TERM, "the probabilities are guarded twice", found.where)
+        self.guard = found
+        self.nodes.extend(node for node in consumers if node not in self.nodes)
+        self.current = found.where.outputs[0]
+        return True
+
+    def _check_passes(self, node: ir.Node) -> None:
+        """2, 3, 8, 9 and 11 to 13."""
+        if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
-        known = _passes_on(node, current, viewer) or operand(node, current) is not None
-        if is_op(node, "Dropout") and not known:
+        if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
+            return
+        if is_op(node, "Dropout"):
             reason = "an active Dropout draws its mask while it runs, and the operator takes one that is known before"
             raise Decline(Code.PROBABILITY_TERM, reason, node, DROPOUT_ADVICE)
-        if not known and not infinity.selects(node, current):
-            raise Decline(
-                Code.PROBABILITY_TERM,
-                f"{node.op_type} on the probabilities has no counterpart in the operator",
-                node,
-                QUANTISED if is_op(node, *QUANTISING) else None,
-            )
-        nodes.append(node)
-        current = passed_on(node)
+        if not self.infinity.selects(node, self.current):
+            reason = f"{node.op_type} on the probabilities has no counterpart in the operator"
+            raise Decline(Code.PROBABILITY_TERM, reason, node, QUANTISED if is_op(node, *QUANTISING) else None)
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
+    """2, 3 and 11 to 13."""
     if adds_nothing(node, current, viewer):
         return True
     if node.inputs[0] is not current:
