@@ -2,21 +2,21 @@
 attention, and its gradients.
 
     target   := the mean of attention's probabilities over its heads, in any spelling; no gradient flows into it
-    loss     := c * sum over batch, rows and keys of target * (ln target - l)
-    l        := LogSoftmax over the keys of masked(index scores)
+    loss     := c * sum over batch, rows and keys of target * (ln target - log_predicted)
+    log_predicted := LogSoftmax over the keys of masked(index scores)
     masked   := index scores (sparse/index_scores.py) | Where(c, f, masked) | Where(c, masked, f) | Add(masked, mask)
                 f finite and at most -1e30, the mask 0 or such a number
-    gradients:= c * sum over the keys of (y - p) r                        of the weights
-                c * product((y - p) w [r > 0], key), (.., query)          of query and key
+    gradients:= c * sum over the keys of (predicted - target) * rectified                      of the weights
+                c * product((predicted - target) * weight * positive, key), (.., query)        of query and key
 
-with p the target, y the softmax and r the rectified products, in any spelling (index_region.py); c are numbers known
-before the run, one for each. Loss or gradients may be missing. Everything behind the sum over attention's heads has to
+in any spelling; index_region.py says what the names mean. c are numbers known before the run, one for each. Loss or
+gradients may be missing. Everything behind the sum over attention's heads has to
 end in one of these four; what is the indexer's alone may be read by anybody.
 
 The operator's loss takes a probability below 1e-8 for 1e-8, the graph's does not: for ONNX Runtime the attribute
 cpu_loss_floor takes that away; on Ascend the user has to allow it ("loss-floor") where a graph has the loss, and not
-its gradients alone. Its gradients are y - p everywhere, as those of the graph. That the masks leave what attention
-attends is looked at when its list is known (index_loss.py).
+its gradients alone. Its gradients have predicted - target everywhere, as those of the graph. That the masks leave what
+attention attends is looked at when its list is known (index_loss.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.index_region import IndexRegion, K
+from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
@@ -195,9 +195,9 @@ class _Results:
         if not is_op(node, "ReduceSum", "ReduceMean"):
             return None
         part, source = inner.part(value), inner.part(node.inputs[0])
-        if part is not None and not any(part.dims) and (factor := part.only(K)) is not None:
+        if part is not None and not any(part.dims) and (factor := part.only(ROW_LOSS)) is not None:
             return "loss", Place(value, part.dims, factor)
-        factor = None if source is None else source.difference("r")
+        factor = None if source is None else source.difference(Factor.RECTIFIED)
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
@@ -220,7 +220,7 @@ class _Results:
         rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):
             part = inner.part(product.operands[side])
-            factor = None if part is None else part.difference("wh")
+            factor = None if part is None else part.difference(Factor.WEIGHT, Factor.POSITIVE)
             if part is None or factor is None or len(part.dims) != len(product.labels[side]):
                 continue
             by_label = dict(zip(product.labels[side], part.dims, strict=True))

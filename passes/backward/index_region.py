@@ -1,26 +1,41 @@
 """The values between attention's probabilities and the gradients of an indexer's loss, each as the polynomial it is.
 
-    p    the mean of attention's probabilities over its heads: a distribution over the keys, constant to the indexer
-    y    the indexer's own, the softmax of its scores, and l its logarithm
-    n    the logarithm of p, -inf where p is 0; m the same where p m counts as 0 there
-    r    the rectified products of query and key, h where they are positive (1, else 0), w the heads' weights
-    k    what a row adds to the loss: the sum over the keys of p (m - l)
+    target             the mean of attention's probabilities over its heads: a distribution over the keys, which is
+                       constant to the indexer
+    predicted          the indexer's own distribution, the softmax of its scores
+    log_predicted      its logarithm
+    log_target         the logarithm of target, -inf where target is 0
+    safe_log_target    the same, but for the product with target, which is 0 where target is 0
+    rectified          the rectified products of query and key
+    positive           1 where these are positive, 0 elsewhere
+    weight             the heads' weights
+    row_loss           what a row adds to the loss: the sum over the keys of target * (safe_log_target - log_predicted)
 
-Grammar, from the probabilities downwards and, where another operand comes in, upwards:
+Grammar, from the probabilities downwards and, where another operand comes in, upwards. The code cites the numbers of
+the cases; c is a number:
 
-    region := ReduceSum(P) | ReduceMean(P) over all heads: c p            P as region.py has it
-            | LogSoftmax over the keys of the masked scores: l | Exp(l): y | Log(p): n
-            | Relu of the products: c r | the weights, in any layout: c w
-            | layout(region) | Cast(region) | c * region | region / c | region + region | region - region
-            | region * region | region / c, c a sum over the keys of p or y, which is 1
-            | ReduceSum(region) over the keys, of p and y; of p m - p l, the sum of which is k
-            | ReduceSum(k), ReduceMean(k) over rows and batch, at once with the keys or behind them
-            | Where(c, 0, region)      c the condition of one of the scores' masks, where p and y are 0
-            | Where(p == 0, 0, region)    region a multiple of p; n becomes m: so 0 ln 0 is 0, and no NaN
-            | Where(IsNaN(p), NaN, region)
-            | Where(r <= 0, 0, region): region * h
+    region :=
+      1   ReduceSum(P) | ReduceMean(P) over all heads      c * target; P as region.py has it
+      2   LogSoftmax over the keys of the masked scores    log_predicted
+      3   Exp(log_predicted)                               predicted
+      4   Log(target)                                      log_target
+      5   Relu of the products                             c * rectified
+      6   the weights, in any layout                       c * weight
+      7   layout(region) | Cast(region) | c * region
+      8   region / c                                       c also a sum over the keys of target or predicted, which is 1
+      9   region + region | region - region
+     10   region * region
+     11   ReduceSum(region) over the keys                  of target and predicted: a number
+     12   ReduceSum(target * safe_log_target - target * log_predicted) over the keys      row_loss
+     13   ReduceSum(row_loss) | ReduceMean(row_loss)       over rows and batch, at once with the keys or behind them
+     14   Where(IsNaN(target), NaN, region)                the region, for no target is NaN
+     15   Where(target == 0, 0, region)                    region a multiple of target; log_target becomes
+                                                           safe_log_target: so 0 ln 0 is 0, and no NaN
+     16   Where(rectified <= 0, 0, region)                 region * positive
+     17   Where(b, 0, region)                              b the condition of one of the scores' masks, where target and
+                                                           predicted are 0
 
-Zeros where a mask excludes change nothing: every term there has a factor p or y, and both are 0.
+Zeros where a mask excludes (17) change nothing: every term there has a factor target or predicted, and both are 0.
 """
 
 from __future__ import annotations
@@ -28,6 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import onnx_ir as ir
 
@@ -38,20 +54,36 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
-NAMES = "pylmnrwhk"
 Monomial = tuple[int, ...]
 Terms = Mapping[Monomial, float]
+CASES = ("Mul", "Add", "Sub", "Div", "ReduceSum", "ReduceMean", "Exp", "Log", "Where")
 MAX_POWER = 3
 MAX_DEPTH = 40
 
 
-def monomial(word: str) -> Monomial:
-    """The powers of the named quantities, each by its letter."""
-    return tuple(word.count(name) for name in NAMES)
+class Factor(IntEnum):
+    """What the monomials are products of. The number is its place in the powers of a monomial."""
+
+    TARGET = 0
+    PREDICTED = 1
+    LOG_PREDICTED = 2
+    SAFE_LOG_TARGET = 3
+    LOG_TARGET = 4
+    RECTIFIED = 5
+    WEIGHT = 6
+    POSITIVE = 7
+    ROW_LOSS = 8
 
 
-P, Y, L, N, K = (monomial(letter) for letter in "pylnk")
-R, W, H = (monomial(letter) for letter in "rwh")
+def monomial(*factors: Factor) -> Monomial:
+    """The powers of the product of these factors."""
+    return tuple(factors.count(factor) for factor in Factor)
+
+
+ONE, TARGET, PREDICTED = monomial(), monomial(Factor.TARGET), monomial(Factor.PREDICTED)
+LOG_PREDICTED, LOG_TARGET = monomial(Factor.LOG_PREDICTED), monomial(Factor.LOG_TARGET)
+RECTIFIED, WEIGHT, POSITIVE = monomial(Factor.RECTIFIED), monomial(Factor.WEIGHT), monomial(Factor.POSITIVE)
+ROW_LOSS = monomial(Factor.ROW_LOSS)
 
 
 @dataclass(frozen=True)
@@ -61,14 +93,16 @@ class Part:
     terms: Terms
     dims: Arrangement
 
-    def difference(self, behind: str) -> float | None:
-        """c of c * (y - p) times what the letters behind name; None for anything else."""
-        return self._pair(monomial("y" + behind), monomial("p" + behind))
+    def difference(self, *behind: Factor) -> float | None:
+        """c of c * (predicted - target) times these factors; None for anything else."""
+        return self._pair(monomial(Factor.PREDICTED, *behind), monomial(Factor.TARGET, *behind))
 
     @property
     def divergence(self) -> float | None:
-        """c of c * (p m - p l); None for anything else."""
-        return self._pair(monomial("pm"), monomial("pl"))
+        """c of c * target * (safe_log_target - log_predicted); None for anything else."""
+        return self._pair(
+            monomial(Factor.TARGET, Factor.SAFE_LOG_TARGET), monomial(Factor.TARGET, Factor.LOG_PREDICTED)
+        )
 
     def _pair(self, first: Monomial, second: Monomial) -> float | None:
         if set(self.terms) != {first, second}:
@@ -95,9 +129,9 @@ class IndexRegion:
 
     def __post_init__(self) -> None:
         self.viewer, self.tracer = self.region.viewer, self.region.tracer
-        self.parts[self.log] = Part({L: 1.0}, self.rows_and_keys)
+        self.parts[self.log] = Part({LOG_PREDICTED: 1.0}, self.rows_and_keys)  # 2
         scores = self.scores
-        self.parts[scores.rectified] = Part({R: scores.slope}, scores.rectified_dims)
+        self.parts[scores.rectified] = Part({RECTIFIED: scores.slope}, scores.rectified_dims)  # 5
 
     @property
     def rows_and_keys(self) -> Arrangement:
@@ -113,7 +147,7 @@ class IndexRegion:
             node = value.producer()
             weight = self.tracer.trace(value, seeds(self.scores.views[2].stops))
             if weight is not None:
-                self.parts[value] = Part({W: weight.factor}, weight.dims)
+                self.parts[value] = Part({WEIGHT: weight.factor}, weight.dims)  # 6
             elif self._depth >= MAX_DEPTH or node is None or value is not node.outputs[0]:
                 return None
             else:
@@ -128,26 +162,40 @@ class IndexRegion:
         step = self.tracer.look_through(node)
         if step is not None:
             return self._rearranged(node, *step)
-        if is_op(node, "Mul"):
-            return self._multiplied(node)
-        if is_op(node, "Add", "Sub"):
-            return self._added(node, -1.0 if node.op_type == "Sub" else 1.0)
-        if is_op(node, "Div"):
-            below, above = self.part(node.inputs[1]), self.part(node.inputs[0])
-            number = None if below is None else below.only(monomial(""))
-            if below is None or above is None or not number:
-                return None
-            return _part(_scaled(above.terms, 1.0 / number), self.tracer.aligned(above.dims, below.dims))
-        if is_op(node, "ReduceSum", "ReduceMean"):
-            return self._mean_of_heads(node) or self._summed(node)
-        if is_op(node, "Exp", "Log"):
-            inner, source, made = self.part(node.inputs[0]), *((L, Y) if node.op_type == "Exp" else (P, N))
-            factor = None if inner is None else inner.only(source)
-            is_one = factor is not None and abs(factor - 1.0) <= TOLERANCE
-            return Part({made: 1.0}, inner.dims) if inner is not None and is_one else None
-        return self._selected(node) if is_op(node, "Where") else None
+        match node.op_type if is_op(node, *CASES) else "":
+            case "Mul":
+                return self._multiplied(node)
+            case "Add" | "Sub":
+                return self._added(node, -1.0 if node.op_type == "Sub" else 1.0)
+            case "Div":
+                return self._divided(node)
+            case "ReduceSum" | "ReduceMean":
+                return self._mean_of_heads(node) or self._summed(node)
+            case "Exp":
+                return self._function(node, LOG_PREDICTED, PREDICTED)  # 3
+            case "Log":
+                return self._function(node, TARGET, LOG_TARGET)  # 4
+            case "Where":
+                return self._selected(node)
+        return None
+
+    def _function(self, node: ir.Node, of: Monomial, result: Monomial) -> Part | None:
+        """What a function makes of one quantity, the factor of which is 1."""
+        inner = self.part(node.inputs[0])
+        factor = None if inner is None else inner.only(of)
+        is_one = factor is not None and abs(factor - 1.0) <= TOLERANCE
+        return Part({result: 1.0}, inner.dims) if inner is not None and is_one else None
+
+    def _divided(self, node: ir.Node) -> Part | None:
+        """8."""
+        above, below = self.part(node.inputs[0]), self.part(node.inputs[1])
+        number = None if below is None else below.only(ONE)
+        if below is None or above is None or not number:
+            return None
+        return _part(_scaled(above.terms, 1.0 / number), self.tracer.aligned(above.dims, below.dims))
 
     def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Part | None:
+        """7."""
         part = self.part(source)
         if part is None:
             return None
@@ -156,6 +204,7 @@ class IndexRegion:
         return _part(part.terms, self.viewer.rearranged(node, part.dims))
 
     def _multiplied(self, node: ir.Node) -> Part | None:
+        """7 and 10."""
         one, other = node.inputs[0], node.inputs[1]
         assert one is not None and other is not None
         for number, tensor in ((one, other), (other, one)):
@@ -169,13 +218,14 @@ class IndexRegion:
         terms: dict[Monomial, float] = {}
         for a, x in left.terms.items():
             for b, y in right.terms.items():
-                power = tuple(i + j for i, j in zip(a, b, strict=True))
+                power = _product(a, b)
                 if max(power) > MAX_POWER:
                     return None
                 terms[power] = terms.get(power, 0.0) + x * y
         return _part(terms, self.tracer.aligned(left.dims, right.dims))
 
     def _added(self, node: ir.Node, sign: float) -> Part | None:
+        """9."""
         left, right = self.part(node.inputs[0]), self.part(node.inputs[1])
         if left is None or right is None:
             return None
@@ -184,7 +234,7 @@ class IndexRegion:
     # -- sums -----------------------------------------------------------------------------------
 
     def _mean_of_heads(self, node: ir.Node) -> Part | None:
-        """The sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
+        """1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
         source, axes, space = node.inputs[0], reduced_axes(node), self.viewer.space
         tensor = None if source is None else self.region.tensors.get(source)
         factor = None if tensor is None else tensor.quantity.probabilities(self.region.dropout)
@@ -199,7 +249,7 @@ class IndexRegion:
             return None
         kept: Arrangement = ((),) if int_attr(node, "keepdims", 1) else ()
         dims = (*own[:axis], *kept, *own[axis + 1 :])
-        return _part({P: factor * (heads if node.op_type == "ReduceSum" else 1.0)}, dims)
+        return _part({TARGET: factor * (heads if node.op_type == "ReduceSum" else 1.0)}, dims)
 
     def summed_dims(self, node: ir.Node, dims: Arrangement) -> tuple[Axes, Arrangement] | None:
         """The axes that a reduction of a tensor of this arrangement runs over, in order, and what it leaves."""
@@ -216,6 +266,7 @@ class IndexRegion:
         return gone, tuple(() if place in chosen else dims[place] for place in every if keep or place not in chosen)
 
     def _summed(self, node: ir.Node) -> Part | None:
+        """11 to 13."""
         part = self.part(node.inputs[0])
         summed = None if part is None else self.summed_dims(node, part.dims)
         if part is None or summed is None:
@@ -230,17 +281,17 @@ class IndexRegion:
         if set(keys) <= set(gone):
             terms = self._over_keys(part, set(gone) == set(keys))
         else:
-            terms = part.terms if part.only(K) is not None and not set(keys) & set(gone) else None
+            terms = part.terms if part.only(ROW_LOSS) is not None and not set(keys) & set(gone) else None
         return None if terms is None else _part(_scaled(terms, factor), kept)
 
     def _over_keys(self, part: Part, alone: bool) -> Terms | None:
-        """A sum over the keys: of p and y it is 1, and of p (m - l) what a row adds to the loss, which alone may be
+        """11 and 12: the sum over the keys, and over nothing else if `alone`. Only what a row adds to the loss may be
         summed over rows as well."""
         divergence = part.divergence
         if divergence is not None and len(part.dims) == 3:
-            return {K: divergence}
-        if alone and set(part.terms) <= {P, Y}:
-            return {monomial(""): sum(part.terms.values())}
+            return {ROW_LOSS: divergence}
+        if alone and set(part.terms) <= {TARGET, PREDICTED}:
+            return {ONE: sum(part.terms.values())}
         return None
 
     # -- selections -----------------------------------------------------------------------------
@@ -254,27 +305,43 @@ class IndexRegion:
             return None
         test = condition.producer()
         if math.isnan(number):
-            tested = self.part(test.inputs[0]) if is_op(test, "IsNaN") and test is not None else None
-            return part if tested is not None and tested.only(P) is not None else None
+            return part if self._tests_nan(test) else None
         if number != 0.0:
             return None
-        if is_op(test, "Equal") and test is not None:
-            tested = self._beside_zero(test)
-            if tested is None or tested.only(P) is None or not all(each[0] > 0 for each in part.terms):
-                return None
-            return _part({_guarded(each): factor for each, factor in part.terms.items()}, part.dims)
-        if is_op(test, "LessOrEqual") and test is not None:
-            tested = self._beside_zero(test)
-            slope = None if tested is None else tested.only(R)
-            dims = None if tested is None else self.tracer.aligned(part.dims, tested.dims)
-            if slope is None or slope <= 0:
-                return None
-            return _part(
-                {tuple(i + j for i, j in zip(each, H, strict=True)): x for each, x in part.terms.items()}, dims
-            )
-        if part.dims != self.rows_and_keys or not all(each[0] + each[1] > 0 for each in part.terms):
+        if test is not None and is_op(test, "Equal"):
+            return self._guarded(part, test)
+        if test is not None and is_op(test, "LessOrEqual"):
+            return self._where_positive(part, test)
+        return part if self._is_masked(part, condition) else None
+
+    def _tests_nan(self, test: ir.Node | None) -> bool:
+        """14: is this IsNaN of a target?"""
+        tested = None if test is None or not is_op(test, "IsNaN") else self.part(test.inputs[0])
+        return tested is not None and tested.only(TARGET) is not None
+
+    def _guarded(self, part: Part, test: ir.Node) -> Part | None:
+        """15."""
+        tested = self._beside_zero(test)
+        if tested is None or tested.only(TARGET) is None or not all(power[Factor.TARGET] > 0 for power in part.terms):
             return None
-        return part if any(self._excludes(mask, condition) for mask in self.masks) else None
+        return _part({_with_safe_log(power): factor for power, factor in part.terms.items()}, part.dims)
+
+    def _where_positive(self, part: Part, test: ir.Node) -> Part | None:
+        """16."""
+        tested = self._beside_zero(test)
+        slope = None if tested is None else tested.only(RECTIFIED)
+        if tested is None or slope is None or slope <= 0:
+            return None
+        return _part(
+            {_product(power, POSITIVE): factor for power, factor in part.terms.items()},
+            self.tracer.aligned(part.dims, tested.dims),
+        )
+
+    def _is_masked(self, part: Part, condition: ir.Value) -> bool:
+        """17: is a part 0 wherever this condition of a mask holds?"""
+        distributions = all(power[Factor.TARGET] + power[Factor.PREDICTED] > 0 for power in part.terms)
+        along = part.dims == self.rows_and_keys
+        return along and distributions and any(self._excludes(mask, condition) for mask in self.masks)
 
     def _beside_zero(self, test: ir.Node) -> Part | None:
         """The first operand of a comparison, where the other is 0."""
@@ -290,10 +357,16 @@ class IndexRegion:
         return own is theirs and negated == (other if mask.when else not other)
 
 
-def _guarded(power: Monomial) -> Monomial:
-    """The monomial with each n as m."""
-    m, n = NAMES.index("m"), NAMES.index("n")
-    return tuple(power[m] + power[n] if place == m else 0 if place == n else each for place, each in enumerate(power))
+def _product(one: Monomial, other: Monomial) -> Monomial:
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+def _with_safe_log(power: Monomial) -> Monomial:
+    """The monomial with every log_target as safe_log_target."""
+    result = list(power)
+    result[Factor.SAFE_LOG_TARGET] += result[Factor.LOG_TARGET]
+    result[Factor.LOG_TARGET] = 0
+    return tuple(result)
 
 
 def _scaled(terms: Terms, factor: float) -> Terms:
