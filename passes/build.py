@@ -300,13 +300,15 @@ class Mover:
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
         """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.
 
+        A size that is known to be 0 is copied, inferred or computed as well: as a constant 0 copies a dimension.
+
         Both together are refused in a run in which a copied size is 0. Before opset 14 a size of 0 in a computed target
         copies a dimension, too: such a run may end in an error of this Reshape.
         """
         dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []
         for index, dim in enumerate(target):
-            size = self.space.size(dim).const
+            size = self.space.size(dim).const or None
             if size is None and index < len(dims) and dims[index] == dim:
                 size = 0
             sizes.append(size)

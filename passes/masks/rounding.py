@@ -38,7 +38,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
-from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
@@ -123,7 +123,8 @@ def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collec
 def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
     """A decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one, else None.
 
-    A selection among them stands for the number that it puts into the bias.
+    A selection among them stands for the number that it puts into the bias, and a floor for its number, to which the
+    terms behind it are added.
     """
     order = _Order(values.viewer.facts, BINARY_MASKS in assume)
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
@@ -137,8 +138,13 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     ]
     low = [(term, each) for term, each in huge if each.negative]
     high = [(term, each) for term, each in huge if each.positive]
-    if any(one is not other for one, _ in low for other, _ in high):
-        culprit = high[0][0].node
+    opposite = [other for one, _ in low for other, _ in high if one is not other]
+    for place, term in enumerate(terms):
+        if isinstance(term, FloorTerm) and abs(term.floor) >= HUGE:
+            others = high if (term.floor < 0) ^ (term in turned) else low
+            opposite.extend(other for other, _ in others if terms.index(other) > place)
+    if opposite:
+        culprit = opposite[0].node
         return Decline(
             Code.MASK_VALUE,
             "numbers of both signs that swallow the scores may be added up",

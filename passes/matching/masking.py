@@ -4,7 +4,8 @@
     guard     what a guard behind the softmax tests (row_guards.py), or a factor on the probabilities that is the mask
     sink      beside the scores it makes a row without a key 0; as a gate or in the total alone it leaves NaN
 
-Refused beside a sink: a guard that tests the scores alone; as a gate or in the total, terms that may make a whole row
+Refused beside a sink: a guard that tests the scores alone; a guard by the mask, unless the sink is proven to be less
+than +inf; as a gate or in the total, terms that may make a whole row
 -inf, but for what a guard makes 0; as a gate behind a guard, terms that may make a score +inf.
 """
 
@@ -60,10 +61,11 @@ class Masking:
         rows = key.rows(steps.qk, row, viewer.space)
         if sunk is not None and guard in (RowGuard.BIAS, RowGuard.SCORES):
             raise Decline(Code.PROBABILITY_TERM, "a guard that tests the scores, not the sink beside them", anchor.node)
-        values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts))
+        guarded = guard in (RowGuard.SELECTION, RowGuard.PRODUCT)
+        values = TermValues(viewer, None if sunk is None else sink_above(sunk, viewer.facts, guarded))
         planner = MaskPlanner(values, Grid.of(rows, key.columns, viewer.space))
         bare = anchor.sink is not None and anchor.sink.held is None
-        if (steps.gate is not None or bare) and guard in (RowGuard.NONE, RowGuard.SELECTION, RowGuard.PRODUCT):
+        if (steps.gate is not None or bare) and (guarded or guard is RowGuard.NONE):
             _check_finite(values, terms, only_mask(terms) if guard is RowGuard.SELECTION else None)
         if steps.route.gradient:
             planner = replace(planner, packing=probabilities.dropout is None, gradient=True)

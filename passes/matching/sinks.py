@@ -155,11 +155,15 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
     return (*dims[:axis], found.columns, *dims[axis + 1 :])
 
 
-def sink_above(sunk: Sunk, facts: Facts) -> float:
-    """A number no sink is below. Raises Decline where it may be +inf."""
+def sink_above(sunk: Sunk, facts: Facts, guarded: bool) -> float:
+    """A number no sink is below. Raises Decline where it may be +inf; of a sink whose numbers are not known only behind
+    a guard by a mask: there a row without a key is 0 or NaN, and which the operator does not tell apart."""
     interval = facts.bounds.of(sunk.step.value)
     if sunk.sink.view is None:
         interval = sunk.sink.number, sunk.sink.number
+    if interval is None and guarded:
+        reason = "a sink that may be +inf turns every row into NaN, but for those that the guard makes 0"
+        raise Decline(Code.PROBABILITY_TERM, reason, sunk.step.node, "make the sink a constant")
     if interval is None:
         return -math.inf
     if interval[1] == math.inf:

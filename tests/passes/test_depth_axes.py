@@ -64,3 +64,14 @@ def test_values_of_each_row_are_no_attentions() -> None:
     body = f's = Einsum<equation="bhid,bhjd->bhij">(q, k) {SOFTMAX} y = Einsum<equation="bhij,bijd->bihd">(p, v)'
     block, _ = block_of(parse(body, inputs=inputs, outputs="float[B,S,4,2] y"))
     assert block.code == "shape"
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_a_value_of_no_size(opset: int) -> None:
+    """Sizes of the result that are known to be 0 copy no dimension of it."""
+    body = "kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) p = Softmax<axis=-1>(s) o = MatMul(p, v) "
+    body += "t = Transpose<perm=[2,0,1,3]>(o) to = Constant<value=int64[3] {0,0,-1}>() y = Reshape(t, to) "
+    inputs = "float[2,6,3,4] q, float[2,6,9,4] k, float[2,6,9,0] v"
+    proto = parse(body, inputs=inputs, outputs="float[3,2,0] y", opset=opset)
+    block, _ = block_of(proto)
+    assert block.status == "fused"

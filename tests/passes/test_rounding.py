@@ -64,6 +64,9 @@ DECLINED = {
     "moderate_and_a_bias": "a = Add(s, u) x = Add(a, b) ",
     "moderate_and_a_float_mask": "d = Mul(b, least) a = Add(s, u) x = Add(a, d) ",
     "opposite_signs": "h = Where(m, zero, high) a = Add(s, t) c = Add(a, h) x = Add(c, w) ",
+    "opposite_sign_behind_a_floor": "a = Add(s, t) c = Max(a, least) h = Where(m, zero, high) x = Add(c, h) ",
+    "opposite_sign_behind_a_floor_and_an_endless_mask": "a = Where(m, s, low) c = Max(a, least) "
+    "f1 = Constant<value=float {3.4028234663852886e38}>() x = Add(c, f1) ",
     "opposite_signs_of_an_if": "t1 = Cast<to=1>(i) t2 = ReduceMax<keepdims=0>(t1) c = Cast<to=9>(t2) d = If (c) <"
     "then_branch = y () => (float o) { o = Identity(zero) }, else_branch = n () => (float o) { o = Identity(high) }> "
     "h = Where(m, d, zero) a = Add(s, h) x = Add(a, w) ",

@@ -123,6 +123,19 @@ def test_a_sink_that_is_not_known_before_the_run(fill: str, value: float) -> Non
     assert block.status == "fused"
 
 
+@pytest.mark.parametrize("guard", ["p = Where(m, p1, nought) ", "f = Cast<to=1>(m) p = Mul(p1, f) "])
+@pytest.mark.parametrize("fill", ["-30.0", "-3.4028234663852886e38", "-inf"])
+def test_a_sink_that_may_be_infinite_behind_a_guard(fill: str, guard: str) -> None:
+    """A sink of +inf makes every row NaN, but for those without a key where the guard selects."""
+    terms = f"low = Constant<value=float {{{fill}}}>() nought = Constant<value=float {{0.0}}>() x = Where(m, s, low) "
+    given = "bool[B,1,1,T] m, float[1,4,1,1] t"
+    guarded = DROP_LAST.replace("p = ", "p1 = ") + guard
+    proto = model(ROWS + "e = Expand(t, full) " + BEHIND, guarded, terms, given)
+    block = same(proto, m=PADDING, t=np.array([np.inf, 0.0, 1.0, -np.inf], np.float32).reshape(1, 4, 1, 1))
+    assert block.code == "probability_term"
+    assert block.culprit == "c" or fill == "-inf"
+
+
 def test_grouped_heads() -> None:
     """One key head for each two query heads, in a dimension of their own."""
     sink = "t = Constant<value=float[1,2,2,1,1] {-0.5,1.5,0.0,3.0}>() four = Constant<value=int64[1] {4}>() "
