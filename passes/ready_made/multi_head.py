@@ -18,7 +18,8 @@ CPU kernel runs it with past_present_share_buffer, or with cached keys and value
 ONNX Runtime's CPU kernel does not take the packed forms of rank 5; they mean what the operator's documentation says.
 
 Refused: the score matrix as an output; cache_indirection, which names the beam whose cache holds a key; a decoder's
-query, key and value side by side, with which ONNX Runtime crashes.
+query, key and value side by side, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the
+wrong ones. Where their number is open, a run with several ends in an error of a Reshape.
 """
 
 from __future__ import annotations
@@ -80,7 +81,10 @@ def _converted(call: Call, places: Inputs, length: ir.Value | None) -> Converted
         raise call.decline(Code.SCORES_ARE_OUTPUT, "qk, the scores, is read")
     if call.input(places.indirection) is not None:
         raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and in which is data")
-    query, key, value = _biased(call, call.input(places.bias), *_operands(call))
+    operands = _operands(call)
+    if places is DECODER and length is not None:
+        operands = operands[0], _one_row(call, operands[1]), _one_row(call, operands[2])
+    query, key, value = _biased(call, call.input(places.bias), *operands)
     past_key, past_value = call.input(places.past_key), call.input(places.past_value)
     past = None if past_key is None or past_value is None else (past_key, past_value)
     if length is not None and past is None:
@@ -129,6 +133,18 @@ def _operands(call: Call) -> tuple[ir.Value, ir.Value, ir.Value]:
     if value is None:
         return query, _unpacked(call, key, 0), _unpacked(call, key, 1)
     return query, key, value
+
+
+def _one_row(call: Call, value: ir.Value) -> ir.Value:
+    """A decoder's new keys or values [B, 1, N * D]. Of more rows ONNX Runtime reads the wrong ones, and the fused model
+    refuses a run with them."""
+    rows, width = call.size(value, 1), call.size(value, 2)
+    if rows == 1 or width is None:  # without a width there is no head size, which is declined
+        return value
+    if rows is not None:
+        reason = f"{value.name!r} has {rows} rows, and ONNX Runtime's CPU kernel writes one behind the past"
+        raise call.decline(Code.READY_MADE, reason)
+    return call.builder.op("Reshape", [value, call.builder.ints([0, 1, width])], call.info.dtype(value))
 
 
 def _unpacked(call: Call, packed: ir.Value, index: int) -> ir.Value:

@@ -408,6 +408,7 @@ DECODER_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "buffers of their own": ({**ROOM, "past_present_share_buffer": 0}, "ready_made", "not one buffer"),
     "cached keys that are updated": ({**CACHED, "past_present_share_buffer": 1}, "ready_made", "updated"),
+    "several new keys": ({**ROOM, "L": 3, "fixed": True}, "ready_made", "3 rows"),
     "side by side": ({**ROOM, "q": "B 1 48", "k": None, "v": None}, "ready_made", "side by side"),
     "scores": ({**CACHED, "outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),
 }
@@ -419,6 +420,15 @@ def test_decoder_refused(name: str) -> None:
     got, reason = declined(decoder(**features))
     assert got == code
     assert words in reason
+
+
+def test_a_run_with_several_new_keys_is_refused() -> None:
+    """ONNX Runtime reads other rows than those of the new keys then."""
+    operator = decoder(**{**ROOM, "L": 3})
+    feeds = operator.feeds()
+    result, _ = fused(operator.model(feeds))
+    with pytest.raises(Exception, match="cannot be reshaped"):
+        run(result, feeds)
 
 
 @pytest.mark.parametrize("make", [multi_head, decoder])
