@@ -34,6 +34,8 @@ SPREAD = "Expand to"
 """A batch that is spread to a number: it is the number, or 1."""
 JOINED = "axis of Concat"
 """Its operands need not agree along the axes that it had and has. ONNX Runtime leaves out an empty one."""
+OVERFLOWS = 1e15
+"""With a factor of this size the number of a mask may be infinite in float32, where it is any of the larger ones."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
 
@@ -99,7 +101,8 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
-    infinite = onnx.TensorProto.FLOAT16 in inputs and max(_factors(words), default=0.0) > FLOAT16_MAX
+    # The number of a mask, or a half of it, overflows with such a factor.
+    infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if onnx.TensorProto.FLOAT16 in inputs else OVERFLOWS)
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
 
 

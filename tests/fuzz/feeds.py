@@ -23,6 +23,8 @@ import numpy as np
 from tests.fuzz.difference import LARGEST, Array, Feed
 from tests.fuzz.graph import Case, Input
 
+OWN_HEADS = frozenset("KV")
+"""How many heads key and value have: 1 is repeated for all of the query."""
 MASKS = ("bool", "int01", "scale01", "fmask")
 STYLES = (
     "ones", "zeros", "rows", "twos", "negative", "packed", "mixed", "many", "large", "huge", "near", "nan keys",
@@ -46,8 +48,11 @@ def feeds(case: Case, seed: int, count: int = 4) -> list[Feed]:
     if {"late", "factor behind"}.intersection(case.words):
         styles = [style for style in styles if style != "overflow"]
     named = ["plain", *rng.choice(styles, count - 1, replace=False)] if count > 1 else ["plain"]
-    if "zeros" not in named and not case.assume and any(each.role in MASKS for each in case.inputs):
-        named.append("zeros")
+    roles = {each.role for each in case.inputs}
+    wanted = {"zeros": roles.intersection(MASKS), "many": "sink" in roles}
+    named += [style for style, holds in wanted.items() if holds and style not in named and not case.assume]
+    if case.open & OWN_HEADS and "one size" not in named:
+        named.append("one size")
     return [feed(case, str(style), rng) for style in named]
 
 
@@ -64,7 +69,7 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
         lenient = not matched or bool(case.open & {"N", "D"})
     elif style == "one size" and case.open:
-        letter = str(rng.choice(sorted(case.open)))
+        letter = str(rng.choice(sorted(case.open & OWN_HEADS or case.open)))
         sizes[letter] = sizes["M" if letter == "B" else letter] = 1
         # Batches of 1 are repeated; what else does not agree may be refused.
         lenient = not any(len(each.dims) > 2 and each.dims[0] == letter for each in case.inputs)

@@ -61,7 +61,8 @@ class _Composer(Rare):
             sizes["S"] = 1
         opened = {letter for letter in "BST" if rng.random() < 0.45}
         if rng.random() < 0.06 and sizes["K"] == sizes["N"]:
-            opened.add(rng.choice("ND"))
+            opened |= set(rng.choice(["N", "D", "K", "KV", "V"]))
+            sizes["V"] = sizes["K"]
         if "S" in opened and sizes["S"] == sizes["T"] and rng.random() < 0.4:
             opened.add("T")
         self.g = Graph(rng, sizes, frozenset(opened), rng.choice([13, 14, 17, 17, 18, 20, 21]))
@@ -130,7 +131,8 @@ class _Composer(Rare):
         mixed = rng.random() < 0.15
         if held:
             g.words.append(held)
-        for name, dims in (("q", ("B", "N", "S", "D")), ("k", ("B", "K", "T", "D")), ("v", ("B", "K", "T", "E"))):
+        owner = "V" if "V" in g.open else "K"
+        for name, dims in (("q", ("B", "N", "S", "D")), ("k", ("B", "K", "T", "D")), ("v", ("B", owner, "T", "E"))):
             b, n, s, d = dims
             form = rng.choice(["BNSD", "BNSD", "BSND", "BSH"])
             if name != "q" and held and not (mixed and name == "v"):
@@ -181,7 +183,7 @@ class _Composer(Rare):
             query = self._scaled(query, factor)
         if "key" in places:
             key = self._scaled(key, factor)
-        if rng.random() < 0.06 and not g.open & {"N", "D"}:
+        if rng.random() < 0.06 and not g.open & {"N", "K", "V", "D"}:
             scores = self._folded(query, key)
         elif rng.random() < 0.12:
             scores = g.op("Einsum", query, key, equation="bnsd,bntd->bnst")

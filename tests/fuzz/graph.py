@@ -1,7 +1,7 @@
 """Writing a random graph: nodes, constants, and inputs that know what they are for.
 
-Sizes are letters (B batch, N query heads, K key heads, S rows, T keys, D and E depths) or numbers. A letter of `open`
-is a symbol of the model; the others are written down as their size.
+Sizes are letters (B batch, N query heads, K key heads, V those of values where they are open, S rows, T keys, D and E
+depths) or numbers. A letter of `open` is a symbol of the model; the others are written down as their size.
 """
 
 from __future__ import annotations
