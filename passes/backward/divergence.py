@@ -34,10 +34,11 @@ from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, producer
 from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse.index_scores import OUTWEIGHS, IndexScores, Mask, plain_scores
+from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores
 
 MAX_MASKS = 8
 
@@ -141,12 +142,12 @@ def _mask(value: ir.Value, region: Region) -> tuple[ir.Value, Mask] | None:
         condition, chosen, other = inputs
         for inner, fill, when in ((other, chosen, True), (chosen, other, False)):
             number = region.viewer.filler(fill, inner)
-            if number is not None and -float("inf") < number <= OUTWEIGHS:
+            if number is not None and -float("inf") < number <= DOMINATING:
                 return inner, Mask(condition, when)
     if is_op(node, "Add"):
         for inner, mask in (inputs, inputs[::-1]):
             numbers = region.viewer.facts.sets.of(mask)
-            if numbers is not None and all(number == 0 or -float("inf") < number <= OUTWEIGHS for number in numbers):
+            if numbers is not None and all(number == 0 or -float("inf") < number <= DOMINATING for number in numbers):
                 return inner, Mask(mask, True)
     return None
 

@@ -17,8 +17,8 @@ from fa_compiler.passes.backward.match import Pair, PairDecline
 from fa_compiler.passes.backward.quantities import Rows
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.bias_checks import FILL
+from fa_compiler.passes.masks.magnitudes import MODERATE
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.mask_values import MODERATE
 from fa_compiler.passes.masks.terms import Put
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options

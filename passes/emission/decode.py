@@ -42,6 +42,7 @@ from fa_compiler.passes.emission.step import Step
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -54,7 +55,6 @@ CORNER_CAUSAL = 3
 """The sparse_mode of a causal band from the bottom right corner."""
 MASKED_SCORE = -1e12
 """The operator's score of a masked key."""
-LARGEST_HALF = 65504.0
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Decoding:
         depth = self.match.space.size(self.match.roles.depth).const
         if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
             return False
-        return abs(self.match.scale) * depth * LARGEST_HALF**2 < -MASKED_SCORE / 10
+        return abs(self.match.scale) * depth * FLOAT16_MAX**2 < -MASKED_SCORE / 10
 
     def _shift(self, steps: tuple[Shift, ...]) -> ir.Value | None:
         """The pse_shift."""

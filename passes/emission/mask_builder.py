@@ -18,8 +18,8 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes, product
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
-from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.masks.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.matching.match import AttentionMatch

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.masks.mask_values import DOMINATING, TermValues
+from fa_compiler.passes.masks.magnitudes import DOMINATING
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.terms import SelectTerm, Term
 from fa_compiler.passes.report import Code
 

@@ -59,19 +59,20 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
-from fa_compiler.passes.masks.mask_terms import aligned, excluded, padded, shifts_of
-from fa_compiler.passes.masks.mask_values import (
+from fa_compiler.passes.masks.magnitudes import (
     DOMINATING,
     FLOAT32_MAX,
+    HUGE,
     LOST_SHARE,
     ROUNDS_SCORES_AWAY,
     SHIFT,
     SMALL_SHARE,
     UNSEEN,
-    TermValues,
 )
+from fa_compiler.passes.masks.mask_terms import aligned, excluded, padded, shifts_of
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.rounding import HUGE, order_shows, taken_to_hide_it
+from fa_compiler.passes.masks.rounding import order_shows, taken_to_hide_it
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.masks.terms import (
     AddTerm,
@@ -326,7 +327,7 @@ class MaskPlanner:
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
         # In a row that is masked everywhere a finite number has to swallow the biases, too.
-        infinite = -math.inf in (self.values.of(live[: index + 1], index) or ())
+        infinite = (self.values.of(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
         share = SMALL_SHARE if infinite else LOST_SHARE
         harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
         term = live[index]

@@ -9,24 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX, FLOAT32_MAX, MODERATE, SHIFT, SMALL_SHARE
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.options import MASKS_DOMINATE
-
-DOMINATING = -1e30
-MODERATE = -1e3
-"""With `--assume masks-dominate`, a constant of at most this is a mask."""
-ROUNDS_SCORES_AWAY = -1e5
-"""A number below this, added to a float32 score, leaves it less than seven bits behind the point."""
-SHIFT = 1.0
-"""One number up to this, added to all scores, rounds them no more than they are rounded anyway."""
-UNSEEN = 2.0**-24
-"""One number up to this is lost in scores of common size, also where a large addend rounds them."""
-FLOAT16_MAX = 65504.0
-FLOAT32_MAX = float(np.finfo(np.float32).max)
-SMALL_SHARE = 0.1
-LOST_SHARE = 2.0**-26
-"""Less than half of the last bit of a float32 number: added to it, such a number is lost."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
-from fa_compiler.passes.masks.mask_values import FLOAT16_MAX, TermValues
+from fa_compiler.passes.masks.magnitudes import FINE, FLOAT16_MAX, HUGE, LOST_SHARE
+from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
@@ -46,12 +47,6 @@ from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.cases import SHORT_FLOATS
 from fa_compiler.passes.values.value_sets import MOVES, overwrites, unmoved
 
-HUGE = 1e22
-"""Scores below 1e14 are lost in a float32 number of this size."""
-FINE = 256.0
-"""A float32 number up to this leaves a score it is added to at least 15 bits behind the point."""
-LAST_BIT = 2.0**-26
-"""Less than half of the last bit of a float32 number: added to it, such a number is lost."""
 CANCELLED = 2.0**-24
 """What is left, at least, of a float32 number after subtracting another: its last bit, or nothing."""
 SMALLEST_REST = 2.0**-24
@@ -169,7 +164,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     first = wide[0]
     scaled = any(abs(math.frexp(factor)[0]) != 0.5 for factor in _factors_behind(terms, first))
     least = min((each.least for _, each in huge), default=math.inf)
-    lost = math.isinf(least) or order.largest(first.value) < least * LAST_BIT
+    lost = math.isinf(least) or order.largest(first.value) < least * LOST_SHARE
     if scaled or len(plain) > 1 or not lost:
         return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
     return None

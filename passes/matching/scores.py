@@ -33,6 +33,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.sinks import AddSink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
@@ -41,7 +42,6 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 
-LOWEST_FLOOR = -1e30
 MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
@@ -346,7 +346,7 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         return None
     for scores, number in candidates:
         floor = None if number is None else viewer.info.scalar(number)
-        if scores is None or floor is None or not floor <= LOWEST_FLOOR:
+        if scores is None or floor is None or not floor <= DOMINATING:
             continue
         if viewer.info.dtype(scores) == ir.DataType.FLOAT and _may_keep_shape(scores, node, viewer.info):
             return Floor(node, floor), scores

@@ -15,7 +15,7 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.mask_values import FLOAT32_MAX
+from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX, LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.factors import Factor, moderate, operand
 from fa_compiler.passes.matching.probabilities import ProbabilityPath, passed_on
@@ -37,7 +37,6 @@ from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.slices import keeps_everything
 
-SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 """Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
 LARGEST_RATIO = 1024.0
 """How far the scales of two products may be apart: the operator has one scale, so that one of the queries is multiplied

@@ -23,6 +23,7 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probabilities import FLOATS
@@ -37,7 +38,6 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 from fa_compiler.passes.values.value_sets import ValueSets
 
-SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 """Values of softmax_precision that round float32 scores."""
 

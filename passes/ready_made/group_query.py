@@ -31,8 +31,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.band import Band
+from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.mask_values import FLOAT32_MAX
 from fa_compiler.passes.masks.terms import Add, Masked, Shift
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr

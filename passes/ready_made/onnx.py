@@ -37,9 +37,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
-from fa_compiler.passes.masks.mask_values import DOMINATING
 from fa_compiler.passes.masks.terms import Masked, Shift
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op

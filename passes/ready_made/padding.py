@@ -39,9 +39,8 @@ import onnx_ir as ir
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FINE, FLOAT32_MAX, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.mask_values import DOMINATING, FLOAT32_MAX, SMALL_SHARE
-from fa_compiler.passes.masks.rounding import FINE
 from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS

@@ -28,11 +28,9 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.nodes import int_attr, is_op, producer, reduced_axes
 from fa_compiler.passes.values.shape_rules.context import Shape
-
-OUTWEIGHS = -1e30
-"""At most this number, a masked score ranks behind every other in float32; as for the scores of attention."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +96,13 @@ def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | 
         condition, chosen, other = operands
         for scores, fill, when in ((other, chosen, True), (chosen, other, False)):
             number = facts.info.scalar(fill)
-            if number is not None and number <= OUTWEIGHS:
+            if number is not None and number <= DOMINATING:
                 yield scores, Mask(condition, when)
 
 
 def _outweighs(mask: ir.Value, facts: Facts) -> bool:
     numbers = facts.sets.of(mask)
-    return numbers is not None and all(number == 0 or number <= OUTWEIGHS for number in numbers)
+    return numbers is not None and all(number == 0 or number <= DOMINATING for number in numbers)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from fa_compiler.passes.masks.mask_values import FLOAT16_MAX
+from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from tests.fuzz.difference import Array, Feed
 from tests.fuzz.feeds import feeds
 from tests.fuzz.graph import Case
 from tests.fuzz.mutations import change, forget
-from tests.fuzz.oracle import NARROWED, STEEP, Judge
+from tests.fuzz.oracle import NARROWED, SCORE_BITS, STEEP, Judge
 from tests.fuzz.snippets import case_of
 
 OVERFLOWING = ("huge", "overflow")
@@ -37,6 +37,11 @@ JOINED = "axis of Concat"
 OVERFLOWS = 1e15
 """With a factor of this size the number of a mask may be infinite in float32, where it is any of the larger ones."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
+
+SUMMED = re.compile(r"(?:Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before \w*(?:MatMul|Einsum|Gemm)")
+"""A large number that a product sums up: what it is added to is rounded as large scores are."""
+TERMS = 10.0
+"""So many of it, at most, as heads have numbers."""
 
 
 def judged(
@@ -100,6 +105,8 @@ def are_open(words: Sequence[str]) -> bool:
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
     made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
+    summed = [abs(float(each)) for word in words for each in SUMMED.findall(word)]
+    made.rough = max(made.rough, TERMS * max(summed, default=0.0) * SCORE_BITS)
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
     # The number of a mask, or a half of it, overflows with such a factor.
     infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if onnx.TensorProto.FLOAT16 in inputs else OVERFLOWS)

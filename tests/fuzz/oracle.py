@@ -45,7 +45,7 @@ NARROWED = 400.0
 VANISHING = 1e4
 """Rounded scores of this size are known to 1e-3: an infinite value may meet a probability of 0, or one next to it."""
 STEEP_STYLES = ("near", "large", "huge", "large scores")
-ENLARGED = re.compile(r"(Mul|Div) (of|-?\d)")
+ENLARGED = re.compile(r"(Mul|Div) (of|-?\d)|\w is -?\d")
 """Changes that may make scores large."""
 ALLOWS_ZERO = 14
 """From this opset on a Reshape can make a size of 0 in every place."""

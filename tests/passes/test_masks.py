@@ -127,9 +127,10 @@ def test_opposite_masks_cancel_before_a_factor_makes_them_infinite(factor: str, 
 
 
 @pytest.mark.parametrize("bias", ["1e33", "-1e33"])
-def test_a_bias_is_not_swallowed_before_a_factor_makes_the_mask_infinite(bias: str) -> None:
+@pytest.mark.parametrize("other", ["0.0", "-inf"])
+def test_a_bias_is_not_swallowed_before_a_factor_makes_the_mask_infinite(other: str, bias: str) -> None:
     """Behind the factor the mask alone is -inf, and its sum with a positive bias is not."""
-    terms = numbers(low=MIN, zero="0.0", c="1.000002") + "a = Where(m, zero, low) "
+    terms = numbers(low=MIN, zero=other, c="1.000002") + "a = Where(m, zero, low) "
     terms += f"b = Constant<value=float[6] {{{bias},{bias},0.0,0.0,{bias},0.0}}>() "
     block = same(model(terms + "u = Add(s, b) w = Add(u, a) x = Mul(w, c)"))
     assert block.mask != "atten_mask+real_shift"
