@@ -38,6 +38,9 @@ OVERFLOWS = 1e15
 """With a factor of this size the number of a mask may be infinite in float32, where it is any of the larger ones."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
+MULTIPLIED = re.compile(r"(?:Mul|Div) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
+OVERFLOWS_HUGE = 1e8
+"""With a factor of this size the values of a `huge` feed, up to 1e30, are infinite."""
 SUMMED = re.compile(r"(?:Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before \w*(?:MatMul|Einsum|Gemm)")
 """A large number that a product sums up: what it is added to is rounded as large scores are."""
 TERMS = 10.0
@@ -110,6 +113,7 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
     # The number of a mask, or a half of it, overflows with such a factor.
     infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if onnx.TensorProto.FLOAT16 in inputs else OVERFLOWS)
+    infinite |= any(abs(float(each)) > OVERFLOWS_HUGE for word in words for each in MULTIPLIED.findall(word))
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
 
 
