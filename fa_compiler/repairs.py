@@ -3,6 +3,7 @@
     nodes out of order          are sorted; ONNX Runtime does so, in the main graph
     no opset import             is added for a domain that ONNX Runtime knows, with the version that it takes then
     a size below 0              of an input or output is open
+    an input that is an output  has the type of the input, where another one is declared
     "" and "ai.onnx"            are one domain: of two imports of it the last one counts, and nodes name it ""
     a graph without a name      gets one
     a device configuration      is left out where it names no configuration or no tensor, or the IR version has none;
@@ -53,10 +54,11 @@ def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
     sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
     devices = next(_unreadable_devices(model), None) is not None
-    if not imports and not sizes and not devices:
+    passed_on = bool(_passed_on(model))
+    if not imports and not sizes and not devices and not passed_on:
         return model, []
     copy = _copy(model)
-    return copy, [*_standard_opsets(copy), *_open_sizes(copy), *_devices(copy)]
+    return copy, [*_standard_opsets(copy), *_inputs_passed_on(copy), *_open_sizes(copy), *_devices(copy)]
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -115,6 +117,19 @@ def _standard_opsets(model: onnx.ModelProto) -> Iterator[str]:
         owner.opset_import.extend([onnx.helper.make_opsetid("", version), *kept])
         versions = ", ".join(map(str, sorted(other)))
         yield f"{_called(owner)} imports opset {version} and, before it, {versions}: the last one counts"
+
+
+def _passed_on(model: onnx.ModelProto) -> list[tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]]:
+    """Outputs that are inputs, and are declared with another type, each with its input."""
+    inputs = {info.name: info for info in model.graph.input}
+    pairs = [(info, inputs[info.name]) for info in model.graph.output if info.name in inputs]
+    return [each for each in pairs if each[0].type.tensor_type.elem_type != each[1].type.tensor_type.elem_type]
+
+
+def _inputs_passed_on(model: onnx.ModelProto) -> Iterator[str]:
+    for info, given in _passed_on(model):
+        info.type.CopyFrom(given.type)
+        yield f"the output '{info.name}' is an input, and declared with another type: it has that of the input"
 
 
 def _negative(info: onnx.ValueInfoProto) -> bool:

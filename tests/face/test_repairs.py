@@ -121,6 +121,10 @@ def _early_devices(model: onnx.ModelProto) -> None:
     model.graph.node[0].device_configurations.add(configuration_id="pair")
 
 
+def _passed_on(model: onnx.ModelProto) -> None:
+    model.graph.output.append(helper.make_tensor_value_info("q", TensorProto.FLOAT16, ["other", 3]))
+
+
 MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "no import of ONNX Runtime's": (packed, lambda m: m.opset_import.pop(), "no opset of domain 'com.microsoft'"),
     "no import of ONNX's": (packed, lambda m: m.opset_import.pop(0), f"no opset of domain 'ai.onnx': {NEWEST['']} is"),
@@ -129,6 +133,7 @@ MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "unsorted": (attention, lambda m: _backwards(m.graph.node), "nodes of graph 'attention' stood before others"),
     "branch reads on": (attention, _outer, "nodes of graph 'attention' stood before others"),
     "no name": (attention, lambda m: m.graph.ClearField("name"), "1 graph had no name"),
+    "an input as an output": (with_past, _passed_on, "the output 'q' is an input, and declared with another type"),
     "size below 0": (with_past, _open, "'q' and 7 more declared with a size below 0"),
     "incomplete devices": (attention, _devices, "device configurations of Transpose 'transpose' and 1 more"),
     "devices before they were": (attention, _early_devices, "device configurations of the model and 1 more"),
