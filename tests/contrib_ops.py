@@ -1,4 +1,4 @@
-"""Operators of com.microsoft for onnx's reference evaluation."""
+"""Operators for onnx's reference evaluation: of com.microsoft, and of versions that it lacks."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ class FusedMatMul(OpRun):
         left = np.swapaxes(a, -1, -2) if transA else a
         right = np.swapaxes(b, -1, -2) if transB else b
         return (((left @ right) * alpha).astype(a.dtype),)
+
+
+class DequantizeLinear(OpRun):
+    """`(x - zero_point) * scale` before opset 19, with one scale or one for each index of the axis."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: Array, scale: Array, zero_point: Array | None = None, axis: int | None = None, **_: Any
+    ) -> tuple[Array]:
+        axis = 1 if axis is None else axis
+
+        def along_axis(numbers: Array) -> Array:
+            others = [dim for dim in range(x.ndim) if dim != axis % x.ndim]
+            return numbers if numbers.ndim == 0 else np.expand_dims(numbers, others)
+
+        zero = np.zeros((), np.int32) if zero_point is None else along_axis(zero_point).astype(np.int32)
+        return (((x.astype(np.int32) - zero) * along_axis(scale)).astype(scale.dtype),)

@@ -11,7 +11,7 @@ with more new keys than rows only: refused. Forms of a padding mask, integers:
     [B]         lengths: keys from a length on are padded
     [2 * B]     ends, then starts: keys from an end on and before a start
     [3 * B + 2] lengths first, then what only other kernels read
-    [B, T]      padded where not positive; [B, 1] beside more keys is ignored
+    [B, T]      padded where not positive; [B, 1] beside more keys is ignored, and refused beside a cache with room
     [B, S, T]   the same for each row
 
     what                                        plan
@@ -229,13 +229,16 @@ class Additions:
             return self._by_lengths(mask, shape[0])
         if len(shape) > 3:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
-        if call.dim(mask, -1).const == 1 and columns.const != 1:
+        room = isinstance(self.past, Held)
+        # Of one key the softmax is 1, whatever finite number is added to its score.
+        unseen = columns.never_one or (self.bias is None and self.filter > FILTER_FLOOR and columns.const != 1)
+        if call.dim(mask, -1).const == 1 and unseen and not room:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
         whole = self._whole(builder.cast(mask, ir.DataType.INT32), 1)
         padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
         padded = builder.units("Unsqueeze", padded, (1, 2) if len(shape) == 2 else (1,))
-        if len(shape) == 2 and not isinstance(self.past, Held) and not self._is_as_long(shape[1], columns):
+        if len(shape) == 2 and not room and not self._is_as_long(shape[1], columns):
             length = self.keys.length(self.keys.columns)
             counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
             padded = builder.op("And", [padded, counts], ir.DataType.BOOL)

@@ -379,6 +379,12 @@ DECODERS: dict[str, dict[str, Any]] = {
     "[B, T]": {**ROOM, "mask": ("B T", kept(2, 4, empty=True)), "T": 4},
     "[B, T] by 2": {**ROOM, "mask": ("B T", kept(2, 4)), "T": 4, "mask_filter_value": -2.0},
     "[B, T] by -inf": {**ROOM, "mask": ("B T", kept(2, 4, empty=True)), "T": 4, "mask_filter_value": -math.inf},
+    "[B, 1] by -inf": {
+        **ROOM,
+        "mask": ("B 1", np.array([[0], [1]], np.int32)),
+        "past_length": ("1", np.array([0], np.int32)),
+        "mask_filter_value": -math.inf,
+    },
     "addend": {**ROOM, "addend": ("1 2 1 T", addend(1, 2, 2, 4)[:, :, :1]), "T": 4},
     "addend and mask": {
         **ROOM,
@@ -509,6 +515,14 @@ PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
         None,
     ),
     "[B, 1] is ignored": ({"mask": ("B 1", np.zeros((2, 1), np.int32))}, "none"),
+    "[B, 1] of one key": (
+        {"mask": ("B 1", np.array([[0], [1]], np.int32)), "S": 1, "mask_filter_value": -math.inf},
+        "atten_mask",
+    ),
+    "[B, 1] of -inf is ignored beside more keys": (
+        {"mask": ("B 1", np.zeros((2, 1), np.int32)), "mask_filter_value": -math.inf},
+        "atten_mask",
+    ),
     "addend": ({"addend": ("1 2 S S", addend(1, 2, 4, 4))}, "real_shift"),
     "addend, mask, causal": (
         {
