@@ -24,6 +24,7 @@ or not depends on where ONNX Runtime runs the body's nodes, so there the same ho
 
 Refused besides: softcap, the score or probability matrix as an output, and a rounding softmax_precision. So is a causal
 query of one row beside several new keys and a past: ONNX Runtime sees all keys there, and the specification does not.
+So is a float mask that may hold +inf beside other exclusions, where the function body runs: it adds their -inf to it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
-from fa_compiler.passes.masks.terms import Masked, Shift
+from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.terms import AddTerm, Masked, Shift
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
-from fa_compiler.passes.options import NO_EMPTY_ROWS
+from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
@@ -153,6 +155,8 @@ class _Attention:
         lengths, window, mask = call.input(6), self._window(), call.input(3)
         if mask is not None and window is None and lengths is None and self._adds(mask, keys, scores):
             return keys.plain(mask, scores)
+        if mask is not None and (window is not None or lengths is not None):
+            self._check_excluded(mask, scores)
         masked, shifts, mode, assumed = self._given(keys, scores, band=window is None)
         if lengths is None:
             plan = keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
@@ -228,6 +232,18 @@ class _Attention:
         elif dtype in HALVES and not _is_exact(mask):
             assumed = self._check_half(mask, lowest, "ONNX Runtime rounds it to 16 bits or not, as it runs the node")
         return *keys.added(mask, full, scores, lowest), None, assumed
+
+    def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
+        """The function body adds -inf at excluded keys, and +inf there makes NaN of it, which is not read here."""
+        call = self.call
+        term = AddTerm(call.node, mask, 1.0, call.viewer.alignment(mask, scores, call.node))
+        floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
+        if floating and not vouched and not self._in_runtime() and TermValues(call.viewer).may_be_above((term,), 0):
+            raise call.decline(
+                Code.MASK_VALUE,
+                f"the mask {mask.name!r} may hold +inf, which makes a row NaN where it stands at an excluded key",
+                f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
+            )
 
     def _adds(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> bool:
         """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and nothing else?"""

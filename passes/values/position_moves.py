@@ -97,11 +97,11 @@ def _sliced(node: ir.Node, own: Shape, index: Index, reader: Reader) -> Index | 
 
 
 def _gathered(node: ir.Node, own: Shape, index: Index, reader: Reader) -> Index | None:
-    axis = int_attr(node, "axis", 0) % len(own)
     indices = node.inputs[1]
     shape = None if indices is None else reader.shape(indices)
-    if shape is None:
+    if shape is None or not own:
         return None
+    axis = int_attr(node, "axis", 0) % len(own)
     found = whole(reader.number(indices, index[axis : axis + len(shape)]))
     if found is None:
         return None

@@ -10,13 +10,14 @@ from fa_compiler.passes.values.symbolic import Dim
 
 
 def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:
-    """(axis, start, step) of a Slice of any opset; None when one is not known."""
+    """(axis, start, step) of a Slice of any opset; None when one is not known, or when an axis is none of so many."""
     attr = node.attributes.get("starts")
     if attr is not None:
         starts = [Dim(number) for number in attr.as_ints()]
         listed = node.attributes.get("axes")
         axes = list(range(len(starts))) if listed is None else list(listed.as_ints())
-        return [(axis % rank, start, 1) for axis, start in zip(axes, starts, strict=True)]
+        bounds = [(axis, start, 1) for axis, start in zip(axes, starts, strict=True)]
+        return _within(bounds, rank)
     vectors: list[tuple[Dim, ...] | None] = []
     for place in (1, 3, 4):
         value = input_of(node, place)
@@ -33,8 +34,15 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
     for axis, start, step in zip(axis_numbers, begin, steps, strict=True):
         if axis.const is None or step.const is None:
             return None
-        result.append((axis.const % rank, start, step.const))
-    return result
+        result.append((axis.const, start, step.const))
+    return _within(result, rank)
+
+
+def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Dim, int]] | None:
+    """The bounds with axes counted from the first one; None when one is beyond the rank."""
+    if not all(-rank <= axis < rank for axis, _, _ in bounds):
+        return None
+    return [(axis % rank, start, step) for axis, start, step in bounds]
 
 
 def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:

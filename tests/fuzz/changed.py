@@ -38,6 +38,7 @@ OVERFLOWS = 1e15
 """With a factor of this size the number of a mask may be infinite in float32, where it is any of the larger ones."""
 FACTOR = re.compile(r"(?:Mul|Div|Add|Sub|Max|Min) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 
+TURNED = re.compile(r"Add \S+ is Sub")
 MULTIPLIED = re.compile(r"(?:Mul|Div) (?:of \[.*?\] )?(-?[\d.]+(?:e[+-]?\d+)?) before")
 OVERFLOWS_HUGE = 1e8
 """With a factor of this size the values of a `huge` feed, up to 1e30, are infinite."""
@@ -88,6 +89,9 @@ def judged(
     # Queries and keys that a test makes infinite have no finite scores.
     given = (case.base[each.name] for each in case.inputs if each.role == "value" and each.name in case.base)
     made.undefined |= case.undefined or any(bool(np.isinf(array).any()) for array in given)
+    # A mask of -inf that is subtracted gives scores of +inf.
+    masked = any(bool(np.isneginf(array).any()) for array in case.base.values() if array.dtype.kind == "f")
+    made.undefined |= masked and any(TURNED.match(word) for word in words)
     made.group = "a factor is NaN or infinite, " if made.undefined else ""
     if gradient:
         made.terms, made.most = multiplied(_terms, words), STEEP

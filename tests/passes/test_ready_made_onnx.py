@@ -227,6 +227,40 @@ def test_masks_of_16_bits_by_their_bounds(limit: str, opset: int, status: str) -
     assert fused(model)[1].blocks[0].status == status
 
 
+@pytest.mark.parametrize(
+    ("opset", "numbers", "attrs", "lengths", "assume", "status"),
+    [
+        (24, "Mul(rest, low)", "", ", , , n", (), "fused"),
+        (25, "Mul(rest, low)", "", ", , , n", (), "declined"),
+        (25, "Mul(rest, low)", "<is_causal=1>", "", (), "declined"),
+        (25, "Mul(rest, low)", "", "", (), "fused"),
+        (25, "Mul(rest, low)", "", ", , , n", ("binary-masks",), "fused"),
+        (25, "Mul(rest, one)", "", ", , , n", (), "fused"),
+    ],
+)
+def test_a_mask_that_may_be_infinite_beside_other_exclusions(
+    opset: int, numbers: str, attrs: str, lengths: str, assume: tuple[str, ...], status: str
+) -> None:
+    """The function body, which ONNX Runtime runs from opset 25 on, adds both: +inf and -inf are NaN."""
+    model = parse(
+        f"kept = Cast<to=1>(m) rest = Sub(one, kept) b = {numbers} y = Attention{attrs}(q, k, v, b{lengths})",
+        "int64[B,1,S,T] m, int64[B] n",
+        inputs="float[B,4,S,8] q, float[B,4,T,8] k, float[B,4,T,8] v",
+        outputs="float[B,4,S,8] y",
+        opset=opset,
+        ir_version=11,
+        initializers="<float one = {1}, float low = {-3.4028234663852886e38}>",
+    )
+    result, report = fused(model, assume=assume)
+    (block,) = report.blocks
+    assert (block.status, block.code) == (status, None if status == "fused" else "mask_value")
+    rows = random_feeds(model)["q"].shape[2]
+    mask = np.array([[[[1, 1, 1, 5, 6, 3]]], [[[1, 0, 1, 1, 0, 1]]]], np.int64).repeat(rows, axis=2)
+    feeds = random_feeds(model, m=mask, n=np.array([3, 5], np.int64))
+    if not assume:
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
 def test_masks_of_16_bits_with_a_key_in_every_row() -> None:
     """Such a mask is taken at one's word."""
     kept = masks(4, 6, empty=False)

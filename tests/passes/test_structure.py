@@ -262,6 +262,16 @@ def test_a_range_that_starts_at_a_vector_is_not_read() -> None:
     assert [(block.status, block.mask) for block in report.blocks] == [("fused", "atten_mask")]
 
 
+@pytest.mark.parametrize(
+    ("cut", "status"), [("Slice(number, first, last)", "fused"), ("Gather<axis=0>(number, first)", "declined")]
+)
+def test_a_part_of_a_scalar_is_not_read(cut: str, status: str) -> None:
+    """ONNX's shape inference does not know that it is one, so that the model is refused only when it runs."""
+    mask = f"axis = Sub(first, first) number = Squeeze(rows_, axis) part = {cut} m = LessOrEqual(j, part)"
+    (block,) = fused(model(mask))[1].blocks
+    assert block.status == status
+
+
 @pytest.mark.parametrize("use", [FLOAT, SELECT])
 def test_rows_beyond_the_keys_are_empty(use: str) -> None:
     """Causal from the bottom right corner: with more rows than keys the first ones see none."""
