@@ -68,8 +68,8 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         matched = rng.random() < 0.8
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
         lenient = not matched or bool(case.open & {"N", "D"})
-        # No heads of one are broadcast to no heads of the other, which is refused.
-        lenient |= "V" in case.open and (sizes["K"] == 0) != (sizes["V"] == 0)
+        # Heads of key and value have to agree (README).
+        lenient |= "V" in case.open and sizes["K"] != sizes["V"]
     elif style == "one size" and case.open:
         letter = str(rng.choice(sorted(case.open & OWN_HEADS or case.open)))
         sizes[letter] = sizes["M" if letter == "B" else letter] = 1

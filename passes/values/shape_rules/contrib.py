@@ -79,4 +79,4 @@ def _bias_add(ctx: Context) -> Fact:
     if ctx.node.op_type == "BiasAdd":
         return Fact(broadcast(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
     shape = ctx.shape(0)
-    return Fact(None if shape is None else (*shape[:-1], Dim.floordiv(shape[-1], 2)), ctx.dtype(0))
+    return Fact((*shape[:-1], Dim.floordiv(shape[-1], 2)) if shape else None, ctx.dtype(0))

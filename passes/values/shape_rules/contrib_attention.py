@@ -17,7 +17,7 @@ def _cache(batch: Dim, heads: int, past: Shape | None, new: Dim, size: Dim) -> S
 def _multi_head(ctx: Context) -> list[Fact]:
     first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # of past_key, past_value, past_sequence_length
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
-    widths = None if query is None or heads <= 0 else _widths(ctx, query, heads)
+    widths = None if query is None or len(query) < 3 or heads <= 0 else _widths(ctx, query, heads)
     if query is None or widths is None:
         return [Fact(None, dtype)] * 3
     key, value, new = widths
@@ -84,8 +84,7 @@ def _group_query(ctx: Context) -> list[Fact]:
 @rule("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
 def _npu(ctx: Context) -> Fact:
     query, key, value = (ctx.shape(index) for index in range(3))
-    same = key is not None and value is not None and key[-1] == value[-1]
-    if query is None or not same:
+    if query is None or not key or not value or key[-1] != value[-1]:
         return Fact(None, ctx.dtype(0))
     turned = ctx.attr("input_layout") == "BNSD_BSND" and len(query) == 4
     return Fact((query[0], query[2], query[1], query[3]) if turned else query, ctx.dtype(0))

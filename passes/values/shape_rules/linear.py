@@ -80,7 +80,7 @@ def _window(ctx: Context) -> list[Fact]:
     weights = ctx.shape(1) if ctx.node.op_type == "Conv" else None
     channels = shape[1]
     if ctx.node.op_type == "Conv":
-        channels = weights[0] if weights is not None else Dim.fresh()
+        channels = weights[0] if weights else Dim.fresh()
     listed = ctx.ints_attr("kernel_shape")
     if listed is not None:
         kernel = [Dim(item) for item in listed]
