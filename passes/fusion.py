@@ -156,9 +156,7 @@ class _Run:
                 blocks[each.anchor.node] = block
         return blocks
 
-    def _emitted(
-        self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, route: Route = ONLY
-    ) -> Block:
+    def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, route: Route = ONLY) -> Block:
         """The block of an attention after it was fused. A second product in its scores is a part of them where the
         operator takes it: for ONNX Runtime, and on Ascend beside lists of keys, which want a graph that ranks some.
         Elsewhere it is a bias."""

@@ -122,9 +122,7 @@ class Call:
 def without_empty(call: Call) -> Call:
     """How the operators of inference read a call: an optional input that is an empty tensor is absent."""
     optional = {entry.name for entry in call.spec.inputs if entry.kind is Kind.OPTIONAL}
-    tensors = {
-        name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())
-    }
+    tensors = {name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())}
     return replace(call, tensors=tensors)
 
 

@@ -55,9 +55,7 @@ class Divergence:
     assumed: tuple[str, ...]
 
 
-def match_divergence(
-    readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region
-) -> Divergence | None:
+def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region: Region) -> Divergence | None:
     """The loss that these readers of a region belong to; None where they are nothing like it. Raises Decline."""
     options = region.viewer.facts.options
     starts = [node for _, node in readers if is_op(node, "ReduceSum", "ReduceMean") and node is not None]
@@ -88,8 +86,8 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
     batch, rows, heads, keys, depth = (space.resolve(axes) for axes in scores.axes)
     every = (*batch, *rows, *heads, *keys, *depth)
     attended = {
-        *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.rows),
-        *(*roles.columns, *roles.depth, *roles.value_depth),
+        *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.q_seq),
+        *(*roles.kv_seq, *roles.head_dim, *roles.value_head_dim),
     }
     if len(set(every)) != len(every) or not attended.isdisjoint((*heads, *depth)):
         raise Decline(Code.TRAINING, "one axis would have to play two roles in the loss of an indexer", log)

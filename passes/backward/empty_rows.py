@@ -19,10 +19,10 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import MODERATE
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.terms import Put
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Select
 
 
 def keep_empty_rows(pair: Pair, options: Options) -> Pair:
@@ -44,7 +44,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     used_raw = any(gradient.source.raw for gradient in gradients)
     if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
         raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
-    carried_out = any(isinstance(step, Put) for step in plan.shifts)
+    carried_out = any(isinstance(step, Select) for step in plan.bias)
     if carried_out and states != {Rows.SAME} and NO_EMPTY_ROWS not in options.assume:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):

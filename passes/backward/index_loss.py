@@ -94,7 +94,7 @@ class IndexLoss:
             raise self._decline("attention has more than one head of keys")
         batch, rows, _, keys, _ = self.record.scores.axes
         resolve = call.match.space.resolve
-        if (resolve(batch), resolve(rows), resolve(keys)) != (roles.batch, roles.rows, roles.columns):
+        if (resolve(batch), resolve(rows), resolve(keys)) != (roles.batch, roles.q_seq, roles.kv_seq):
             raise self._decline("its scores are not those of attention's batches, rows and keys")
         sizes = Sizes(query[0], query[1], key[1])
         if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:

@@ -40,8 +40,8 @@ def adapted(record: GradientMatch, match: AttentionMatch) -> AttentionMatch:
     The operator adds up the gradients of the query heads that share a key head.
     """
     space, roles = match.space, match.roles
-    owned = {*roles.batch, *roles.kv_heads, *roles.columns, *roles.depth, *roles.value_depth}
-    owned.update(() if match.rope is None else match.rope.depth)
+    owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
+    owned.update(() if match.rope is None else match.rope.head_dim)
     for gradient in record.gradients:
         places = (space.resolve_all(place.dims) for place in gradient.places)
         if gradient.role not in ("query", "query_rope") and not any(_axes(dims) <= owned for dims in places):
@@ -52,11 +52,11 @@ def adapted(record: GradientMatch, match: AttentionMatch) -> AttentionMatch:
 def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement:
     """The axes of a gradient: those of what it is the gradient of."""
     roles = match.roles
-    rope = () if match.rope is None else match.rope.depth
-    depth = {"value": roles.value_depth, "query_rope": rope, "key_rope": rope}.get(role, roles.depth)
+    rope = () if match.rope is None else match.rope.head_dim
+    depth = {"value": roles.value_head_dim, "query_rope": rope, "key_rope": rope}.get(role, roles.head_dim)
     if role in ("query", "query_rope"):
-        return arrangement(layout, roles.batch, roles.heads, roles.rows, depth)
-    return arrangement(layout, roles.batch, roles.kv_heads, roles.columns, depth)
+        return arrangement(layout, roles.batch, roles.heads, roles.q_seq, depth)
+    return arrangement(layout, roles.batch, roles.kv_heads, roles.kv_seq, depth)
 
 
 def landing_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Landing | None:

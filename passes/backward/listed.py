@@ -86,9 +86,9 @@ class ListedBackward:
             return False
         tracer = Tracer(match, Viewer(self.emitter.facts, match.space))
         roles, rope = match.roles, match.rope
-        sources = {"key": (match.key, read[0], roles.depth), "value": (match.value, read[1], roles.value_depth)}
+        sources = {"key": (match.key, read[0], roles.head_dim), "value": (match.value, read[1], roles.value_head_dim)}
         if rope is not None:
-            sources["key_rope"] = rope.key, read[2], rope.depth
+            sources["key_rope"] = rope.key, read[2], rope.head_dim
         gradients: list[Gradient] = []
         for each in self.record.gradients:
             behind = each
@@ -131,13 +131,15 @@ class ListedBackward:
         if self.record.dy is None:
             return []
         builder = self.emitter.builder
-        match = replace(call.match, roles=replace(call.match.roles, columns=call.tokens))
+        match = replace(call.match, roles=replace(call.match.roles, kv_seq=call.tokens))
         landings = [landing_of(each, match, LAYOUT) for each in self.record.gradients]
         if None in landings:
             return None
         roles = match.roles
         given = inputs | {
-            "d_out": call.moved(self.record.dy, (roles.batch, roles.rows, roles.heads, roles.value_depth), match.dtype),
+            "d_out": call.moved(
+                self.record.dy, (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim), match.dtype
+            ),
             "out": node.outputs[0],
             "softmax_max": node.outputs[1],
             "softmax_sum": node.outputs[2],

@@ -27,13 +27,13 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.terms import AddTerm
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
 
 ALIKE = 16.0
@@ -275,7 +275,7 @@ class _Finder:
         dims = self.region.arranged(product, side, tensor.dims, output[0])
         free = [each for each in product.labels[1 - side] if each in product.out and each not in product.labels[side]]
         width = dict(zip(product.labels[1 - side], output[0], strict=True))
-        if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_depth):
+        if len(free) != 1 or not self.region.tracer.same(width[free[0]], self.match.roles.value_head_dim):
             return None
         dims = self.viewer.space.resolve_all(dims)
         return self._placed("value", product, tensor, dims, product.factor * factor * output[1])
@@ -287,9 +287,9 @@ class _Finder:
         by_label = dict(zip(product.labels[side], dims, strict=True))
         summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
         if role in ("query", "query_rope"):
-            return tuple(summed) == roles.columns
+            return tuple(summed) == roles.kv_seq
         shared = {*roles.batch, *roles.heads}
-        return set(roles.rows) <= set(summed) and set(summed) - set(roles.rows) <= shared
+        return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
     def _placed(self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float) -> Gradient:
         """The places behind the product; sums may run over heads or batch."""
@@ -309,7 +309,7 @@ class _Finder:
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
             return PairDecline(Code.TRAINING, reason, culprit)
         if tensor is not None and tensor.quantity.score_gradient(self.region.dropout) is not None:
-            if any(isinstance(term, AddTerm) for term in self.derivation.steps.scores.terms):
+            if any(isinstance(term, Add) for term in self.derivation.steps.scores.terms):
                 reason = f"the gradient of the scores {value.name!r} is also that of the bias, which is not computed"
                 hint = "freeze the bias, or keep this attention unfused"
                 return PairDecline(Code.BIAS_GRADIENT, f"{reason}: {who}", culprit, hint)
@@ -343,7 +343,7 @@ class _Finder:
             raise PairDecline(Code.DTYPE, reason, self.gradients[0].node)
         space = self.viewer.space
         roles = self.match.roles.refined(space)
-        wanted = {*roles.batch, *roles.heads, *roles.rows, *roles.value_depth}
+        wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
         if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
             raise PairDecline(Code.SHAPE, reason, self.gradients[0].node)

@@ -37,10 +37,10 @@ from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.terms import SelectTerm
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.score_ops import Select
 
 MAX_DEPTH = 40
 """Operands that come from further up are no part of a gradient."""
@@ -269,7 +269,7 @@ class Region:
             if first is None or second is None or dims is None:
                 continue
             axis = axes[0] % len(dims)
-            if space.resolve(dims[axis]) != space.resolve(self.match.roles.value_depth):
+            if space.resolve(dims[axis]) != space.resolve(self.match.roles.value_head_dim):
                 continue
             kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
             quantity = Quantity({D: 1.0}).scaled(first.factor * second.factor)
@@ -279,7 +279,7 @@ class Region:
     def are_columns(self, axes: Axes) -> bool:
         """Is this the dimension of the keys?"""
         space = self.viewer.space
-        return space.resolve(axes) == space.resolve(self.match.roles.columns)
+        return space.resolve(axes) == space.resolve(self.match.roles.kv_seq)
 
     def _softmax_gradient(self, node: ir.Node) -> Tensor | None:
         tensors = self._all(node.inputs[:2])
@@ -321,10 +321,10 @@ class Region:
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
-        selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, SelectTerm)]
+        selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, Select)]
         for index, term in enumerate(selections):
-            theirs, other = stripped(term.condition, self.tracer)
-            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.dims, tensor):
+            theirs, other = stripped(term.operand.value, self.tracer)
+            if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
         guard = self.derivation.steps.after.guard
         if guard is None:
@@ -365,7 +365,7 @@ class Region:
             if output is None:
                 continue
             dims, factor = output
-            if self._runs_over(product, side, known.dims, self.match.roles.value_depth):
+            if self._runs_over(product, side, known.dims, self.match.roles.value_head_dim):
                 out = self.arranged(product, side, known.dims, dims)
                 return _tensor(Quantity({G: 1.0}).scaled(known.factor * factor * product.factor), out)
         return self._row_products(product) if is_op(product.node, "Einsum") else None
@@ -379,7 +379,7 @@ class Region:
         dims = self.tracer.aligned(one.dims, tuple(order[label] for label in product.labels[0]))
         quantity = one.quantity.times(other.quantity)
         total = None if quantity is None else quantity.row_sum(self.dropout)
-        if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.columns):
+        if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.kv_seq):
             return None
         by_label = dict(zip(product.labels[0], dims, strict=True))
         return _tensor(total.scaled(product.factor), tuple(by_label[label] for label in product.out))

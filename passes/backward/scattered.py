@@ -30,9 +30,7 @@ from fa_compiler.passes.sparse.gathers import Gathered
 SCATTERS = {"GatherElements": "ScatterElements", "GatherND": "ScatterND"}
 
 
-def scattered(
-    gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer
-) -> Gradient | None:
+def scattered(gradient: Gradient, view: View, read: Gathered, depth: Axes, tracer: Tracer) -> Gradient | None:
     """The gradient of what a view was gathered from, None where it is not added up so. `depth` is the head size."""
     space, gather, last = tracer.viewer.space, read.node, gradient.places[-1]
     scatter = only_reader(last.value)

@@ -19,7 +19,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probabilities import FLOATS
-from fa_compiler.passes.matching.scores import LAYOUT_OPS
+from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import is_op
 
 MAX_STEPS = 64
@@ -69,7 +69,7 @@ class Tracer:
         source = node.inputs[0] if node.inputs else None
         if source is None:
             return None
-        if is_op(node, *LAYOUT_OPS, "Expand", "Tile") or (is_op(node, "Dropout") and is_inference_dropout(node)):
+        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and is_inference_dropout(node)):
             return source, 1.0
         if is_op(node, "Cast", "CastLike") and self.is_float(source) and self.is_float(node.outputs[0]):
             return source, 1.0
@@ -90,9 +90,9 @@ class Tracer:
             return True
         roles, rope = self.match.roles.refined(space), self.match.rope
         bound = {
-            *(() if rope is None else space.resolve(rope.depth)),
-            *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.rows),
-            *(*roles.columns, *roles.depth, *roles.value_depth),
+            *(() if rope is None else space.resolve(rope.head_dim)),
+            *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.q_seq),
+            *(*roles.kv_seq, *roles.head_dim, *roles.value_head_dim),
         }
         if bound.isdisjoint(mine) or bound.isdisjoint(theirs):
             return space.unify(mine, theirs)

@@ -44,10 +44,10 @@ from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
 from fa_compiler.passes.values.symbolic import Dim
 
 LAYOUTS = ("BSH", "BSND", "BNSD")
@@ -63,7 +63,7 @@ class Limits:
     masked ones. With `undefined` an entry without keys has to give NaN."""
 
     lengths: Lengths
-    shifts: tuple[Shift, ...]
+    bias: tuple[BiasOp, ...]
     scored: tuple[Masked, ...]
     undefined: bool = False
 
@@ -101,7 +101,7 @@ class Decoding:
             raise self._other("FlashAttentionScore reads float caches that lie together as fast")
         limits = self._limits()
         lengths = limits.lengths
-        mask, shift = self._mask(lengths.rest, limits), self._shift(limits.shifts)
+        mask, shift = self._mask(lengths.rest, limits), self._shift(limits.bias)
         inputs = {"query": self.inputs["query"], "pse_shift": shift, "atten_mask": mask}
         key, value = (self.mover.apply(cache.value, cache.dims, cache.plan) for cache in caches)
         inputs |= {"key": key, "value": value}
@@ -118,7 +118,7 @@ class Decoding:
         elif lengths.any:
             inputs |= lengths.build(self.match, self._keys(key), self.mover)
         undefined = inputs.get("actual_seq_lengths") if limits.undefined else None
-        rows = () if self.match.space.size(self.match.roles.rows).const == 1 else (DECODE,)
+        rows = () if self.match.space.size(self.match.roles.q_seq).const == 1 else (DECODE,)
         scores = () if mask is None or limits.scored or self._bounded() else (MASKS_DOMINATE,)
         words = {
             "pages": self.pages,
@@ -132,7 +132,7 @@ class Decoding:
 
     def _keys(self, key: ir.Value) -> ir.Value:
         """How many keys there are, int64 [1]; `key` is in the layout."""
-        size, axis = self.match.space.size(self.match.roles.columns), self.layout.index("S")
+        size, axis = self.match.space.size(self.match.roles.kv_seq), self.layout.index("S")
         own = self.builder.info.shape(key)
         if size.const is not None:
             return self.builder.ints([size.const])
@@ -143,7 +143,7 @@ class Decoding:
     def _check(self) -> None:
         """What does not depend on the caches."""
         match, mask = self.match, self.match.mask
-        rows = match.space.size(match.roles.rows)
+        rows = match.space.size(match.roles.q_seq)
         if rows.const is None and DECODE not in self.options.assume:
             raise self._other("the number of query rows is open", f"--assume {DECODE} if every run decodes one token")
         if rows.const not in (None, 1):
@@ -154,7 +154,7 @@ class Decoding:
             raise self._other("its scores are a sum of two products")
         if mask.mode is not None and mask.mode.sparse_mode != CORNER_CAUSAL:
             raise self._other("its mask is a band that does not end at the last key")
-        if match.space.size(match.roles.depth) != match.space.size(match.roles.value_depth):
+        if match.space.size(match.roles.head_dim) != match.space.size(match.roles.value_head_dim):
             raise self._other("key and value have different head sizes")
         if self.layout not in LAYOUTS:
             raise self._other(f"its layout is {self.layout}")
@@ -170,38 +170,38 @@ class Decoding:
     def _limits(self) -> Limits:
         """What excludes keys. A mask may be told by lengths where an entry without keys gives what it gave."""
         mask = self.match.mask
-        first = mask.shifts[:1]
-        scored = tuple(Masked(put.view, put.when) for put in first if isinstance(put, Put) and put.fill == MASKED_SCORE)
-        shifts = mask.shifts[len(scored) :]
+        fills = (step for step in mask.bias[:1] if isinstance(step, Select) and step.fill == MASKED_SCORE)
+        scored = tuple(map(Masked.by, fills))
+        bias = mask.bias[len(scored) :]
         found = self._lengths(mask.masked)
         # ONNX Runtime has no Where of bfloat16 to put NaN with; of no keys at all the sum is 0 in the model.
-        some = self.pages is not None or self.match.space.size(self.match.roles.columns).is_at_least(1)
+        some = self.pages is not None or self.match.space.size(self.match.roles.kv_seq).is_at_least(1)
         repairs = some and self.match.dtype != ir.DataType.BFLOAT16
         if not found.any and repairs and not mask.masked:
-            return self._infinite(Limits(found, shifts, scored))
+            return self._infinite(Limits(found, bias, scored))
         alone = not found.rest and (mask.empty_rows == "zero" or (mask.empty_rows == "nan" and repairs))
         if not found.any or mask.empty_rows == "" or alone:
-            return Limits(found, shifts, scored, undefined=found.any and mask.empty_rows == "nan")
+            return Limits(found, bias, scored, undefined=found.any and mask.empty_rows == "nan")
         if mask.empty_rows != "mean" or not (self._bounded() or MASKS_DOMINATE in self.options.assume):
             reason = "the mask is one of lengths, and an entry of length 0 would give 0 and no longer what it gave"
             raise self._other(reason, f"--assume {NO_EMPTY_ROWS} if every entry has a key")
-        return Limits(Lengths(rest=mask.masked), shifts, scored)
+        return Limits(Lengths(rest=mask.masked), bias, scored)
 
     def _infinite(self, limits: Limits) -> Limits:
         """The limits with lengths that are steps of the bias: those that add or put -inf."""
         masks: list[Masked] = []
-        shifts: list[Shift] = []
-        for step in limits.shifts:
+        bias: list[BiasOp] = []
+        for step in limits.bias:
             mask = excluding(step, self.builder.info)
             read = Lengths() if mask is None else self._lengths((mask,))
             if mask is None or read.rest or not read.any:
-                shifts.append(step)
+                bias.append(step)
             else:
                 masks.append(mask)
         found = self._lengths(masks)
         if found.rest:
             return limits
-        return Limits(found, tuple(shifts), limits.scored, undefined=found.any)
+        return Limits(found, tuple(bias), limits.scored, undefined=found.any)
 
     def _lengths(self, masks: Sequence[Masked]) -> Lengths:
         return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
@@ -214,7 +214,7 @@ class Decoding:
             self._check_mask(bool(limits.scored))
         mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
         shape = () if mask is None else self.builder.info.shape(mask) or ()
-        keys, batch = self.match.space.size(self.match.roles.columns), self._size("query", 0)
+        keys, batch = self.match.space.size(self.match.roles.kv_seq), self._size("query", 0)
         wanted = (Dim(1),) if len(shape) == 2 and batch == 1 else (batch, Dim(1), Dim(1))
         if tuple(shape[:-1]) != wanted or not _agrees(shape[-1], keys):
             raise self._other("its mask is not one row for each batch entry")
@@ -227,7 +227,7 @@ class Decoding:
             what = {"nan": "is NaN", "zero": "is 0"}.get(empty, "is not masked at all")
             hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
             raise self._other(f"a row that is masked everywhere {what}", hint)
-        if scored or self.match.mask.shifts:
+        if scored or self.match.mask.bias:
             raise self._other("it has a bias beside its mask")
         if not self._bounded() and MASKS_DOMINATE not in self.options.assume:
             reason = f"the operator gives masked keys the score {MASKED_SCORE:g}, and a lower score would count less"
@@ -235,22 +235,22 @@ class Decoding:
 
     def _bounded(self) -> bool:
         """Is no score as low as that of a masked key? A product of float16 numbers is at most 65504^2."""
-        depth = self.match.space.size(self.match.roles.depth).const
+        depth = self.match.space.size(self.match.roles.head_dim).const
         if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
             return False
         return abs(self.match.scale) * depth * FLOAT16_MAX**2 < -MASKED_SCORE / 10
 
-    def _shift(self, steps: tuple[Shift, ...]) -> ir.Value | None:
+    def _shift(self, steps: tuple[BiasOp, ...]) -> ir.Value | None:
         """The pse_shift."""
         added = all(isinstance(step, Add) for step in steps)
-        shift = self.masks(replace(self.match.mask, shifts=steps)).real_shift() if added else None
+        shift = self.masks(replace(self.match.mask, bias=steps)).real_shift() if added else None
         if added and shift is None:
             return None
         shape = (None if shift is None else self.builder.info.shape(shift)) or ()
         space, roles = self.match.space, self.match.roles
-        heads, keys = space.size(roles.heads), space.size(roles.columns)
+        heads, keys = space.size(roles.heads), space.size(roles.kv_seq)
         batch = len(shape) == 4 and shape[0] in (Dim(1), self._size("query", 0))
-        fits = batch and shape[1] == heads and _agrees(shape[3], keys) and shape[2] in (Dim(1), space.size(roles.rows))
+        fits = batch and shape[1] == heads and _agrees(shape[3], keys) and shape[2] in (Dim(1), space.size(roles.q_seq))
         if shift is None or not fits or self.builder.info.dtype(shift) != self.match.dtype:
             raise self._other("its bias is not a sum of the query's type for each head and key")
         return shift
@@ -269,8 +269,9 @@ class Decoding:
                     raise self._other("the pool of blocks has another type than the query")
             return pools
         roles = self.match.roles
-        views = zip((self.match.key, self.match.value), self.targets, (roles.depth, roles.value_depth), strict=True)
-        found = [self._quantised(view, target, depth) for view, target, depth in views]
+        head_dims = roles.head_dim, roles.value_head_dim
+        views = zip((self.match.key, self.match.value), self.targets, head_dims, strict=True)
+        found = [self._quantised(view, target, head_dim) for view, target, head_dim in views]
         both = [cache for cache in found if cache is not None]
         if len(both) == 2:
             return both
@@ -295,7 +296,7 @@ class Decoding:
         roles, space = self.match.roles, self.match.space
         channels = [
             each.by_channel(roles.kv_heads, depth, space)
-            for each, depth in zip(found, (roles.depth, roles.value_depth), strict=True)
+            for each, depth in zip(found, (roles.head_dim, roles.value_head_dim), strict=True)
         ]
         if any(each is None for each in channels):
             raise self._other("the scales of its caches run along other axes than heads and their numbers")

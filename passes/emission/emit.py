@@ -29,13 +29,13 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.terms import Add, Masked, Put
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Select
 from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -281,7 +281,7 @@ class Emitter:
         inputs["sink"] = self._sink(match, mover)
         if match.dropout is not None:
             roles = match.roles
-            groups = roles.batch, roles.heads, roles.rows, roles.columns
+            groups = roles.batch, roles.heads, roles.q_seq, roles.kv_seq
             inputs["drop_mask"] = drop_bits(match.dropout, groups, self.builder, mover)
         return inputs
 
@@ -299,8 +299,8 @@ class Emitter:
         takes as such. Raises Decline where there are pages and it is not."""
         roles = match.roles
         key, value = (
-            arrangement(plan.name, roles.batch, roles.kv_heads, roles.columns, depth)
-            for depth in (roles.depth, roles.value_depth)
+            arrangement(plan.name, roles.batch, roles.kv_heads, roles.kv_seq, depth)
+            for depth in (roles.head_dim, roles.value_head_dim)
         )
 
         def masks(mask: MaskPlan) -> MaskBuilder:
@@ -317,7 +317,7 @@ class Emitter:
         except Decline as decline:
             if pages is not None:
                 raise
-            single = match.space.size(roles.rows).const == 1 or DECODE in self.options.assume
+            single = match.space.size(roles.q_seq).const == 1 or DECODE in self.options.assume
             if self.options.target == "ascend" and single:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 notes.append(f"{label(match.node)}: stays a FlashAttentionScore: {decline.reason}{hint}")
@@ -383,7 +383,7 @@ class Emitter:
             attrs["cpu_nan_rows"] = mask.nan_rows
         if mask.value is not None and math.isfinite(mask.value):
             attrs["cpu_mask_value"] = mask.value
-        if mask.biased and mask.shifts:
+        if mask.biased and mask.bias:
             attrs["cpu_masked_bias"] = "added"
         if mask.valueless:
             attrs["cpu_masked_values"] = "zero"
@@ -392,8 +392,8 @@ class Emitter:
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
         """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
         roles, space = match.roles, match.space
-        groups = [roles.batch, roles.heads, roles.rows]
-        groups = [roles.batch + roles.rows, roles.heads] if plan.name == PACKED else groups
+        groups = [roles.batch, roles.heads, roles.q_seq]
+        groups = [roles.batch + roles.q_seq, roles.heads] if plan.name == PACKED else groups
         stats = [*(space.size(axes) for axes in groups), Dim(8)]
         shapes = (stats, stats, [Dim(0)] * 4, [space.size(dim) for dim in plan.output])
         for output, shape in zip(node.outputs, shapes, strict=True):
@@ -403,8 +403,9 @@ class Emitter:
 
     def substitutes(self, match: AttentionMatch, mover: Mover) -> list[tuple[ir.Node, ir.Value]]:
         """Readers of a mere shape or type of an inner value, each with what it gives, computed without that value."""
-        steps = (*match.mask.masked, *match.mask.shifts)
-        terms = [step.view.base for step in steps if isinstance(step, Masked | Add | Put)]
+        views = [part.view for part in match.mask.masked]
+        views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
+        terms = [view.base for view in views]
         found = []
         for reader, dims in match.shapes:
             read = reader.inputs[0]

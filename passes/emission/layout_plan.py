@@ -16,11 +16,9 @@ from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.scores import LAYOUT_OPS
+from fa_compiler.passes.movers import COPIES, LAYOUT_OPS
 from fa_compiler.passes.nodes import is_op, only_reader
 from fa_compiler.passes.values.shapes import ShapeInfo
-
-COPIES = ("Transpose", "Expand", "Tile", "Concat", "Gather")
 
 Place = tuple[ir.Value, Arrangement, int]
 """A value the fused result may replace, its arrangement, and the work that makes superfluous."""
@@ -92,14 +90,14 @@ def layout_plan(match: AttentionMatch, name: str, landings: list[Place], info: S
     """A layout with its cheapest sources and landing; None where an operand or the result cannot be arranged so."""
     roles, space = match.roles, match.space
     targets: tuple[tuple[View, Arrangement], ...] = (
-        (match.query, arrangement(name, roles.batch, roles.heads, roles.rows, roles.depth)),
-        (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.depth)),
-        (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.columns, roles.value_depth)),
+        (match.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.head_dim)),
+        (match.key, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, roles.head_dim)),
+        (match.value, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, roles.value_head_dim)),
     )
     if (rope := match.rope) is not None:
         targets += (
-            (rope.query, arrangement(name, roles.batch, roles.heads, roles.rows, rope.depth)),
-            (rope.key, arrangement(name, roles.batch, roles.kv_heads, roles.columns, rope.depth)),
+            (rope.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, rope.head_dim)),
+            (rope.key, arrangement(name, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim)),
         )
     operands = []
     for view, target in targets:
@@ -107,7 +105,7 @@ def layout_plan(match: AttentionMatch, name: str, landings: list[Place], info: S
         if source is None:
             return None
         operands.append(source)
-    output = arrangement(name, roles.batch, roles.heads, roles.rows, roles.value_depth)
+    output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
     best = best_landing(output, landings)
     return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 

@@ -29,8 +29,8 @@ from fa_compiler.passes.build import INT64, Mover
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
 from fa_compiler.passes.values.cases import Case, Number
 from fa_compiler.passes.values.formula import Affine, All, Always, AtLeastZero, Below, Formula, Given, negation
 from fa_compiler.passes.values.positions import Positions
@@ -110,17 +110,17 @@ def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo
     return Lengths(ends, begins, tuple(rest))
 
 
-def excluding(step: Shift, info: ShapeInfo) -> Masked | None:
+def excluding(step: BiasOp, info: ShapeInfo) -> Masked | None:
     """The mask that a step of a bias is, where it adds or puts nothing but -inf: such keys count nothing."""
-    if isinstance(step, Put):
-        return Masked(step.view, step.when) if step.fill == -math.inf else None
-    shape = info.shape(step.view.base) if isinstance(step, Add) and step.sign > 0 else None
+    if isinstance(step, Select):
+        return Masked.by(step) if step.fill == -math.inf else None
+    shape = info.shape(step.operand.view.base) if isinstance(step, Add) and step.sign > 0 else None
     if not isinstance(step, Add) or shape is None:
         return None
     positions = Positions(info, shape)
-    number = positions.number(step.view.base, positions.every)
+    number = positions.number(step.operand.view.base, positions.every)
     values = set() if number is None else _leaves(number)
-    return Masked(step.view) if values == {0.0, -math.inf} else None
+    return Masked(step.operand.view) if values == {0.0, -math.inf} else None
 
 
 def _leaves(number: Number) -> set[float | None]:
@@ -156,12 +156,12 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
     """A bound on the key's index by an element of its batch entry."""
     roles, rank = match.roles, positions.rank
     shift = part.affine.offset.const
-    columns = [k for k, dim in enumerate(dims) if dim and dim == roles.columns]
+    columns = [k for k, dim in enumerate(dims) if dim and dim == roles.kv_seq]
     if shift is None or len(columns) != 1:
         return None
     if part.affine.steps != Affine.index(columns[0], rank).steps:
         return None
-    if match.space.size(roles.columns) != positions.sizes[columns[0]]:
+    if match.space.size(roles.kv_seq) != positions.sizes[columns[0]]:
         return None
     sizes = positions.info.shape(part.value)
     if sizes is None or len(sizes) != len(part.index):

@@ -21,13 +21,13 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
-from fa_compiler.passes.masks.terms import Add, Masked, Multiply, Put, Raise, Shift
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, Floor, Masked, Scale, Select, Viewed
 from fa_compiler.passes.values.bounds import LIMITS
-from fa_compiler.passes.values.value_sets import MOVES
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,
@@ -50,7 +50,7 @@ class MaskBuilder:
     @property
     def _groups(self) -> tuple[Axes, ...]:
         roles = self.match.roles
-        return roles.batch, roles.heads, roles.rows, roles.columns
+        return roles.batch, roles.heads, roles.q_seq, roles.kv_seq
 
     def atten_mask(self) -> ir.Value | None:
         """True where a position is excluded."""
@@ -99,40 +99,41 @@ class MaskBuilder:
 
     def real_shift(self) -> ir.Value | None:
         """The bias: its steps carried out in order."""
-        steps = self.match.mask.shifts
+        steps = self.match.mask.bias
         if not steps:
             return None
-        wanted = self._full_groups([step.view for step in steps if isinstance(step, Add | Put)], rows=False, heads=True)
+        views = [step.operand.view for step in steps if isinstance(step, Add | Select)]
+        wanted = self._full_groups(views, rows=False, heads=True)
         dtype = self._shift_type(steps)
         total: ir.Value | None = None
         for step in steps:
             match step:
-                case Add(view, sign):
-                    view = self._whole(view)
-                    source = self._unrounded(view.base) if self._goes_on(step, view.base) else view.base
+                case Add(_, operand, sign):
+                    view = self._whole(operand.view)
+                    source = self._unrounded(view.base) if self._goes_on(operand, view.base) else view.base
                     value = self._arranged(self._signed(source, sign, dtype), view, wanted)
                     total = value if total is None else self.builder.op("Add", [total, value], dtype)
-                case Put(view, when, fill):
-                    view = self._whole(view)
+                case Select(_, operand, keep, fill):
+                    view = self._whole(operand.view)
                     condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted)
-                    total = self._put(condition, when, fill, total, dtype)
-                case Multiply(factor):
+                    total = self._selected(condition, keep, fill, total, dtype)
+                case Scale(_, factor):
                     assert total is not None
                     total = self.builder.op("Mul", [total, self._number(factor, dtype)], dtype)
-                case Raise(floor):
+                case Floor(_, floor):
                     assert total is not None
                     total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
         return total
 
-    def _goes_on(self, step: Add, value: ir.Value) -> bool:
+    def _goes_on(self, operand: Viewed, value: ir.Value) -> bool:
         """Are these 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed?"""
         maker, info = value.producer(), self.builder.info
-        if not step.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
+        if not operand.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
             return False
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
         if is_op(maker, *MOVES):
-            return step.moved and value is step.view.base
+            return operand.moved and value is operand.view.base
         return is_op(maker, *UNROUNDED)
 
     def _unrounded(self, value: ir.Value) -> ir.Value:
@@ -155,8 +156,8 @@ class MaskBuilder:
         value = self.builder.cast(value, dtype)
         return value if sign > 0 else self.builder.op("Neg", [value], dtype)
 
-    def _put(
-        self, condition: ir.Value, when: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
+    def _selected(
+        self, condition: ir.Value, keep: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
     ) -> ir.Value:
         if math.isfinite(fill) and abs(fill) > LARGEST[dtype] and NO_EMPTY_ROWS not in self.options.assume:
             raise Decline(
@@ -166,7 +167,7 @@ class MaskBuilder:
                 f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere",
             )
         pair = [self._number(fill, dtype), self._number(0.0, dtype) if total is None else total]
-        return self.builder.op("Where", [condition, *(pair if when else reversed(pair))], dtype)
+        return self.builder.op("Where", [condition, *(reversed(pair) if keep else pair)], dtype)
 
     def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A number in a type; a finite one stays finite."""
@@ -174,17 +175,17 @@ class MaskBuilder:
             value = min(max(value, -LARGEST[dtype]), LARGEST[dtype])
         return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
 
-    def _shift_type(self, steps: tuple[Shift, ...]) -> ir.DataType:
+    def _shift_type(self, steps: tuple[BiasOp, ...]) -> ir.DataType:
         """The query's type for a single bias of that type, else float32, in which no sum overflows.
 
         For ONNX Runtime a bias that was just computed goes on in float32, as it did to the scores (mask_terms.py).
         """
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
-        plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.view.base) == query
-        if isinstance(only, Add) and self._goes_on(only, self._whole(only.view).base):
+        plain = isinstance(only, Add) and only.sign > 0 and self.builder.info.dtype(only.operand.view.base) == query
+        if isinstance(only, Add) and self._goes_on(only.operand, self._whole(only.operand.view).base):
             return ir.DataType.FLOAT
-        if isinstance(only, Put) and self.options.target == "ascend":
+        if isinstance(only, Select) and self.options.target == "ascend":
             return query
         if self.options.target == "ascend" and not plain and query != ir.DataType.FLOAT:
             raise Decline(Code.ILLEGAL, "the product takes a bias of the query's type only", self._culprit)
@@ -230,7 +231,7 @@ class MaskBuilder:
         """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
         space = self.match.space
         own_dims = space.resolve_all(view.base_dims)
-        rows = self.match.roles.rows
+        rows = self.match.roles.q_seq
         for axis, dim in enumerate(own_dims):
             # Of a mask with more rows than the query, each is a row of the result.
             narrow = dim == rows and not space.may_broadcast(rows)

@@ -107,7 +107,7 @@ def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
     they are, but the operator cannot read them so. Axes may be split."""
     found = [_gathered(view, match, viewer) for view in (match.key, match.value)]
     roles, space = match.roles.refined(viewer.space), viewer.space
-    parts = [None if each is None else _tokens(each, roles.columns, space.resolve_all(each.data)) for each in found]
+    parts = [None if each is None else _tokens(each, roles.kv_seq, space.resolve_all(each.data)) for each in found]
     if found[0] is None or parts[0] is None:
         return None
     if found[1] is None or parts[1] is None:
@@ -129,7 +129,7 @@ def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
     for layouts, folded in ((FOLDED, True), (APART, False)):
         pools = [
             _pool(each, tokens, roles.kv_heads, depth, folded, match, viewer)
-            for each, depth in zip(found, (roles.depth, roles.value_depth), strict=True)
+            for each, depth in zip(found, (roles.head_dim, roles.value_head_dim), strict=True)
             if each is not None
         ]
         key, value = pools

@@ -116,9 +116,7 @@ class Change:
             self._places[key] = row_places(builder, leading, rows, count)
         return builder.op("ScatterND", [cache.past, self._places[key], cache.new], cache.past.dtype)
 
-    def _serve(
-        self, cache: Cache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value
-    ) -> Iterator[ir.Node]:
+    def _serve(self, cache: Cache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value) -> Iterator[ir.Node]:
         """Give those who read so many rows their sizes, or a copy of them; the nodes that are superfluous then."""
         builder = self.builder
         for node, index, value in readers:

@@ -1,11 +1,11 @@
 """Fused attention that reads a buffer where it lies: it takes the number of keys, and nothing behind the last one.
 
-    FlashAttentionScore   actual_seq_kvlen (EXT-KEY-LENGTH), where its layout has the tokens along the axis of the
-                          cache: any of key, value and key_rope may have room for more, and what else it reads is as it
-                          was: masks, bands, biases, rows that are masked everywhere
-    IncreFlashAttention   actual_seq_lengths, where key and value are caches and there is no mask, bias or padding on
-                          the left, which are measured from the end of the buffer; lengths that it has stay: they are
-                          at most the number of keys
+FlashAttentionScore   actual_seq_kvlen (EXT-KEY-LENGTH), where its layout has the tokens along the axis of the
+                      cache: any of key, value and key_rope may have room for more, and what else it reads is as it
+                      was: masks, bands, biases, rows that are masked everywhere
+IncreFlashAttention   actual_seq_lengths, where key and value are caches and there is no mask, bias or padding on
+                      the left, which are measured from the end of the buffer; lengths that it has stay: they are
+                      at most the number of keys
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
+from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, permutation
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -155,7 +156,7 @@ class Viewer:
         node = value.producer()
         if node is None:
             return None
-        if is_op(node, "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Tile"):
+        if is_op(node, *LAYOUT_OPS, *REPEATS):
             return node.inputs[0]
         if is_op(node, "Concat") and len(node.inputs) > 1:
             return node.inputs[0] if all(each is node.inputs[0] for each in node.inputs) else None

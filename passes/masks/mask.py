@@ -69,23 +69,16 @@ from fa_compiler.passes.masks.magnitudes import (
     SMALL_SHARE,
     UNSEEN,
 )
-from fa_compiler.passes.masks.mask_terms import aligned, excluded, padded, shifts_of
+from fa_compiler.passes.masks.mask_terms import aligned, bias_ops, excluded, padded
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import Packing, Runs
 from fa_compiler.passes.masks.rounding import order_shows, taken_to_hide_it
+from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
-from fa_compiler.passes.masks.terms import (
-    AddTerm,
-    Masked,
-    Put,
-    RowGuard,
-    SelectTerm,
-    Shift,
-    Term,
-)
 from fa_compiler.passes.nodes import constant, is_op
 from fa_compiler.passes.options import FINITE_SCORES, MASKS_DOMINATE, NO_EMPTY_ROWS, UNBROKEN, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, Select, Term
 
 SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 """Guards that mean the same whatever scores masked keys have."""
@@ -103,7 +96,7 @@ class MaskPlan:
     """
 
     masked: tuple[Masked, ...] = ()
-    shifts: tuple[Shift, ...] = ()
+    bias: tuple[BiasOp, ...] = ()
     mode: SparseMode | None = None
     empty_rows: str = ""
     nan_rows: str = ""
@@ -120,7 +113,7 @@ class MaskPlan:
         """The report's short word."""
         words = ["packed"] if self.packed is not None else []
         words.extend([self.mode.word] if self.mode is not None else [])
-        words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.shifts)) if part)
+        words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.bias)) if part)
         return "+".join(words) or "none"
 
     def assuming(self, *words: str) -> MaskPlan:
@@ -161,7 +154,7 @@ class MaskPlanner:
         """The plan without its guard, which Ascend does not have, where no bias can make a row all -inf."""
         masks = [index for index, term in enumerate(terms) if not self.values.is_harmless(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
-        risky = terms[infinite[-1]] if plan.shifts and infinite else None
+        risky = terms[infinite[-1]] if plan.bias and infinite else None
         assumed = {*plan.assumed, FINITE_SCORES}
         if risky is not None:
             if NO_EMPTY_ROWS not in self.options.assume:
@@ -178,8 +171,8 @@ class MaskPlanner:
         live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
         if shown != live and order_shows(shown, self.values, ()) is not None:
             live = shown
-        adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
-        selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
+        adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
+        selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if not adds and not selects:
             _check_unmasked(terms, guard)
             return MaskPlan(nan_rows=guard.nan_rows)
@@ -199,14 +192,14 @@ class MaskPlanner:
             check_adds_up(live, index, self.values)
         _check_unmasked(live, guard)
         assumed = self._takes(live)
-        return MaskPlan(shifts=self._shifts(live), nan_rows=guard.nan_rows, assumed=assumed)
+        return MaskPlan(bias=self._bias(live), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
         """The terms that change a softmax: not one number up to `most` that is added to all scores."""
         return tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index, most))
 
-    def _shifts(self, terms: tuple[Term, ...]) -> tuple[Shift, ...]:
-        return shifts_of(terms, self.viewer, stepwise=self.options.target == "ort")
+    def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
+        return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
 
     def _takes(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
         """What is assumed so that a bias of these terms rounds as they do one by one. Raises Decline."""
@@ -216,24 +209,24 @@ class MaskPlanner:
         """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Where the numbers of
         selections were `added`, biases in front of them have to be lost in them, before a factor makes them larger;
         +inf is not lost in -inf."""
-        adds = [index for index, term in enumerate(live) if isinstance(term, AddTerm)]
-        selects = [index for index, term in enumerate(live) if isinstance(term, SelectTerm)]
+        adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
+        selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if len(adds) == 1 and not selects:
             value = self.values.mask_value(live, adds[0])
             term = live[adds[0]]
             boolean = value is not None and self._may_be_boolean(live, value, guard)
-            if boolean and value is not None and isinstance(term, AddTerm):
+            if boolean and value is not None and isinstance(term, Add):
                 return self._masked(live, (), value, guard)
         if selects and max(adds, default=-1) < selects[0] and all(self.values.outweighs(live, i) for i in selects):
             fills = {value for index in selects for value in self.values.of(live, index) or ()}
-            least = max(*fills, *(term.fill for term in live if isinstance(term, SelectTerm))) if added else min(fills)
+            least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if added else min(fills)
             share = LOST_SHARE if added else SMALL_SHARE
             harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
             harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
             if harmless and self._may_be_boolean(live, min(fills), guard):
                 others = _not_selected(live)
                 assumed = self._takes(others)
-                return self._masked(live, self._shifts(others), min(fills), guard).assuming(*assumed)
+                return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
         return None if selects else self._mask_among_biases(live, adds, guard)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -252,8 +245,8 @@ class MaskPlanner:
         masked, mode = self._excluded(live)
         value = fill if masked or mode is not None else None
         valueless = guard is RowGuard.SELECTION and value is not None
-        shifts = self._shifts(_not_selected(live))
-        plan = MaskPlan(masked, shifts, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
+        bias = self._bias(_not_selected(live))
+        plan = MaskPlan(masked, bias, mode, nan_rows=_nan_rows(guard), value=value, valueless=valueless)
         return plan.assuming(*assumed)
 
     def _biased(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
@@ -276,15 +269,15 @@ class MaskPlanner:
         assumed = self._takes(others)
         alone = single and (len(others) == 1 or self._adds_alike(live))
         masked, mode = self._excluded(live)
-        shifts = self._shifts(others if alone else live)
+        bias = self._bias(others if alone else live)
         if not masked and mode is None:
-            return MaskPlan(shifts=shifts, nan_rows=guard.nan_rows, assumed=assumed)
+            return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=assumed)
         value = values.pop() if alone else 0.0
-        return MaskPlan(masked, shifts, mode, nan_rows=guard.nan_rows, value=value, biased=True, assumed=assumed)
+        return MaskPlan(masked, bias, mode, nan_rows=guard.nan_rows, value=value, biased=True, assumed=assumed)
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
-        coarse = any(isinstance(term, SelectTerm) and abs(term.fill) < HUGE for term in live)
+        coarse = any(isinstance(term, Select) and abs(term.fill) < HUGE for term in live)
         return not coarse and order_shows(live, self.values, ()) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
@@ -295,24 +288,24 @@ class MaskPlanner:
         """
         result: list[Term] = []
         for term in terms:
-            parts = self._parts(term) if isinstance(term, AddTerm) and term.sign > 0 else None
+            parts = self._parts(term) if isinstance(term, Add) and term.sign > 0 else None
             result.extend(parts or (term,))
         return tuple(result)
 
-    def _parts(self, term: AddTerm) -> tuple[Term, ...] | None:
-        node = term.value.producer()
+    def _parts(self, term: Add[Placed]) -> tuple[Term, ...] | None:
+        node = term.operand.value.producer()
         if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
             return None
         operands = [operand for operand in node.inputs if operand is not None]
-        dims = [self.viewer.alignment(operand, term.dims, term.node) for operand in operands]
-        adds = [AddTerm(term.node, operand, 1.0, own) for operand, own in zip(operands, dims, strict=True)]
+        placed = [Placed(operand, self.viewer.alignment(operand, term.operand.dims, term.node)) for operand in operands]
+        adds = [Add(term.node, each) for each in placed]
         if node.op_type == "Add":
             masks = [add for add in adds if self.values.mask_value((add,), 0) is not None]
             return tuple(adds) if len(masks) == 1 else None
         for bias, number, keep in ((1, 2, True), (2, 1, False)):
             fill = self.viewer.info.scalar(operands[number])
             if fill is not None and fill <= DOMINATING and self._is_float32(operands[bias]):
-                return adds[bias], SelectTerm(term.node, operands[0], keep, fill, dims[0])
+                return adds[bias], Select(term.node, placed[0], keep, fill)
         return None
 
     def _is_float32(self, operand: ir.Value) -> bool:
@@ -331,13 +324,13 @@ class MaskPlanner:
         share = SMALL_SHARE if infinite else LOST_SHARE
         harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
         term = live[index]
-        if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, AddTerm):
+        if not harmless or not self._may_be_boolean(live, value, guard) or not isinstance(term, Add):
             return None
         others = (*live[:index], *live[index + 1 :])
         assumed = self._takes(others)
-        return self._masked(live, self._shifts(others), value, guard).assuming(*assumed)
+        return self._masked(live, self._bias(others), value, guard).assuming(*assumed)
 
-    def _masked(self, live: tuple[Term, ...], shifts: tuple[Shift, ...], value: float, guard: RowGuard) -> MaskPlan:
+    def _masked(self, live: tuple[Term, ...], bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
         guard = guard.beside(value)
         assumed: list[str] = []
         masked, mode = self._excluded(live)
@@ -345,11 +338,11 @@ class MaskPlanner:
         found = self._structure(live)
         if found is not None and found.packing is not None:
             # Every row attends itself, so no row is empty.
-            plan = MaskPlan(masked, shifts, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
+            plan = MaskPlan(masked, bias, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
             return self._packed(plan, found, found.packing, live[-1].node)
         if mode is not None and self.options.target == "ascend":
             # The triangle takes the place of the mask there: keys excluded besides get a bias.
-            shifts = (*shifts, *(Put(each.view, each.when, -FLOAT32_MAX) for each in masked))
+            bias = (*bias, *(each.filled(live[-1].node, -FLOAT32_MAX) for each in masked))
             masked = ()
         never_empty = self._never_empty(live)
         if guard is RowGuard.SELECTION:
@@ -367,17 +360,17 @@ class MaskPlanner:
         elif NO_EMPTY_ROWS in self.options.assume:
             empty = ""
             assumed.append(NO_EMPTY_ROWS)
-        return MaskPlan(masked, shifts, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
+        return MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
     def _packed(self, dense: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
         """The plan with packed sequences, where there is room for them; else as it is, and why."""
-        if dense.shifts or not self.packing or self.options.target != "ort":
+        if dense.bias or not self.packing or self.options.target != "ort":
             return dense
         vouched = UNBROKEN in self.options.assume
         if not packing.in_runs and not vouched:
             return replace(dense, note=packing.note)
         assumed = dense.assumed if packing.in_runs else (*dense.assumed, UNBROKEN)
-        view = aligned(packing.labels, packing.dims, self.viewer, node, packing.fits)
+        view = aligned(Placed(packing.labels, packing.dims, packing.fits), self.viewer, node)
         return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
@@ -400,12 +393,12 @@ class MaskPlanner:
             self._structures[terms] = structure(masks, self.grid, self.viewer, runs)
         return self._structures[terms]
 
-    def _masks(self, terms: tuple[Term, ...]) -> list[AddTerm | SelectTerm]:
+    def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
         """The terms a boolean mask is made of: selections where there are some, addends beside them are none."""
-        selects = [term for term in terms if isinstance(term, SelectTerm)]
+        selects = [term for term in terms if isinstance(term, Select)]
         if selects:
             return [*selects]
-        adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, AddTerm)]
+        adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, Add)]
         return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
@@ -417,12 +410,13 @@ class MaskPlanner:
         if len(masks) != 1:
             return False
         term = masks[0]
-        if not term.dims:
+        dims = term.operand.dims
+        if not dims:
             return False
-        array = constant(term.value if isinstance(term, AddTerm) else term.condition)
-        if array is None or self.viewer.space.resolve(term.dims[-1]) != self.viewer.space.resolve(self.grid.columns):
+        array = constant(term.operand.value)
+        if array is None or self.viewer.space.resolve(dims[-1]) != self.viewer.space.resolve(self.grid.columns):
             return False
-        excluded = array != (False if isinstance(term, AddTerm) else term.keep)
+        excluded = array != (False if isinstance(term, Add) else term.keep)
         return not bool(excluded.all(axis=-1).any())
 
     def _is_mask(self, terms: tuple[Term, ...], index: int) -> bool:
@@ -460,9 +454,9 @@ def _nan_rows(guard: RowGuard) -> str:
 
 def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms beside the selections."""
-    return tuple(term for term in terms if not isinstance(term, SelectTerm))
+    return tuple(term for term in terms if not isinstance(term, Select))
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:
     """Was the mask's number put in place of the scores, and not added to them?"""
-    return any(isinstance(term, SelectTerm) for term in terms)
+    return any(isinstance(term, Select) for term in terms)

@@ -5,43 +5,32 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.structure import Padding
-from fa_compiler.passes.masks.terms import (
-    Add,
-    AddTerm,
-    FloorTerm,
-    Masked,
-    Multiply,
-    Put,
-    Raise,
-    SelectTerm,
-    Shift,
-    Term,
-)
+from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import is_op, reads_type
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.values.value_sets import MOVES
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, Select, Term, Viewed
 
 
-def excluded(term: AddTerm | SelectTerm, viewer: Viewer) -> Masked:
+def excluded(term: MaskTerm, viewer: Viewer) -> Masked:
     """Where a selection or an added mask excludes keys."""
-    if isinstance(term, SelectTerm):
-        return Masked(aligned(term.condition, term.dims, viewer, term.node, term.fits), not term.keep)
+    if isinstance(term, Select):
+        return Masked(aligned(term.operand, viewer, term.node), not term.keep)
     return _masked_by_addend(term, viewer)
 
 
-def _masked_by_addend(term: AddTerm, viewer: Viewer) -> Masked:
+def _masked_by_addend(term: Add[Placed], viewer: Viewer) -> Masked:
     """The boolean behind a float mask where there is one, else the float mask itself."""
-    view = aligned(term.value, term.dims, viewer, term.node, term.fits)
+    view = aligned(term.operand, viewer, term.node)
     node = view.base.producer()
-    if is_op(node, "Where") and term.fits:
+    if is_op(node, "Where") and term.operand.fits:
         assert node is not None
         condition, *branches = node.inputs
         scalars = [viewer.info.scalar(branch) for branch in branches if branch is not None]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:
-            inner = aligned(condition, viewer.alignment(condition, view.base_dims, node), viewer, node)
+            inner = aligned(Placed(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
             return Masked(_composed(view, inner), when=scalars[0] != 0.0)
     return Masked(view)
 
@@ -52,25 +41,26 @@ operator takes it that has a kernel of 16 bits, as those have that move elements
 computes in float32 is computed in float32, too."""
 
 
-def shifts_of(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[Shift, ...]:
-    """The steps that make the bias; factors before the first of them only concern the scores.
+def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[BiasOp, ...]:
+    """The operations that make the bias; factors before the first of them only concern the scores.
 
     With `stepwise` 16-bit addends are as ONNX Runtime adds them, one by one: unrounded where nothing rounds them, and
     read where they were moved to if moving does.
     """
-    steps: list[Shift] = []
+    operations: list[BiasOp] = []
     for term in terms:
-        if isinstance(term, AddTerm):
-            view = aligned(term.value, term.dims, viewer, term.node, term.fits)
-            if stepwise and _is_rounded_behind(view.base, term.value, viewer):
-                view = aligned(term.value, term.dims, viewer, term.node, term.fits, moved=False)
-            steps.append(Add(view, term.sign, stepwise, stepwise and _is_moved_unrounded(view.base)))
-        elif isinstance(term, SelectTerm):
-            view = aligned(term.condition, term.dims, viewer, term.node, term.fits)
-            steps.append(Put(view, not term.keep, term.fill))
-        elif steps:
-            steps.append(Raise(term.floor) if isinstance(term, FloorTerm) else Multiply(term.factor))
-    return tuple(steps)
+        if isinstance(term, Add):
+            view = aligned(term.operand, viewer, term.node)
+            if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
+                view = aligned(term.operand, viewer, term.node, moved=False)
+            viewed = Viewed(view, stepwise, stepwise and _is_moved_unrounded(view.base))
+            operations.append(Add(term.node, viewed, term.sign))
+        elif isinstance(term, Select):
+            viewed = Viewed(aligned(term.operand, viewer, term.node))
+            operations.append(Select(term.node, viewed, term.keep, term.fill))
+        elif operations:
+            operations.append(term)
+    return tuple(operations)
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
@@ -98,13 +88,12 @@ def _has_unrounded_readers(value: ir.Value) -> bool:
     return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in readers)
 
 
-def aligned(
-    value: ir.Value, dims: Arrangement, viewer: Viewer, node: ir.Node, fits: bool = True, moved: bool = True
-) -> View:
-    """The furthest view of a term whose dimensions run along the given score axes; of one that may enlarge the scores
-    (`fits` false) the furthest that keeps the sizes of all of them; not `moved`, the term itself."""
+def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:
+    """The furthest view of a tensor whose dimensions run along its score axes; of one that may enlarge the scores the
+    furthest that keeps the sizes of all of them; not `moved`, the tensor itself."""
+    value, dims = placed.value, placed.dims
     view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
-    if not fits and view is not None and _repeats(view, viewer):
+    if not placed.fits and view is not None and _repeats(view, viewer):
         view = viewer.base_view(value)
     if view is None:
         raise Decline(Code.SHAPE, f"the rank of {value.name!r} is unknown", node)
@@ -134,7 +123,7 @@ def _repeats(view: View, viewer: Viewer) -> bool:
 
 def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> Masked:
     """Where padding excludes keys beside a structural mask."""
-    return Masked(aligned(padding.given.value, padding.dims, viewer, node, padding.fits), padding.given.when)
+    return Masked(aligned(Placed(padding.given.value, padding.dims, padding.fits), viewer, node), padding.given.when)
 
 
 def _composed(outer: View, inner: View) -> View:

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT16_MAX, FLOAT32_MAX, MODERATE, SHIFT, SMALL_SHARE
 from fa_compiler.passes.masks.score_like import holds_large, is_score_like
-from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.options import MASKS_DOMINATE
+from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class TermValues:
     def of(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
         """What an addend's elements or a fill have become before the softmax; None when not known."""
         term = terms[index]
-        if isinstance(term, SelectTerm):
+        if isinstance(term, Select):
             values: frozenset[float] | None = frozenset((term.fill,))
-        elif isinstance(term, AddTerm):
-            found = self.viewer.facts.sets.of(term.value)
+        elif isinstance(term, Add):
+            found = self.viewer.facts.sets.of(term.operand.value)
             values = None if found is None else frozenset(x * term.sign for x in found)
         else:
             return None
         dtype = self.viewer.info.dtype(term.node.outputs[0])
         for later in terms[index + 1 :]:
-            if values is not None and isinstance(later, ScaleTerm):
+            if values is not None and isinstance(later, Scale):
                 values = _scaled(values, later.factor, dtype)
-            elif values is not None and isinstance(later, FloorTerm):
+            elif values is not None and isinstance(later, Floor):
                 values = frozenset(max(value, later.floor) for value in values)
         return values
 
@@ -62,7 +62,7 @@ class TermValues:
     def outweighs(self, terms: tuple[Term, ...], index: int) -> bool:
         """Does a fill outweigh the scores where it is put in and before the softmax?"""
         term = terms[index]
-        assert isinstance(term, SelectTerm)
+        assert isinstance(term, Select)
         dtype = self.viewer.info.dtype(term.node.outputs[0])
         values = self.of(terms, index)
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
@@ -71,10 +71,12 @@ class TermValues:
         """Does an addend change no softmax? One number up to `most` that is added to all scores shifts a row, but not
         the sink beside it, nor the scores that a moderate number replaces afterwards."""
         term = terms[index]
-        number = self.viewer.facts.sets.only(term.value) if isinstance(term, AddTerm) and term.fits else None
+        if not isinstance(term, Add) or not term.operand.fits:
+            return False
+        number = self.viewer.facts.sets.only(term.operand.value)
         if number is None:
             return False
-        replaced = any(isinstance(later, SelectTerm) and later.fill > DOMINATING for later in terms[index + 1 :])
+        replaced = any(isinstance(later, Select) and later.fill > DOMINATING for later in terms[index + 1 :])
         return abs(number) <= (most if self.sink_above is None and not replaced else 0.0)
 
     def stays_apart(
@@ -89,14 +91,14 @@ class TermValues:
         if fill == -math.inf:
             return True
         term = terms[index]
-        interval = self.viewer.facts.bounds.of(term.value) if isinstance(term, AddTerm) else None
-        if not isinstance(term, AddTerm):
+        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
+        if not isinstance(term, Add):
             return False
         if interval is None:
-            return fill <= DOMINATING and is_score_like(term.value, self.viewer)
+            return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
         size = largest = max(abs(interval[0]), abs(interval[1]))
         for later in terms[index + 1 :]:
-            if isinstance(later, ScaleTerm):
+            if isinstance(later, Scale):
                 size *= abs(later.factor)
                 largest = max(largest, size)
         return largest < -fill * share
@@ -105,14 +107,14 @@ class TermValues:
         """May an addend become +inf, so that -inf is NaN and no mask where it is added to it? Bounds say so, or a large
         number that is combined into it; what a caller gives is taken for one that does not."""
         term = terms[index]
-        if not isinstance(term, AddTerm):
+        if not isinstance(term, Add):
             return False
-        interval = self.viewer.facts.bounds.of(term.value)
+        interval = self.viewer.facts.bounds.of(term.operand.value)
         if interval is None:
-            return holds_large(term.value, self.viewer.facts.bounds)
+            return holds_large(term.operand.value, self.viewer.facts.bounds)
         size = largest = max(interval[1] * term.sign, interval[0] * term.sign)
         for later in terms[index + 1 :]:
-            if isinstance(later, ScaleTerm):
+            if isinstance(later, Scale):
                 size *= abs(later.factor)
                 largest = max(largest, size)
         return not largest < FLOAT32_MAX
@@ -120,18 +122,18 @@ class TermValues:
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
         """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
         term = terms[index]
-        if isinstance(term, AddTerm):
+        if isinstance(term, Add):
             return self.is_zero(terms, index) or self.stays_apart(terms, index)
-        return not isinstance(term, SelectTerm)
+        return not isinstance(term, Select)
 
     def may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
         term = terms[index]
-        if not isinstance(term, AddTerm | SelectTerm):
+        if not isinstance(term, Add | Select):
             return False
         values = self.of(terms, index)
         if values is not None:
             return not all(map(math.isfinite, values))
-        interval = self.viewer.facts.bounds.of(term.value) if isinstance(term, AddTerm) else None
+        interval = self.viewer.facts.bounds.of(term.operand.value) if isinstance(term, Add) else None
         return interval is None or not all(map(math.isfinite, interval))
 
     def is_float32(self, term: Term) -> bool:

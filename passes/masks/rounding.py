@@ -39,13 +39,14 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FINE, FLOAT16_MAX, HUGE, LOST_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
+from fa_compiler.passes.movers import MOVES, unmoved
 from fa_compiler.passes.nodes import constant, inner_values, input_of, int_attr, is_op, is_weight, passed_on
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Floor, MaskTerm, Placed, Scale, Select, Term
 from fa_compiler.passes.values.bounds import LIMITS
 from fa_compiler.passes.values.cases import SHORT_FLOATS
-from fa_compiler.passes.values.value_sets import MOVES, overwrites, unmoved
+from fa_compiler.passes.values.value_sets import overwrites
 
 CANCELLED = 2.0**-24
 """What is left, at least, of a float32 number after subtracting another: its last bit, or nothing."""
@@ -122,8 +123,8 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     terms behind it are added.
     """
     order = _Order(values.viewer.facts, BINARY_MASKS in assume)
-    found = [(term, order.huge_term(term)) for term in terms if isinstance(term, AddTerm | SelectTerm)]
-    plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, AddTerm)}
+    found = [(term, order.huge_term(term)) for term in terms if isinstance(term, Add | Select)]
+    plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, Add)}
     found.extend((term, parts.huge) for term, parts in plain.items())
     turned = _turned(terms)
     huge = [
@@ -135,7 +136,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     high = [(term, each) for term, each in huge if each.positive]
     opposite = [other for one, _ in low for other, _ in high if one is not other]
     for place, term in enumerate(terms):
-        if isinstance(term, FloorTerm) and abs(term.floor) >= HUGE:
+        if isinstance(term, Floor) and abs(term.floor) >= HUGE:
             others = high if (term.floor < 0) ^ (term in turned) else low
             opposite.extend(other for other, _ in others if terms.index(other) > place)
     if opposite:
@@ -156,7 +157,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
         term
         for term in coarse
         if values.is_float32(term)
-        or order.is_beyond_float16(term.value)
+        or order.is_beyond_float16(term.operand.value)
         or any(abs(factor) > 1.0 for factor in _factors_behind(terms, term))
     ]
     if not wide:
@@ -164,7 +165,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     first = wide[0]
     scaled = any(abs(math.frexp(factor)[0]) != 0.5 for factor in _factors_behind(terms, first))
     least = min((each.least for _, each in huge), default=math.inf)
-    lost = math.isinf(least) or order.largest(first.value) < least * LOST_SHARE
+    lost = math.isinf(least) or order.largest(first.operand.value) < least * LOST_SHARE
     if scaled or len(plain) > 1 or not lost:
         return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
     return None
@@ -172,7 +173,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
     """By what the scores are multiplied behind a term, and what it rounds with them."""
-    return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, ScaleTerm)]
+    return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:
@@ -186,7 +187,7 @@ def _turned(terms: tuple[Term, ...]) -> set[Term]:
     found: set[Term] = set()
     negative = False
     for term in reversed(terms):
-        if isinstance(term, ScaleTerm):
+        if isinstance(term, Scale):
             negative ^= term.factor < 0
         elif negative:
             found.add(term)
@@ -232,11 +233,11 @@ class _Order:
     facts: Facts
     binary: bool
 
-    def huge_term(self, term: AddTerm | SelectTerm) -> Huge | None:
+    def huge_term(self, term: MaskTerm) -> Huge | None:
         """What is known of an addend, or of the number a selection puts in, where that is huge."""
-        if isinstance(term, SelectTerm):
+        if isinstance(term, Select):
             return Huge(abs(term.fill), term.fill < 0, term.fill > 0) if abs(term.fill) >= HUGE else None
-        found = self.huge(term.value)
+        found = self.huge(term.operand.value)
         return found.turned() if found is not None and term.sign < 0 else found
 
     def huge(self, value: ir.Value | None, depth: int = 0) -> Huge | None:
@@ -311,10 +312,10 @@ class _Order:
             size = math.prod(self.largest(each) for each in node.inputs if each is not None)
         return FLOAT16_MAX < size < math.inf
 
-    def parts(self, term: AddTerm) -> Parts:
+    def parts(self, term: Add[Placed]) -> Parts:
         """What an addend that is not huge throughout is made of. It may be coarse by its constants, or as an input of
         the model whose content nobody knows; what cannot be followed far enough is taken for coarse."""
-        pending = [(term.value, True)]  # and whether what is huge there keeps its sign
+        pending = [(term.operand.value, True)]  # and whether what is huge there keeps its sign
         seen: set[ir.Value] = set()
         found: Huge | None = None
         while pending:

@@ -13,9 +13,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.movers import MOVES, unmoved
 from fa_compiler.passes.nodes import constant, inner_values, input_of, is_op, text_attr
 from fa_compiler.passes.values.bounds import Bounds
-from fa_compiler.passes.values.value_sets import MOVES, unmoved
 
 MODERATE = 1e15
 MAX_STEPS = 64

@@ -1,6 +1,6 @@
 """Structural masks: what of a mask is a band of diagonals, and what is left for a tensor.
 
-    mask := where every term of it leaves a score as it is          AddTerm holding 0, SelectTerm keeping
+    mask := where every term of it leaves a score as it is          Add holding 0, Select keeping
 
     accepted    a conjunction of comparisons that bound j - i, the distance of key and row, of boolean tensors that do
                 not run along the rows (padding), and of equal labels of packed sequences (packing.py), however the
@@ -24,7 +24,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.packing import Packing, Runs
-from fa_compiler.passes.masks.terms import AddTerm, SelectTerm
+from fa_compiler.passes.score_ops import Add, MaskTerm
 from fa_compiler.passes.values.formula import TRUE, Affine, All, Always, AtLeastZero, Entries, Formula, Given, negation
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shape_rules.context import Shape
@@ -70,7 +70,7 @@ class Structure:
 
 
 def structure(
-    terms: Sequence[AddTerm | SelectTerm],
+    terms: Sequence[MaskTerm],
     grid: Grid,
     viewer: Viewer,
     runs: Runs | None = None,
@@ -110,13 +110,12 @@ class _Reader:
     grid: Grid
     runs: Runs | None
 
-    def read(self, term: AddTerm | SelectTerm) -> list[Band | Padding | Packing] | None:
-        value = term.value if isinstance(term, AddTerm) else term.condition
-        shape = self.viewer.info.shape(value)
+    def read(self, term: MaskTerm) -> list[Band | Padding | Packing] | None:
+        shape = self.viewer.info.shape(term.operand.value)
         if shape is None:
             return None
         resolve = self.viewer.space.resolve
-        places = {resolve(dim): k for k, dim in enumerate(term.dims) if dim}
+        places = {resolve(dim): k for k, dim in enumerate(term.operand.dims) if dim}
         row, column = places.get(resolve(self.grid.rows)), places.get(resolve(self.grid.columns))
         if not self._fits(shape, row, column):
             return None
@@ -134,7 +133,7 @@ class _Reader:
             if found is None:
                 return None
             result.extend(found)
-        return result if term.fits or self._carried(result, shape, row, column, term.dims) else None
+        return result if term.operand.fits or self._carried(result, shape, row, column, term.operand.dims) else None
 
     def _carried(
         self,
@@ -162,7 +161,7 @@ class _Reader:
         return row is None or settled(shape[row], known) == rows
 
     def _part(
-        self, part: Formula, shape: Shape, row: int | None, column: int | None, term: AddTerm | SelectTerm
+        self, part: Formula, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> list[Band | Padding | Packing] | None:
         if part == TRUE:
             return []
@@ -189,11 +188,11 @@ class _Reader:
         along = given.axes.index(row) if row is not None and row in given.axes else None
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
-        aligned = tuple(() if axis is None else term.dims[axis] for axis in given.axes)
-        return [Padding(Given(given.value, given.axes, not given.when), aligned, term.fits)]
+        aligned = tuple(() if axis is None else term.operand.dims[axis] for axis in given.axes)
+        return [Padding(Given(given.value, given.axes, not given.when), aligned, term.operand.fits)]
 
     def _packing(
-        self, part: Entries, shape: Shape, row: int | None, column: int | None, term: AddTerm | SelectTerm
+        self, part: Entries, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> Packing | None:
         """Labels at the row and at the column, of as many tokens as there are rows and columns."""
         own = self.viewer.info.shape(part.value)
@@ -217,10 +216,10 @@ class _Reader:
             elif size.const == 1:
                 placed.append(())
             elif whole:
-                placed.append(term.dims[whole[0]])
+                placed.append(term.operand.dims[whole[0]])
             else:
                 return None
-        return Packing(part.value, tuple(placed), self.runs.holds(part.value, axis), term.fits)
+        return Packing(part.value, tuple(placed), self.runs.holds(part.value, axis), term.operand.fits)
 
     def _is_order(
         self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
@@ -241,12 +240,12 @@ class _Reader:
         return is_pair and places == [key, query]
 
 
-def kept(term: AddTerm | SelectTerm, positions: Positions) -> Formula | None:
+def kept(term: MaskTerm, positions: Positions) -> Formula | None:
     """Where the term leaves the scores as they are."""
-    if isinstance(term, AddTerm):
-        added = positions.nonzero(term.value)
+    if isinstance(term, Add):
+        added = positions.nonzero(term.operand.value)
         return None if added is None else negation(added)
-    condition = positions.truth(term.condition, positions.every)
+    condition = positions.truth(term.operand.value, positions.every)
     if condition is None or term.keep:
         return condition
     return negation(condition)

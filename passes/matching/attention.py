@@ -37,7 +37,6 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View
-from fa_compiler.passes.masks.terms import ScaleTerm
 from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor, check_axes
@@ -53,6 +52,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import reads_shape
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Scale
 
 LOGARITHM_ADVICE = "write it as a Softmax; or mask the scores with -inf, and add nothing else to them"
 
@@ -100,7 +100,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         factors = (*factors, Factor(after.product.node, None, after.product.factor))
     if scores.factors or factors:
         dtype = ir.DataType.FLOAT
-        allowed = roles.batch, roles.heads, roles.rows
+        allowed = roles.batch, roles.heads, roles.q_seq
         check_axes(scores.factors, allowed, space, Code.SCALE)
         check_axes(factors, allowed, space, Code.PROBABILITY_TERM)
     outputs = [each.output for each in (anchor.late, steps.gate) if each is not None]
@@ -149,7 +149,7 @@ def _check_shifts(steps: Steps, columns: Axes) -> None:
     """
     scores, space, growth = steps.scores, steps.viewer.space, 1.0
     for term in scores.terms if scores.shifted else ():
-        growth *= term.factor if isinstance(term, ScaleTerm) else 1.0
+        growth *= term.factor if isinstance(term, Scale) else 1.0
         if not 0.0 < growth <= 1.0:
             reason = "a mask less its maximum is multiplied by more than 1, or by a negative number"
             raise Decline(Code.SCORE_TERM, reason, term.node)

@@ -1,8 +1,8 @@
 """Behind the softmax: the probabilities as the product with the values takes them.
 
-    arrangement    what the layout operators between the two make of the scores' arrangement
-    factors        what the probabilities are multiplied by; a number is a part of a dropout, where there is one
-    dropout        the one drop mask, where the gradient is fused, too; else it is one of the factors
+arrangement    what the layout operators between the two make of the scores' arrangement
+factors        what the probabilities are multiplied by; a number is a part of a dropout, where there is one
+dropout        the one drop mask, where the gradient is fused, too; else it is one of the factors
 """
 
 from __future__ import annotations

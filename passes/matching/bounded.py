@@ -21,13 +21,13 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.terms import SelectTerm, Term
 from fa_compiler.passes.matching.probabilities import RENORMALISED
 from fa_compiler.passes.matching.renormalised import Renormalised
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Placed, Select, Term
 
 HINT = f"--assume {BOUNDED_SCORES} if no score is below -40 or above 40"
 
@@ -60,7 +60,7 @@ class BoundedScores:
 
     def mask_of(
         self, divided: Renormalised, columns: Axes, viewer: Viewer, seen: Mapping[ir.Value, Arrangement]
-    ) -> SelectTerm:
+    ) -> Select[Placed]:
         """The mask behind the softmax as one in front of it."""
         node = divided.nodes[0]
         if BOUNDED_SCORES not in self.facts.options.assume:
@@ -77,7 +77,7 @@ class BoundedScores:
             raise Decline(Code.PROBABILITY_TERM, reason, node)
         aligned = viewer.alignment(divided.condition, dims, node)
         fits = any(viewer.info.shape(each) == viewer.info.shape(node.outputs[0]) for each in _others(divided))
-        return SelectTerm(node, divided.condition, divided.keep, -math.inf, aligned, fits)
+        return Select(node, Placed(divided.condition, aligned, fits), divided.keep, -math.inf)
 
 
 def _others(divided: Renormalised) -> list[ir.Value]:

@@ -25,7 +25,7 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor
-from fa_compiler.passes.matching.scores import LAYOUT_OPS
+from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 

@@ -48,9 +48,7 @@ def operand(node: ir.Node, value: ir.Value) -> tuple[ir.Value, bool] | None:
     return (left, False) if left is not None and right is value and node.op_type == "Mul" else None
 
 
-def moderate(
-    node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code
-) -> Factor:
+def moderate(node: ir.Node, value: ir.Value, divides: bool, dims: Arrangement, viewer: Viewer, code: Code) -> Factor:
     """The factor `value` on something of the arrangement `dims`; declines with `code` what is not of moderate size."""
     number = viewer.info.scalar(value)
     interval = viewer.facts.bounds.of(value) if number is None else (number, number)

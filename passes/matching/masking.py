@@ -20,8 +20,8 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
+from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid
-from fa_compiler.passes.masks.terms import AddTerm, RowGuard, Term
 from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
@@ -32,6 +32,7 @@ from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Term
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,7 @@ class Masking:
 
 def _check_finite(values: TermValues, terms: tuple[Term, ...], zeroed: Term | None) -> None:
     """Decline terms that may make a whole row -inf; where `zeroed` alone does so, a guard makes it 0."""
-    masks = [
-        index for index, term in enumerate(terms) if term is not zeroed and not values.is_harmless(terms, index)
-    ]
+    masks = [index for index, term in enumerate(terms) if term is not zeroed and not values.is_harmless(terms, index)]
     for index in masks:
         if len(masks) > 1 or values.may_be_infinite(terms, index):
             reason = "a row whose scores are all -inf gives NaN, and 0 beside a sink"
@@ -95,7 +94,7 @@ def _check_below_infinity(values: TermValues, terms: tuple[Term, ...]) -> None:
     """Decline terms that may make a score +inf; what a caller gives is taken for one that does not."""
     for index, term in enumerate(terms):
         numbers = values.of(terms, index)
-        added = numbers is None and isinstance(term, AddTerm) and not _is_given(term.value, values.viewer)
+        added = numbers is None and isinstance(term, Add) and not _is_given(term.operand.value, values.viewer)
         if math.inf in (numbers or ()) or (added and values.may_be_infinite(terms, index)):
             reason = "a guard makes a row with a score of +inf 0, where a sink beside the scores makes it NaN"
             raise Decline(Code.MASK_VALUE, reason, term.node)

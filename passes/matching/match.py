@@ -68,7 +68,7 @@ class AttentionMatch:
         rope = self.rope
         if rope is None:
             return self
-        width, other = self.space.size(self.roles.depth).const, self.space.size(rope.depth).const
+        width, other = self.space.size(self.roles.head_dim).const, self.space.size(rope.head_dim).const
         wider = width is not None and other is not None and width < other
         turns = wider if abs(rope.ratio) == 1.0 or self.dtype != ir.DataType.FLOAT16 else abs(rope.ratio) > 1.0
         if not turns:
@@ -77,9 +77,9 @@ class AttentionMatch:
             self,
             query=rope.query,
             key=rope.key,
-            roles=replace(self.roles, depth=rope.depth),
+            roles=replace(self.roles, head_dim=rope.head_dim),
             scale=self.scale * rope.ratio,
-            rope=Rope(self.query, self.key, self.roles.depth, 1 / rope.ratio),
+            rope=Rope(self.query, self.key, self.roles.head_dim, 1 / rope.ratio),
         )
 
     @property
@@ -96,7 +96,7 @@ class AttentionMatch:
             roles = replace(
                 roles, batch=batch, heads=heads, kv_heads=shared_heads(self.key, self.value, heads, self.space)
             )
-        rope = None if self.rope is None else replace(self.rope, depth=self.space.resolve(self.rope.depth))
+        rope = None if self.rope is None else replace(self.rope, head_dim=self.space.resolve(self.rope.head_dim))
         return replace(
             self,
             roles=roles,

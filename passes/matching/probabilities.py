@@ -44,7 +44,8 @@ from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.score_guard import score_tests
-from fa_compiler.passes.matching.scores import LAYOUT_OPS, QUANTISED, QUANTISING
+from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING
+from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import (
     data_readers,
     distinct_consumers,

@@ -14,11 +14,11 @@ from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.terms import AddTerm, SelectTerm, Term
 from fa_compiler.passes.matching.layers import holds_weights
 from fa_compiler.passes.matching.sinks import Sunk
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Select, Term
 from fa_compiler.passes.values.symbolic import product
 
 MAX_HEAD_SIZE = 768
@@ -26,15 +26,18 @@ MAX_HEAD_SIZE = 768
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order."""
+    """The axes of one attention by what they mean; each may be empty (size 1) or several axes in order.
+
+    `q_seq` counts the rows of the scores, `kv_seq` their columns.
+    """
 
     batch: Axes
     heads: Axes
     kv_heads: Axes
-    rows: Axes
-    columns: Axes
-    depth: Axes
-    value_depth: Axes
+    q_seq: Axes
+    kv_seq: Axes
+    head_dim: Axes
+    value_head_dim: Axes
 
     def refined(self, space: AxisSpace) -> Roles:
         """The same roles in the finest parts known by now."""
@@ -69,7 +72,7 @@ class Roles:
     def check_sizes(self, steps: Steps) -> None:
         """Decline sizes that have to be known before the model runs, and heads the operator does not take."""
         space, node = steps.viewer.space, steps.before.product.node
-        size = space.size(self.depth).const
+        size = space.size(self.head_dim).const
         if size is None:
             raise Decline(Code.SHAPE, "the head size is not known before the model runs", node)
         if size > MAX_HEAD_SIZE:
@@ -132,8 +135,8 @@ class KeySide:
         along a batch the keys are repeated.
         """
         resolve = viewer.space.resolve
-        masks = [term for term in terms if isinstance(term, AddTerm | SelectTerm)]
-        known = {axis for term in masks for dim in term.dims for axis in resolve(dim)}
+        masks = [term for term in terms if isinstance(term, Add | Select)]
+        known = {axis for term in masks for dim in term.operand.dims for axis in resolve(dim)}
         free = qk.free(1 - self.side)
         axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free

@@ -17,8 +17,8 @@ from fa_compiler.passes.layout.axes import AxisSpace
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import drop_mask
-from fa_compiler.passes.matching.scores import LAYOUT_OPS
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import data_readers, distinct_consumers, is_op
 
 MAX_STEPS = 64
@@ -80,4 +80,3 @@ def _way_back(product: ir.Node, parents: dict[ir.Node, list[ir.Node]]) -> tuple[
                 way[node] = None
                 pending.append(node)
     return tuple(way)
-

@@ -17,12 +17,13 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import kept
-from fa_compiler.passes.masks.terms import AddTerm, RowGuard, SelectTerm, Term
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.probabilities import Guard, ProbabilityPath
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, MaskTerm, Select, Term
 from fa_compiler.passes.values.formula import negation
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -49,8 +50,8 @@ def guard_of(
     if after.guard.bias is None:
         return RowGuard.NAN
     term = terms[0] if len(terms) == 1 else None
-    if isinstance(term, AddTerm) and term.value is after.guard.bias and term.sign > 0 and term.dims:
-        own = viewer.space.resolve_all(term.dims)
+    if isinstance(term, Add) and term.operand.value is after.guard.bias and term.sign > 0 and term.operand.dims:
+        own = viewer.space.resolve_all(term.operand.dims)
         guarded = viewer.space.resolve_all(seen[after.guard.where.outputs[0]])[-len(own) :]
         rows = list(zip(own[:-1], guarded[:-1], strict=False))
         same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
@@ -72,11 +73,7 @@ def product_guard(
         if mask is None or each.view is None or each.value is None or each.divides:
             continue
         numbers = viewer.facts.sets.of(each.value)
-        if (
-            numbers is not None
-            and numbers <= {0.0, 1.0}
-            and _keeps(each.value, True, each.view.dims, mask, viewer)
-        ):
+        if numbers is not None and numbers <= {0.0, 1.0} and _keeps(each.value, True, each.view.dims, mask, viewer):
             return each
     return None
 
@@ -96,10 +93,10 @@ def _mask_guard(
     raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", guard.where)
 
 
-def only_mask(terms: tuple[Term, ...]) -> AddTerm | SelectTerm | None:
+def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
     """The one mask of a guard, the only selection or else the only term; None where there is no such term."""
-    masks = [term for term in terms if isinstance(term, AddTerm | SelectTerm)]
-    selects = [term for term in masks if isinstance(term, SelectTerm)]
+    masks = [term for term in terms if isinstance(term, Add | Select)]
+    selects = [term for term in masks if isinstance(term, Select)]
     found = selects or masks
     return found[0] if len(found) == 1 else None
 
@@ -108,18 +105,18 @@ def _keeps(
     condition: ir.Value,
     keep: bool,
     dims: Arrangement,
-    mask: AddTerm | SelectTerm,
+    mask: MaskTerm,
     viewer: Viewer,
 ) -> bool:
     """Is a condition, which runs along these axes, `keep` exactly where the mask leaves a score as it is?"""
-    if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.dims):
+    if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.operand.dims):
         return False
-    if isinstance(mask, SelectTerm):
-        (own, turned), (other, turned_too) = (_bare(each, viewer.info) for each in (mask.condition, condition))
+    if isinstance(mask, Select):
+        (own, turned), (other, turned_too) = (_bare(each, viewer.info) for each in (mask.operand.value, condition))
         if own is other:
             return (mask.keep ^ turned) == (keep ^ turned_too)
     shape = viewer.info.shape(condition)
-    if shape is None or shape != viewer.info.shape(mask.value if isinstance(mask, AddTerm) else mask.condition):
+    if shape is None or shape != viewer.info.shape(mask.operand.value):
         return False
     positions = viewer.facts.positions(shape)
     truth, left = positions.truth(condition, positions.every), kept(mask, positions)

@@ -37,8 +37,10 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.matching.factors import operand
 from fa_compiler.passes.matching.sinks import AddSink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
+from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Floor, Scale, ScoreOp, Select
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 
@@ -46,7 +48,6 @@ MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
-LAYOUT_OPS = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,7 @@ class Rearrange:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A factor on everything so far."""
-
-    node: ir.Node
-    factor: float
-
-
-@dataclass(frozen=True)
-class Multiplier:
+class Multiply:
     """Everything so far times `value`, or divided by it."""
 
     node: ir.Node
@@ -74,35 +67,15 @@ class Multiplier:
 
 
 @dataclass(frozen=True)
-class Addend:
-    """`sign * value` added to everything so far, or to its negative."""
+class SubtractFrom:
+    """`value` less everything so far."""
 
     node: ir.Node
     value: ir.Value
-    sign: float
-    negated: bool = False
 
 
 @dataclass(frozen=True)
-class Select:
-    """Everything so far where `condition` equals `keep`, else `fill`."""
-
-    node: ir.Node
-    condition: ir.Value
-    keep: bool
-    fill: float
-
-
-@dataclass(frozen=True)
-class Floor:
-    """Everything so far, but at least `floor`."""
-
-    node: ir.Node
-    floor: float
-
-
-@dataclass(frozen=True)
-class Shift:
+class SubtractMaximum:
     """Everything so far less its maximum along `axis`, computed by `nodes`; only factors and layout are behind it."""
 
     node: ir.Node
@@ -111,14 +84,14 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Gate:
+class ZeroSelected:
     """Everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
 
     node: ir.Node
     value: ir.Value
 
 
-Step = Rearrange | Shift | Gate | Scale | Multiplier | Addend | Select | Floor | AddSink
+Step = ScoreOp[ir.Value] | Rearrange | SubtractMaximum | ZeroSelected | Multiply | SubtractFrom | AddSink
 
 
 @dataclass(frozen=True)
@@ -131,8 +104,8 @@ class ScorePath:
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
         """The product's node and every step's."""
-        inner = (node for step in self.steps for node in (step.nodes if isinstance(step, Shift) else (step.node,)))
-        return (self.product.node, *inner)
+        parts = (step.nodes if isinstance(step, SubtractMaximum) else (step.node,) for step in self.steps)
+        return (self.product.node, *(node for part in parts for node in part))
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
@@ -148,7 +121,7 @@ def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePa
         found = None if found is None or not found.summed else found
         if found is None and (added := _added(node)) is not None:  # 3
             found = without_addend(node, viewer.info)
-            steps.append(Addend(node, *added))
+            steps.append(Add(node, *added))
         if found is not None:
             return ScorePath(found, tuple(reversed(steps)))
         if (unknown := unknown_rank(node, viewer.info)) is not None:
@@ -161,11 +134,11 @@ def _peel_by_what_follows(
     value: ir.Value, node: ir.Node, behind: list[Step], inner: bool, viewer: Viewer
 ) -> tuple[Step, ir.Value] | None:
     """The steps that depend on those between them and the softmax, which are `behind`, the last one first."""
-    gated = _peel_gate(node, behind[-1]) if behind else None
-    if gated is not None or inner:
-        return gated
+    zeroed = _peel_zeros(node, behind[-1]) if behind else None
+    if zeroed is not None or inner:
+        return zeroed
     only = {type(step) for step in behind}
-    return (_peel_shift(value, viewer) if only <= {Rearrange, Scale} else None) or (
+    return (_peel_maximum(value, viewer) if only <= {Rearrange, Scale} else None) or (
         _peel_sink(node, viewer) if only <= {Rearrange} else None
     )
 
@@ -265,27 +238,27 @@ def _peel_factor(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
         shape = viewer.info.shape(found[0])
         repeated = shape is not None and (len(shape) < 2 or any(size == 1 for size in shape[-2:]))
         if repeated and _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Multiplier(node, *found), scores
+            return Multiply(node, *found), scores
     return None
 
 
 def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
-    """11: the sum; `_peel_gate` takes the product with b."""
+    """11: the sum; `_peel_zeros` takes the product with b."""
     if not _is_sum(node):
         return None
     left, right = node.inputs[0], node.inputs[1]
-    for gated, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
+    for zeroed, other in ((left, right),) if node.op_type == "Sub" else ((left, right), (right, left)):
         maker = None if other is None else other.producer()
         share = None if maker is None else viewer.factor(maker)
-        product = None if gated is None else gated.producer()
-        if share is None or gated is None or product is None or not is_op(product, "Mul"):
+        product = None if zeroed is None else zeroed.producer()
+        if share is None or zeroed is None or product is None or not is_op(product, "Mul"):
             continue
         rest, fill = share
         for keep, scores in (product.inputs, product.inputs[::-1]):
             if keep is None or scores is None or not _is_rest(rest, keep, viewer.info):
                 continue
             if _leads_to_product(scores, viewer):
-                return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), gated
+                return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
     return None
 
 
@@ -310,22 +283,22 @@ def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
     return flag, negated
 
 
-def _peel_gate(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
+def _peel_zeros(node: ir.Node, behind: Step) -> tuple[Step, ir.Value] | None:
     """11: the product with b."""
     if not isinstance(behind, Select) or not is_op(node, "Mul") or node.outputs[0] not in behind.node.inputs:
         return None
     if not is_op(behind.node, "Add", "Sub"):
         return None
-    scores = next((each for each in node.inputs if each is not None and each is not behind.condition), None)
-    return None if scores is None else (Gate(node, behind.condition), scores)
+    scores = next((each for each in node.inputs if each is not None and each is not behind.operand), None)
+    return None if scores is None else (ZeroSelected(node, behind.operand), scores)
 
 
-def _peel_shift(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
+def _peel_maximum(value: ir.Value, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """12: one number for each row, times whatever factors: it changes no softmax (CogView's and LayoutLMv3's)."""
     found = shifted_by(value, "ReduceMax", viewer.info)
     if found is None or len(found[0]) != 1 or not _leads_to_product(found[1], viewer):
         return None
-    return Shift(found[2][-1], found[0][0], found[2]), found[1]
+    return SubtractMaximum(found[2][-1], found[0][0], found[2]), found[1]
 
 
 def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
@@ -379,12 +352,15 @@ def _peel_add(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     left, right = node.inputs[0], node.inputs[1]
     assert left is not None and right is not None
     subtract = node.op_type == "Sub"
-    options = [(left, right, -1.0 if subtract else 1.0, False), (right, left, 1.0, subtract)]
+    options: list[tuple[ir.Value, Step]] = [
+        (left, Add(node, right, -1.0 if subtract else 1.0)),
+        (right, SubtractFrom(node, left) if subtract else Add(node, left)),
+    ]
     fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
     fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
-    for scores, term, sign, negated in fitting:
+    for scores, step in fitting:
         if _leads_to_product(scores, viewer):
-            return Addend(node, term, sign, negated), scores
+            return step, scores
     raise _no_path(node, [option[0] for option in options], viewer)
 
 

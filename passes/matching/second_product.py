@@ -18,18 +18,20 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_like import is_score_like
-from fa_compiler.passes.matching.scores import Rearrange, Scale, find_scores
+from fa_compiler.passes.matching.scores import Rearrange, find_scores
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Scale
 
 
 @dataclass(frozen=True)
 class Rope:
-    """A second product that is added to the scores: of `query` and `key` over the axes `depth`, whose scale is `ratio`
-    times that of the first. What exporters make of attention whose query and key have a part with rotary positions."""
+    """A second product that is added to the scores: of `query` and `key` over the axes `head_dim`, whose scale is
+    `ratio` times that of the first. What exporters make of attention whose query and key have a part with rotary
+    positions."""
 
     query: View
     key: View
-    depth: Axes
+    head_dim: Axes
     ratio: float
 
 

@@ -16,28 +16,24 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX, LARGEST_SCALE, SMALLEST_SCALE
-from fa_compiler.passes.masks.terms import AddTerm, FloorTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.factors import Factor, moderate, operand
 from fa_compiler.passes.matching.probabilities import ProbabilityPath, passed_on
 from fa_compiler.passes.matching.scores import (
-    Addend,
-    Floor,
-    Gate,
-    Multiplier,
+    Multiply,
     Rearrange,
-    Scale,
     ScorePath,
-    Select,
-    Shift,
     Step,
+    SubtractFrom,
+    SubtractMaximum,
+    ZeroSelected,
 )
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Floor, Placed, Scale, Select, Term
 from fa_compiler.passes.values.slices import keeps_everything
 
-"""Beyond these one factor after another rounds to 0 or infinity where their product does not, or the reverse."""
 LARGEST_RATIO = 1024.0
 """How far the scales of two products may be apart: the operator has one scale, so that one of the queries is multiplied
 by the ratio, and what is multiplied by more may overflow where the product with the keys does not."""
@@ -67,7 +63,7 @@ class Simulation:
 
     def before(self, path: ScorePath, qk: Operands) -> Simulated:
         """Walk the scores down to the softmax."""
-        second = self.ropes and not any(isinstance(step, Multiplier) for step in path.steps)
+        second = self.ropes and not any(isinstance(step, Multiply) for step in path.steps)
         walk = _Walk(self.viewer, self.seen, path.product.output, qk.out, path.product.factor * qk.scale, second)
         for step in path.steps:
             walk.take(step)
@@ -134,27 +130,29 @@ class _Walk:
         match step:
             case Rearrange():
                 self._rearrange(step)
-            case Shift(node, axis):
+            case SubtractMaximum(node, axis):
                 self.shifted.append((node, self.dims[axis]))
             case Scale():
                 self._scale(step)
-            case Gate():
-                self._check_gate(step)
-            case Multiplier():
+            case ZeroSelected():
+                self._check_zeros(step)
+            case Multiply():
                 self._multiply(step)
-            case Addend():
+            case Add():
                 self._add(step)
+            case SubtractFrom(node, value):
+                self._scale(Scale(node, -1.0))
+                self._add(Add(node, value))
             case Select(node, condition, keep, fill):
-                along = self.viewer.alignment(condition, self.dims, node)
-                self.terms.append(SelectTerm(node, condition, keep, fill, along, self._fits(node)))
-            case Floor(node, floor):
-                self.terms.extend([FloorTerm(node, floor)] if self.terms else [])
+                self.terms.append(Select(node, self._placed(condition, node), keep, fill))
+            case Floor():
+                self.terms.extend([step] if self.terms else [])
             case AddSink():
                 number = step.number if step.value is None else self.viewer.facts.sets.only(step.value)
                 self.dims, self.sunk = with_sink(step, number, self.dims, self.viewer)
         self.seen[step.node.outputs[0]] = self.dims
-        # What a Gate may enlarge the selection behind it has to answer for.
-        self.scores = self.scores if isinstance(step, Gate) else step.node.outputs[0]
+        # What this product may enlarge the selection behind it has to answer for.
+        self.scores = self.scores if isinstance(step, ZeroSelected) else step.node.outputs[0]
 
     def _check_type(self, step: Step) -> None:
         info = self.viewer.info
@@ -164,9 +162,10 @@ class _Walk:
         reason = "the scores are computed in float64, which rounds masks otherwise"
         raise Decline(Code.DTYPE if own else Code.CAST, reason, step.node)
 
-    def _fits(self, node: ir.Node) -> bool:
-        """Has the result of this step the shape of what it is done to?"""
-        return self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
+    def _placed(self, value: ir.Value, node: ir.Node) -> Placed:
+        """What a step combines with the scores. It fits if the result has the shape of what the step is done to."""
+        fits = self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
+        return Placed(value, self.viewer.alignment(value, self.dims, node), fits)
 
     def _rearrange(self, step: Rearrange) -> None:
         moved = self.viewer.rearranged(step.node, self.dims)
@@ -178,9 +177,9 @@ class _Walk:
         if self.shifted and step.factor < 0:
             raise _turned(step.node)
         self.scale *= step.factor
-        self.terms.extend([ScaleTerm(step.node, step.factor)] if self.terms else [])
+        self.terms.extend([step] if self.terms else [])
 
-    def _check_gate(self, step: Gate) -> None:
+    def _check_zeros(self, step: ZeroSelected) -> None:
         if (endless := self._infinite()) is not None:
             reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
             raise Decline(Code.SCORE_TERM, reason, step.node)
@@ -193,19 +192,19 @@ class _Walk:
         size = 0.0
         for term in self.terms:
             match term:
-                case AddTerm():
-                    size += self.viewer.facts.largest(term.value)
-                case SelectTerm():
+                case Add():
+                    size += self.viewer.facts.largest(term.operand.value)
+                case Select():
                     size = max(size, abs(term.fill))
-                case ScaleTerm():
+                case Scale():
                     size *= abs(term.factor)
-                case FloorTerm():
+                case Floor():
                     size = max(size, abs(term.floor))
             if not size <= FLOAT32_MAX:
                 return term
         return None
 
-    def _multiply(self, step: Multiplier) -> None:
+    def _multiply(self, step: Multiply) -> None:
         if self.terms:
             reason = "a mask or bias is multiplied by something that is not one known number"
             raise Decline(Code.SCALE, reason, step.node)
@@ -215,19 +214,15 @@ class _Walk:
         factor = moderate(step.node, step.value, step.divides, self.dims, self.viewer, Code.SCALE)
         self.factors.append(factor)
 
-    def _add(self, step: Addend) -> None:
-        if step.negated:
-            self.scale = -self.scale
-            self.terms.extend([ScaleTerm(step.node, -1.0)] if self.terms else [])
+    def _add(self, step: Add[ir.Value]) -> None:
         if self.may_join and self.second is None and not self.terms and self.scale != 0.0:
             self.second = self._second(step)
             if self.second is not None:
                 return
-        along = self.viewer.alignment(step.value, self.dims, step.node)
-        self.terms.append(AddTerm(step.node, step.value, step.sign, along, self._fits(step.node)))
+        self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
 
-    def _second(self, step: Addend) -> SecondProduct | None:
-        found = second_product(step.value, step.sign / self.scale, self.dims, step.node, self.viewer)
+    def _second(self, step: Add[ir.Value]) -> SecondProduct | None:
+        found = second_product(step.operand, step.sign / self.scale, self.dims, step.node, self.viewer)
         return found if found is not None and 1 / LARGEST_RATIO <= abs(found.ratio) <= LARGEST_RATIO else None
 
 

@@ -41,12 +41,13 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.peaks import finite_peak
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
+from fa_compiler.passes.movers import LAYOUT_OPS, RESHAPES
 from fa_compiler.passes.nodes import int_attr, is_dead, is_op, opset, passed_on, producer, reduced_axes
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
 SUMS = ("ReduceSum", "ReduceL1")
-LATE_LAYOUT = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Mul", "Dropout")
+LATE_LAYOUT = (*LAYOUT_OPS, "Mul", "Dropout")
 """What may lie between exponentials and a product that is divided late."""
 SMALLEST = 1e-7
 """A number up to this is lost in a float32 total of 1 or more, but for its last bit."""
@@ -265,7 +266,7 @@ def _unmasked(node: ir.Node | None, info: ShapeInfo) -> tuple[ir.Node | None, tu
 def _behind_product(value: ir.Value, total: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Of a product with exponentials, whose total this is, the exponentials and the way to the product; else the value
     and no way."""
-    node, summed = value.producer(), passed_on(total, "Unsqueeze", "Reshape", "Identity").producer()
+    node, summed = value.producer(), passed_on(total, "Identity", *RESHAPES).producer()
     exponential = summed.inputs[0] if is_op(summed, *SUMS) and summed is not None else None
     if exponential is None or node is None or contraction(node, info) is None:
         return value, ()
@@ -332,7 +333,7 @@ def _reduced(
     shape, own = info.shape(source), info.shape(value)
     nodes: list[ir.Node] = []
     current = value
-    while is_op(node := current.producer(), "Unsqueeze", "Reshape", "Identity", "Expand", "Max") and node is not None:
+    while is_op(node := current.producer(), "Identity", *RESHAPES, "Expand", "Max") and node is not None:
         inner = _above_nothing(node, info) if node.op_type == "Max" else node.inputs[0]
         if inner is None or (node.op_type == "Expand" and not all(is_op(behind, "Identity") for behind in nodes)):
             return None

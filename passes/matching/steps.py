@@ -18,7 +18,6 @@ from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
-from fa_compiler.passes.masks.terms import AddTerm, ScaleTerm, SelectTerm, Term
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.interior import feeds_backward, readers_of_shapes
 from fa_compiler.passes.matching.layers import layers_apart
@@ -30,6 +29,7 @@ from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Scale, Select, Term
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def _check_total(anchor: SoftmaxAnchor) -> None:
 
 def _leaves_scores(term: Term, facts: Facts) -> bool:
     """Does a term leave scores as they are, or make them -inf?"""
-    if isinstance(term, AddTerm):
-        values = facts.sets.of(term.value)
+    if isinstance(term, Add):
+        values = facts.sets.of(term.operand.value)
         return values is not None and values <= {0.0, -math.inf * term.sign}
-    return isinstance(term, ScaleTerm) or (isinstance(term, SelectTerm) and term.fill == -math.inf)
+    return isinstance(term, Scale) or (isinstance(term, Select) and term.fill == -math.inf)
 
 
 def _late_values(anchor: SoftmaxAnchor, after: ProbabilityPath) -> tuple[ir.Value, ...]:

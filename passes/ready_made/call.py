@@ -33,6 +33,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Viewed
 from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
@@ -197,6 +198,10 @@ class Call:
     def aligned(self, value: ir.Value, scores: Arrangement) -> View:
         """The furthest view of a value that broadcasts to the scores, its dimensions running along theirs."""
         return self.along(value, self.viewer.alignment(value, scores, self.node))
+
+    def adding(self, value: ir.Value, scores: Arrangement) -> Add[Viewed]:
+        """A value that broadcasts to the scores as a part of their bias."""
+        return Add(self.node, Viewed(self.aligned(value, scores)))
 
     def along(self, value: ir.Value, dims: Arrangement) -> View:
         """The furthest view of a value whose dimensions run along these axes of the scores. An Expand that may be what

@@ -33,7 +33,6 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.terms import Add, Masked, Shift
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
@@ -44,6 +43,7 @@ from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.ready_made.multi_head import part_of
 from fa_compiler.passes.ready_made.rotary import Rotary
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, Masked
 from fa_compiler.passes.values.symbolic import Dim
 
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
@@ -101,7 +101,7 @@ def _prompt(call: Call, query: ir.Value, key: ir.Value, value: ir.Value) -> Conv
     lengths = keys.more(call.builder.cast(call.needed(LENGTHS), ir.DataType.INT64), 1)
     added = Added.of(call, keys, scores)
     masked = [Masked(call.aligned(keys.beyond(lengths), scores)), *added.masked]
-    plan = replace(keys.plan(scores, masked, added.shifts, _window(call)), assumed=added.assumed)
+    plan = replace(keys.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     pairs = ((call.wanted(1), key), (call.wanted(2), value))
     return Converted(match, tuple((old, call.split_heads(new, kv_heads)) for old, new in pairs if old is not None))
@@ -112,7 +112,7 @@ class Added:
     """What attention_bias excludes and adds, and what is taken for granted there."""
 
     masked: tuple[Masked, ...] = ()
-    shifts: tuple[Shift, ...] = ()
+    bias: tuple[BiasOp, ...] = ()
     assumed: tuple[str, ...] = ()
 
     @staticmethod
@@ -124,15 +124,15 @@ class Added:
         columns = call.viewer.space.size(scores[3])
         full = addend if call.dim(addend, -1) == columns else keys.filled_up(addend, 0.0)
         if not _streamed(call, behind=call.input(PAST[0]) is not None):
-            return Added(shifts=(Add(call.aligned(full, scores), 1.0),))
-        masked, shifts = keys.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
+            return Added(bias=(call.adding(full, scores),))
+        masked, bias = keys.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
         if not masked or call.shape(call.needed(0))[1].is_at_least(2):
-            return Added(tuple(masked), shifts)
+            return Added(tuple(masked), bias)
         if NO_EMPTY_ROWS not in call.options.assume:
             reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
             hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
             raise call.decline(Code.EMPTY_ROWS, reason, hint)
-        return Added(tuple(masked), shifts, (NO_EMPTY_ROWS,))
+        return Added(tuple(masked), bias, (NO_EMPTY_ROWS,))
 
 
 def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
@@ -152,7 +152,7 @@ def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan
         excluded = [keys.beyond(step.lengths), keys.outside(low, high)]
     added = Added.of(call, keys, scores)
     masked = [Masked(call.aligned(each, scores)) for each in excluded]
-    plan = keys.plan(scores, [*masked, *added.masked], added.shifts, None)
+    plan = keys.plan(scores, [*masked, *added.masked], added.bias, None)
     empty = plan.empty_rows if (width > 0 and not alone) or (added.masked and not added.assumed) else ""
     assumed = (DECODE,) if alone and call.size(call.needed(0), 1) is None else ()
     return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))

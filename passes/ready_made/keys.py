@@ -29,12 +29,13 @@ from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.packing import Runs
+from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
-from fa_compiler.passes.masks.terms import Add, AddTerm, Masked, RowGuard, SelectTerm, Shift
 from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed, Select, Viewed
 
 INT64 = ir.DataType.INT64
 RANGE_SINCE = 11
@@ -90,7 +91,7 @@ class Keys:
         self,
         scores: Arrangement,
         masked: list[Masked],
-        shifts: tuple[Shift, ...],
+        bias: tuple[BiasOp, ...],
         window: Window | None,
         mode: SparseMode | None = None,
     ) -> MaskPlan:
@@ -110,7 +111,7 @@ class Keys:
                 masked = [*masked, Masked(self.call.aligned(excluded, scores))]
         never = not masked and (mode is None if window is None else window.band.never_empty(rows, columns))
         empty = "" if never else "zero"
-        return MaskPlan(masked=tuple(masked), shifts=shifts, mode=mode, empty_rows=empty)
+        return MaskPlan(masked=tuple(masked), bias=bias, mode=mode, empty_rows=empty)
 
     def excluded(
         self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
@@ -121,11 +122,11 @@ class Keys:
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
-        dims = call.viewer.alignment(mask, scores, call.node)
-        term = SelectTerm(call.node, mask, not when, -math.inf, dims)
+        placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
+        term = Select(call.node, placed, not when, -math.inf)
         found = structure([term], grid, call.viewer)
         if found is None or (found.mode is not None and not (band and self._has_room(found))):
-            return [Masked(call.along(mask, dims), when)], None
+            return [Masked(call.along(mask, placed.dims), when)], None
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
 
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
@@ -134,16 +135,16 @@ class Keys:
         values = TermValues(call.viewer)
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         planner = MaskPlanner(values, grid)
-        term = AddTerm(call.node, addend, 1.0, call.viewer.alignment(addend, scores, call.node))
+        term = Add(call.node, Placed(addend, call.viewer.alignment(addend, scores, call.node)))
         return planner.plan((term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, dense: MaskPlan) -> MaskPlan:
         """The plan with packed sequences, where the mask of a plan, its only part, says nothing else (packing.py)."""
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
-        dims = call.viewer.alignment(mask, scores, call.node)
+        placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
         runs = Runs(call.facts)
-        found = structure([SelectTerm(call.node, mask, not when, -math.inf, dims)], grid, call.viewer, runs)
+        found = structure([Select(call.node, placed, not when, -math.inf)], grid, call.viewer, runs)
         packing = None if found is None else found.packing
         if found is None or packing is None or call.options.target != "ort":
             return dense
@@ -164,7 +165,7 @@ class Keys:
 
     def added(
         self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
-    ) -> tuple[list[Masked], tuple[Shift, ...]]:
+    ) -> tuple[list[Masked], tuple[BiasOp, ...]]:
         """What a float mask excludes and adds, where numbers up to `lowest` exclude; `full` is the mask filled up with
         `filler`."""
         call, builder = self.call, self.call.builder
@@ -173,7 +174,7 @@ class Keys:
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
         if self.only_excludes(mask, lowest):
             return ([Masked(view)] if excluding or not whole else []), ()
-        bias: tuple[Shift, ...] = (Add(view, 1.0),)
+        bias: tuple[BiasOp, ...] = (Add(call.node, Viewed(view)),)
         harmless = (values is not None and not excluding) or (bounds is not None and bounds[0] > lowest)
         if harmless and whole:
             return [], bias

@@ -26,11 +26,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
-from fa_compiler.passes.masks.terms import Add, Masked, Multiply, Put, Shift
 from fa_compiler.passes.nodes import constant, int_attr, text_attr
 from fa_compiler.passes.ready_made.call import Call, Converted
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, Masked, Scale
 from fa_compiler.passes.values.symbolic import Dim
 
 UNLIMITED = 1 << 20
@@ -137,24 +137,24 @@ def _converted(call: Call, given: Inputs, by_key: bool = False) -> Converted:
     batch, rows = (Measure(call.needed(0), given.layout.index(letter)) for letter in "BS")
     keys = Keys(call, rows, Measure(call.needed(1), given.layout.index("S")), batch)
     masked: list[Masked] = []
-    shifts = _bias(call, given, scores)
+    bias = _bias(call, given, scores)
     if by_key and given.mask is not None:
-        mask = call.aligned(_by_row(call, given.mask, (1, 2)), scores)
-        shifts = (Put(mask, True, INCREMENTAL_FILL), *shifts)
+        mask = Masked(call.aligned(_by_row(call, given.mask, (1, 2)), scores))
+        bias = (mask.filled(call.node, INCREMENTAL_FILL), *bias)
     window = None if by_key or given.mask is None else _masked(call, given, scores, masked)
     if given.lengths is not None:
         masked.append(Masked(call.aligned(keys.beyond(given.lengths), scores)))
-    plan = keys.plan(scores, masked, shifts, window)
+    plan = keys.plan(scores, masked, bias, window)
     return Converted(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
 
 
-def _bias(call: Call, given: Inputs, scores: Arrangement) -> tuple[Shift, ...]:
+def _bias(call: Call, given: Inputs, scores: Arrangement) -> tuple[BiasOp, ...]:
     if given.bias is None:
         return ()
     if call.size(given.bias, -2) == COMPRESSED_ROWS != call.viewer.space.size(scores[2]).const:
         raise call.decline(Code.READY_MADE, "a bias of 1024 rows is a compressed one for more")
-    add = Add(call.aligned(given.bias, scores), 1.0)
-    return (add, Multiply(given.scale)) if given.scaled_bias else (add,)
+    add = call.adding(given.bias, scores)
+    return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
 
 
 def _masked(call: Call, given: Inputs, scores: Arrangement, masked: list[Masked]) -> Window | None:

@@ -42,13 +42,13 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
-from fa_compiler.passes.masks.terms import AddTerm, Masked, Shift
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed
 from fa_compiler.passes.values.symbolic import Dim
 
 PROBABILITIES = 3
@@ -132,9 +132,7 @@ class _Attention:
             sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
             reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
             raise self.call.decline(Code.READY_MADE, reason)
-        return self.call.builder.op(
-            "Concat", [self.call.needed(index), split], self.call.info.dtype(new), {"axis": 2}
-        )
+        return self.call.builder.op("Concat", [self.call.needed(index), split], self.call.info.dtype(new), {"axis": 2})
 
     def _apart(self, new: ir.Value) -> tuple[Dim | None, ...]:
         """Batch, heads, length and head size of new keys or values, None for the length, which may be any."""
@@ -157,11 +155,11 @@ class _Attention:
             return keys.plain(mask, scores)
         if mask is not None and (window is not None or lengths is not None):
             self._check_excluded(mask, scores)
-        masked, shifts, mode, assumed = self._given(keys, scores, band=window is None)
+        masked, bias, mode, assumed = self._given(keys, scores, band=window is None)
         if lengths is None:
-            plan = keys.plan(scores, masked, shifts, None if window is None else self._band(window, keys), mode)
+            plan = keys.plan(scores, masked, bias, None if window is None else self._band(window, keys), mode)
             plan = replace(plan, assumed=assumed)
-            if mask is None or len(masked) != 1 or shifts or window is not None:
+            if mask is None or len(masked) != 1 or bias or window is not None:
                 return plan
             whole = self._filled_up(mask, keys, scores) is mask
             return keys.packed(mask, masked[0].when, scores, plan) if whole else plan
@@ -172,7 +170,7 @@ class _Attention:
             offset = keys.less(keys.by_batch(lengths), keys.length(keys.rows))
             bounds = [None if bound is None else keys.more(offset, bound) for bound in (low, high)]
             masked.append(Masked(call.aligned(keys.outside(*bounds), scores)))
-        return replace(keys.plan(scores, masked, shifts, None, mode), assumed=assumed)
+        return replace(keys.plan(scores, masked, bias, None, mode), assumed=assumed)
 
     def _window(self) -> tuple[int | None, int | None] | None:
         """How far from its position a query sees, before and after; None when everywhere."""
@@ -211,7 +209,7 @@ class _Attention:
 
     def _given(
         self, keys: Keys, scores: Arrangement, band: bool
-    ) -> tuple[list[Masked], tuple[Shift, ...], SparseMode | None, tuple[str, ...]]:
+    ) -> tuple[list[Masked], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
         """attn_mask as exclusions, bias and, with `band`, a sparse_mode; and what is taken for granted there."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
@@ -236,7 +234,7 @@ class _Attention:
     def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
         """The function body adds -inf at excluded keys, and +inf there makes NaN of it, which is not read here."""
         call = self.call
-        term = AddTerm(call.node, mask, 1.0, call.viewer.alignment(mask, scores, call.node))
+        term = Add(call.node, Placed(mask, call.viewer.alignment(mask, scores, call.node)))
         floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
         if floating and not vouched and not self._in_runtime() and TermValues(call.viewer).may_be_above((term,), 0):
             raise call.decline(

@@ -41,12 +41,12 @@ from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FINE, FLOAT32_MAX, SMALL_SHARE
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.terms import Add, Masked, Put, Shift
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
 from fa_compiler.passes.ready_made.call import Call
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import BiasOp, Masked
 from fa_compiler.passes.values.symbolic import Dim
 
 FILTER_FLOOR = -3e38
@@ -94,11 +94,11 @@ class Additions:
         if self.bias is None and self.filter == -FLOAT32_MAX:
             return self._filled_with_lowest(padded, band)
         if self._stays_above():
-            return self.keys.plan(self.scores, [], self._shifts(padded, None), band)
+            return self.keys.plan(self.scores, [], self._sum(padded, None), band)
         if NO_EMPTY_ROWS in self.call.options.assume:
-            plan = self.keys.plan(self.scores, [], self._shifts(padded, None), band)
+            plan = self.keys.plan(self.scores, [], self._sum(padded, None), band)
             return replace(plan, assumed=(NO_EMPTY_ROWS,))
-        return MaskPlan(shifts=self._shifts(padded, self.keys.outside(band.low, band.high)))
+        return MaskPlan(bias=self._sum(padded, self.keys.outside(band.low, band.high)))
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
         """What has to be taken for granted for the bias to be added to M instead of to the scores; see above."""
@@ -146,13 +146,13 @@ class Additions:
         behind = Masked(self.call.aligned(self.keys.beyond(end), self.scores))
         above = self._stays_above() or (padded is None and self.bias is None)
         causal = None if band is None or above else self.keys.outside(band.low, band.high)
-        plan = self.keys.plan(self.scores, [behind], self._shifts(padded, causal), band if above else None)
+        plan = self.keys.plan(self.scores, [behind], self._sum(padded, causal), band if above else None)
         return replace(plan, empty_rows="")
 
     def _bidirectional(self, padded: ir.Value | None) -> MaskPlan:
         builder = self.call.builder
         if padded is not None and self.bias is not None:
-            return MaskPlan(shifts=self._shifts(padded, None))
+            return MaskPlan(bias=self._sum(padded, None))
         addend = self.bias
         if padded is not None:
             numbers = [builder.constant(np.array(x, dtype=np.float32), "number") for x in (self.filter, 0.0)]
@@ -186,15 +186,15 @@ class Additions:
         low = min(values) if values else None if bounds is None else bounds[0]
         return low is not None and low >= floor
 
-    def _shifts(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[Shift, ...]:
-        steps: list[Shift] = []
-        if padded is not None:
-            steps.append(Put(self.call.aligned(padded, self.scores), True, self.filter))
-        if causal is not None:
-            steps.append(Put(self.call.aligned(causal, self.scores), True, -FLOAT32_MAX))
+    def _sum(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[BiasOp, ...]:
+        """The numbers of both masks in one bias, where both are given, and the call's own bias added to them."""
+        operations: list[BiasOp] = []
+        for mask, fill in ((padded, self.filter), (causal, -FLOAT32_MAX)):
+            if mask is not None:
+                operations.append(Masked(self.call.aligned(mask, self.scores)).filled(self.call.node, fill))
         if self.bias is not None:
-            steps.append(Add(self.call.aligned(self._whole(self.bias, 0), self.scores), 1.0))
-        return tuple(steps)
+            operations.append(self.call.adding(self._whole(self.bias, 0), self.scores))
+        return tuple(operations)
 
     def _whole(self, value: ir.Value, filler: int) -> ir.Value:
         """A mask or bias for every key, filled up where a cache has room for more of them."""

@@ -29,7 +29,7 @@ def is_plain(match: AttentionMatch) -> bool:
     mask = match.mask
     if match.sink is not None or match.dropout is not None or mask.packed is not None or mask.mode is not None:
         return False
-    return not mask.shifts and mask.value is None and mask.nan_rows in ("", "zero")
+    return not mask.bias and mask.value is None and mask.nan_rows in ("", "zero")
 
 
 class Companion(Protocol):
@@ -98,16 +98,16 @@ class Call:
     def inputs(self) -> dict[str, ir.Value]:
         """All inputs but the list. Raises Decline."""
         match, roles, rope = self.match, self.match.roles, self.match.rope
-        query = self._of_rows(match.query, roles.depth)
-        whole = (roles.batch, roles.rows, roles.heads, roles.depth)
+        query = self._of_rows(match.query, roles.head_dim)
+        whole = (roles.batch, roles.q_seq, roles.heads, roles.head_dim)
         inputs = {
             "query": multiplied(query, whole, match.query_factors, self.builder, self.mover),
-            "key": self._of_tokens(0, roles.depth),
-            "value": self._of_tokens(1, roles.value_depth),
+            "key": self._of_tokens(0, roles.head_dim),
+            "value": self._of_tokens(1, roles.value_head_dim),
         }
         if rope is not None:
-            inputs["query_rope"] = scaled(self._of_rows(rope.query, rope.depth), rope.ratio, self.builder)
-            inputs["key_rope"] = self._of_tokens(2, rope.depth)
+            inputs["query_rope"] = scaled(self._of_rows(rope.query, rope.head_dim), rope.ratio, self.builder)
+            inputs["key_rope"] = self._of_tokens(2, rope.head_dim)
         return inputs
 
     def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
@@ -138,7 +138,7 @@ class Call:
         shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
         batches = {None if shape is None else shape[0] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
-        output = (roles.batch, roles.rows, roles.heads, roles.value_depth)
+        output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
         landing = best_landing(output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places])
         if landing is None or len(batches) > 1 or len(of_rows) > 1:
             return None
@@ -161,7 +161,7 @@ class Call:
 
     def _of_rows(self, view: View, depth: Axes) -> ir.Value:
         roles = self.match.roles
-        return self.moved(view, (roles.batch, roles.rows, roles.heads, depth), self.match.dtype)
+        return self.moved(view, (roles.batch, roles.q_seq, roles.heads, depth), self.match.dtype)
 
     def _of_tokens(self, place: int, depth: Axes) -> ir.Value:
         roles = self.match.roles

@@ -43,9 +43,7 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(
-    match: AttentionMatch, emitter: Emitter, companion: Companion | None = None
-) -> Selected | None:
+def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion | None = None) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to selected keys, together with its companion, if any;
     None where it is none."""
     if (
@@ -86,22 +84,20 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
         movable = found and space.size(others).const is not None
         return (tuple(axis for axis in axes if axis in known), others) if movable else (axes, ())
 
-    (batch, outer), (rows, inner) = apart(roles.batch), apart(roles.rows)
+    (batch, outer), (rows, inner) = apart(roles.batch), apart(roles.q_seq)
     if not outer and not inner:
         return match
     heads = (*outer, *roles.heads, *inner)
     kv_heads = shared_heads(match.key, match.value, heads, space)
-    return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, rows=rows))
+    return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, q_seq=rows))
 
 
-def _emit(
-    match: AttentionMatch, places: list[Place], emitter: Emitter, companion: Companion | None
-) -> Selected | None:
+def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
     builder = emitter.builder
     if companion is not None:
         match = companion.adapted(match)
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
-    call = Call.of(match, sources, match.roles.columns, emitter, () if companion is None else companion.views)
+    call = Call.of(match, sources, match.roles.kv_seq, emitter, () if companion is None else companion.views)
     mask = call.mask(match)
     found = None if mask is None else selection(mask, emitter.facts)
     if found is None:

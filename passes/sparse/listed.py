@@ -97,7 +97,7 @@ class Listed:
         roles, space = self.match.roles, self.match.space
         own = {axis for dim in self.indices.base_dims for axis in space.resolve(dim)}
         heads = roles.kv_heads if own.intersection(roles.kv_heads) else ()
-        return roles.batch, roles.rows, heads, roles.columns
+        return roles.batch, roles.q_seq, heads, roles.kv_seq
 
 
 def emit_listed(
@@ -125,7 +125,7 @@ def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
     viewer, builder = Viewer(emitter.facts, match.space), emitter.builder
     space, rope = match.space, match.rope
     views = (match.key, match.value, *(() if rope is None else (rope.key,)))
-    depths = (match.roles.depth, match.roles.value_depth, *(() if rope is None else (rope.depth,)))
+    depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
     found: list[Gathered] = []
     for view in views:
         read = gathered(view.base, space.resolve_all(view.base_dims), viewer, builder)
@@ -140,7 +140,7 @@ def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
         if not space.unify(key.tokens, other.tokens):
             return None
     match = match.refined()
-    columns, tokens = match.roles.columns, space.resolve(key.tokens)
+    columns, tokens = match.roles.kv_seq, space.resolve(key.tokens)
     indices = [_axes(each.indices, match) for each in found]
     if any(each != indices[0] for each in indices) or not _fits(key, columns, match):
         return None
@@ -174,7 +174,7 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     """The roles of the query's axes, by the table above. `shared` are the axes of the sources but tokens and depth,
     `listed` those of the list but its slots."""
     roles, space = match.roles, match.space
-    outer = (*roles.batch, *roles.heads, *roles.rows)
+    outer = (*roles.batch, *roles.heads, *roles.q_seq)
     if not {*shared, *listed} <= set(outer):
         return None
     kv_heads = tuple(axis for axis in shared if axis not in listed or axis in roles.heads)
@@ -186,13 +186,11 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
         batch=tuple(axis for axis in shared if axis not in kv_heads),
         heads=heads,
         kv_heads=kv_heads,
-        rows=tuple(axis for axis in listed if axis not in shared),
+        q_seq=tuple(axis for axis in listed if axis not in shared),
     )
 
 
-def _emit(
-    listed: Listed, places: list[Place], emitter: Emitter, companion: Companion | None
-) -> Selected | None:
+def _emit(listed: Listed, places: list[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
         size = listed.match.space.size(listed.tokens)
@@ -226,15 +224,15 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
     """Is every row proven to have a slot that nothing masks? `whole` is what the masks leave of the keys: as of lists
     that make a mask, none, or no more than the causal mask the keys were ranked under (entries.py)."""
     match, space = listed.match, listed.match.space
-    if not space.size(match.roles.columns).is_at_least(1):
+    if not space.size(match.roles.kv_seq).is_at_least(1):
         return False
     if not match.mask.masked:
         return True
     roles, top = match.roles, listed.top
     if top is None or whole != Visible(causal=True):
         return False
-    wanted = (roles.batch, roles.rows, roles.columns)
-    sizes = Sizes(*map(space.size, (roles.batch, roles.rows, listed.tokens)))
+    wanted = (roles.batch, roles.q_seq, roles.kv_seq)
+    sizes = Sizes(*map(space.size, (roles.batch, roles.q_seq, listed.tokens)))
     return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, facts)
 
 
@@ -242,7 +240,7 @@ def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Val
     """The list as that of a LightningIndexer, where the user assumes so: its slots hold the keys the ranks see."""
     match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
     roles, facts = match.roles, call.emitter.facts
-    wanted = (roles.batch, roles.rows, roles.columns)
+    wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     if listed.top is None or resolve(listed.indices.base_dims) != wanted:
         return None
     query, key = builder.info.shape(inputs["query"]), builder.info.shape(inputs["key"])

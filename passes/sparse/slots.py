@@ -49,7 +49,7 @@ def _is_causal(
     """Does a comparison exclude, where it is `when`, the entries behind their row, and no others?"""
     result, space, info = node.outputs[0], match.space, facts.info
     shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
-    rows = [place for place, dim in enumerate(dims) if dim == match.roles.rows]
+    rows = [place for place, dim in enumerate(dims) if dim == match.roles.q_seq]
     if shape is None or len(shape) != len(dims) or len(rows) != 1:
         return False
     positions = Positions(info, shape)
@@ -60,7 +60,7 @@ def _is_causal(
         entry, bound = operands[place][0], positions.number(*operands[1 - place])
         if entry is None or word not in ("Greater", "GreaterOrEqual") or info.shape(entry) != shape:
             continue
-        first = tokens - space.size(match.roles.rows) + (1 if word == "GreaterOrEqual" else 0)
+        first = tokens - space.size(match.roles.q_seq) + (1 if word == "GreaterOrEqual" else 0)
         if bound == Affine.index(rows[0], len(shape)) + Affine.number(first, len(shape)) and _is_list(
             entry, mask, match, indices, facts
         ):

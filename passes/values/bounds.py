@@ -12,10 +12,11 @@ import math
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.movers import MOVES
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.shape_rules.elementwise import INTEGER_RANGES
-from fa_compiler.passes.values.value_sets import MOVES, NUMPY
+from fa_compiler.passes.values.value_sets import NUMPY
 
 Interval = tuple[float, float]
 

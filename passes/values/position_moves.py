@@ -10,14 +10,13 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+from fa_compiler.passes.movers import RESHAPES
 from fa_compiler.passes.nodes import int_attr, is_op, permutation
 from fa_compiler.passes.values.cases import Number, whole
 from fa_compiler.passes.values.formula import Affine, Index
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import slice_bounds
-
-RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 class Reader(Protocol):

@@ -17,7 +17,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import constant, input_of, is_op, passed_on, text_attr
+from fa_compiler.passes.movers import MOVES
+from fa_compiler.passes.nodes import constant, input_of, is_op, text_attr
 from fa_compiler.passes.values.analysis import Analysis
 
 LIMIT = 6
@@ -26,29 +27,6 @@ EXACT = 2**53
 """Up to here a float, of which the sets are made, holds every integer. Sets do not hold larger ones."""
 
 ValueSet = frozenset[float]
-
-MOVES = (
-    "Identity",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Expand",
-    "Tile",
-    "Slice",
-    "Gather",
-    "GatherND",
-    "GatherElements",
-    "DepthToSpace",
-    "SpaceToDepth",
-)
-
-
-def unmoved(value: ir.Value, *more: str) -> ir.Value:
-    """The value whose elements operators that move them, or operators of the types `more`, passed on to this one."""
-    return passed_on(value, *MOVES, *more)
-
 
 COMPARISONS = (
     "Equal",

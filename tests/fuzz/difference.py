@@ -281,5 +281,3 @@ def shaken(array: Array, rng: np.random.Generator) -> Array:
     with np.errstate(all="ignore"):
         moved = (array.astype(np.float64) * (1.0 + steps)).astype(array.dtype)
     return np.where(np.isin(array, EXACT_NUMBERS[str(array.dtype)]) | ~np.isfinite(moved), array, moved)
-
-

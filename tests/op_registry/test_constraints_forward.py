@@ -387,9 +387,7 @@ EXTENDED = [
     (
         "EXT-MASKED-BIAS",
         "G0",
-        forward(
-            {"atten_mask": mask(S1, S2), "real_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}
-        ),
+        forward({"atten_mask": mask(S1, S2), "real_shift": tensor((B, N1, S1, S2))}, {"cpu_masked_bias": "added"}),
     ),
     ("EXT-MASKED-VALUES", "G0", forward({"atten_mask": mask(S1, S2)}, {"cpu_masked_values": "zero"})),
     ("EXT-BAND-MASK", "FA.11", forward({"atten_mask": mask(B, 1, 1, S2)}, {"sparse_mode": 2})),

@@ -111,7 +111,7 @@ UNORDERED = {
     "an_input_among_masks": "t = Where(m, zero, coarse) n = Where(c, zero, least) a = Add(s, b) d = Add(a, t) "
     "x = Add(d, n) ",
     "scattered": "o = Constant<value=int64[1,1,1,1] {0}>() t = Constant<value=float[1,1,1,1] {-1e9}>() "
-    "z = Constant<value=float[1,1,1,6] {0,0,0,0,0,0}>() r = ScatterElements<axis=3, reduction=\"add\">(z, o, t) "
+    'z = Constant<value=float[1,1,1,6] {0,0,0,0,0,0}>() r = ScatterElements<axis=3, reduction="add">(z, o, t) '
     "d = Constant<value=float[6] {0.1,0.2,0.3,0.4,0.5,0.6}>() a = Add(s, d) x = Add(a, r) ",
 }
 

@@ -82,8 +82,12 @@ ROWS = [
         "values_that_are_a_mask",
         "no_value_matmul",
         "y",
-        PRODUCT_QK + number("f", "-inf") + number("z", "0.0") + "a = Where(m, z, f) x = Add(s, a) "
-        + SOFTMAX.format("x") + " y = MatMul(p, a)",
+        PRODUCT_QK
+        + number("f", "-inf")
+        + number("z", "0.0")
+        + "a = Where(m, z, f) x = Add(s, a) "
+        + SOFTMAX.format("x")
+        + " y = MatMul(p, a)",
         "bool[S,S] m",
         inputs="float[B,4,S,8] q, float[B,4,S,8] k",
         outputs="float[B,4,S,S] y",

@@ -1,0 +1,36 @@
+"""The operators that only move the elements of their first input: one table for all who look through them.
+
+    group       operators                        elements                          costs at run time
+    ----------  -------------------------------  --------------------------------  ---------------------------------
+    RESHAPES    Reshape, Flatten, Squeeze,       all of them, in the same order    nothing: the same memory
+                Unsqueeze
+    LAYOUT_OPS  these, Identity, Transpose       all of them, each once            a Transpose copies
+    REPEATS     Expand, Tile                     each of them several times        a copy
+    PICKS       Slice, Gather, GatherND,         some of them, in any order        a copy
+                GatherElements
+    BLOCKS      DepthToSpace, SpaceToDepth       all of them, each once            a copy
+
+What they do to axes is in layout/views.py, what they do to indices in values/position_moves.py, and what they do to
+shapes in values/shape_rules/.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import passed_on
+
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+LAYOUT_OPS = ("Identity", *RESHAPES, "Transpose")
+REPEATS = ("Expand", "Tile")
+PICKS = ("Slice", "Gather", "GatherND", "GatherElements")
+BLOCKS = ("DepthToSpace", "SpaceToDepth")
+MOVES = (*LAYOUT_OPS, *REPEATS, *PICKS, *BLOCKS)
+"""All of them."""
+COPIES = ("Transpose", *REPEATS, "Concat", "Gather")
+"""What a layout is made with that takes a copy; Concat and Gather where they repeat or pick whole parts."""
+
+
+def unmoved(value: ir.Value, *more: str) -> ir.Value:
+    """The value whose elements operators that move them, or operators of the types `more`, passed on to this one."""
+    return passed_on(value, *MOVES, *more)
