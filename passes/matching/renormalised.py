@@ -18,8 +18,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+X = Bind("x")
+SUM = OneOf((Op("ReduceSum", X, name="sum"), Op("ReduceSum", X, Bind("axes"), name="sum")))
+SOME = Op("Greater", SUM, Number(0.0), name="some")
+QUOTIENT = Op("Div", X, SUM)
+GUARDED = Op("Where", SOME, Op("Div", X, Op("Where", Bind("some"), SUM, Number(1.0))), Number(0.0))
 
 
 @dataclass(frozen=True)
@@ -43,34 +50,21 @@ class Renormalised:
 
 def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalised | None:
     """How the only reader of probabilities masks them, if they are divided by their sum behind it."""
-    masked = _masked(value, node, info)
-    if masked is None:
+    masked, x = _masked(value, node, info), node.outputs[0]
+    divide = None if masked is None else _only(x, "Div")
+    if masked is None or divide is None:
         return None
-    x = node.outputs[0]
-    total = _only(x, "ReduceSum")
-    divide = _only(x, "Div")
-    if total is None or divide is None or _readers(x) != {total, divide} or divide.inputs[0] is not x:
-        return None
-    shape, axes, divisor = info.shape(x), reduced_axes(total), divide.inputs[1]
-    if shape is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
-        return None
-    axis, summed = axes[0] % len(shape), total.outputs[0]
-    if divisor is summed:
-        return Renormalised(*masked, axis, False, (node, total, divide)) if _readers(summed) == {divide} else None
-    some, kept, last = _only(summed, "Greater"), _only(summed, "Where"), _only(divide.outputs[0], "Where")
-    if some is None or kept is None or last is None or divisor is not kept.outputs[0]:
-        return None
-    guarded = (
-        _readers(summed) == {some, kept}
-        and _readers(some.outputs[0]) == {kept, last}
-        and _readers(divisor) == {divide}
-        and _is(some.inputs[1], 0.0, info)
-        and some.inputs[0] is summed
-        and _chooses(kept, some, summed, 1.0, info)
-        and _chooses(last, some, divide.outputs[0], 0.0, info)
-        and _readers(divide.outputs[0]) == {last}
-    )
-    return Renormalised(*masked, axis, True, (node, total, some, kept, divide, last)) if guarded else None
+    last = _only(divide.outputs[0], "Where")
+    for pattern, end, zeros in ((QUOTIENT, divide, False), (GUARDED, last, True)):
+        found = None if end is None else match(pattern, end.outputs[0], info, {"x": x})
+        if found is None or not is_closed(nodes := (node, *found.nodes)):
+            continue
+        total, shape = found["sum"].producer(), info.shape(x)
+        axes = None if total is None else reduced_axes(total)
+        if total is None or shape is None or axes is None or len(axes) != 1 or int_attr(total, "keepdims", 1) != 1:
+            return None
+        return Renormalised(*masked, axes[0] % len(shape), zeros, nodes)
+    return None
 
 
 def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
@@ -86,18 +80,10 @@ def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, 
     return None
 
 
-def _chooses(where: ir.Node, test: ir.Node, value: ir.Value, other: float, info: ShapeInfo) -> bool:
-    return where.inputs[0] is test.outputs[0] and where.inputs[1] is value and _is(where.inputs[2], other, info)
-
-
 def _is(value: ir.Value | None, number: float, info: ShapeInfo) -> bool:
     return value is not None and info.scalar(value) == number
 
 
-def _readers(value: ir.Value) -> set[ir.Node]:
-    return set() if value.is_graph_output() else {node for node, _ in value.uses()}
-
-
 def _only(value: ir.Value, op_type: str) -> ir.Node | None:
-    found = [node for node in _readers(value) if is_op(node, op_type)]
+    found = [node for node in distinct_consumers(value) if is_op(node, op_type)]
     return found[0] if len(found) == 1 else None

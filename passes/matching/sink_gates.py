@@ -28,11 +28,14 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import AddSink, Sunk, apart, sink_of
+from fa_compiler.passes.movers import RESHAPES
 from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.patterns import Bind, OneOf, Op, Through, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-LAYOUT = ("Unsqueeze", "Reshape", "Identity")
+SCORES = Bind("scores")
+TOTAL = OneOf(tuple(Op("ReduceLogSumExp", *given, name="total") for given in ((SCORES,), (SCORES, Bind("axes")))))
 
 
 @dataclass(frozen=True)
@@ -55,38 +58,30 @@ class SinkGate:
 def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGate | None:
     """The gate on a product, where there is one that depends on these scores."""
     readers = distinct_consumers(product.output)
-    if len(readers) != 1 or not is_op(readers[0], "Mul") or info.dtype(product.output) != ir.DataType.FLOAT:
+    if len(readers) != 1 or info.dtype(product.output) != ir.DataType.FLOAT:
         return None
-    (last,) = readers
-    gate, outer = _plain(next((value for value in last.inputs if value is not product.output), None), info)
-    sigmoid = None if gate is None else gate.producer()
-    difference, inner = _plain(sigmoid.inputs[0] if sigmoid is not None and is_op(sigmoid, "Sigmoid") else None, info)
-    sub = None if difference is None else difference.producer()
-    total, sink = sub.inputs if sub is not None and is_op(sub, "Sub") else (None, None)
-    reduction = None if total is None else total.producer()
-    rank = len(info.shape(scores) or ())
-    if not is_op(reduction, "ReduceLogSumExp") or reduction is None or reduction.inputs[0] is not scores:
-        return None
-    axes = reduced_axes(reduction)
-    if axes is None or [axis % rank for axis in axes] != [rank - 1]:
-        return None
-    assert sigmoid is not None and sub is not None and sink is not None
-    kept = bool(int_attr(reduction, "keepdims", 1))
-    return SinkGate(sink, sub, (*inner, *outer), (reduction, sub, *inner, sigmoid, *outer, last), kept)
 
-
-def _plain(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, tuple[ir.Node, ...]]:
-    """A value without layout and casts from float32 to float32, and the nodes of these in order."""
-    nodes: list[ir.Node] = []
-    while value is not None and (node := value.producer()) is not None:
+    def plain(node: ir.Node) -> ir.Value | None:
         source = node.inputs[0] if node.inputs else None
-        if source is None or not is_op(node, *LAYOUT, "Cast"):
-            break
-        if is_op(node, "Cast") and not info.dtype(source) == info.dtype(value) == ir.DataType.FLOAT:
-            break
-        nodes.insert(0, node)
-        value = source
-    return value, tuple(nodes)
+        if source is None or not is_op(node, "Identity", *RESHAPES, "Cast"):
+            return None
+        moves = not is_op(node, "Cast") or info.dtype(source) == info.dtype(node.outputs[0]) == ir.DataType.FLOAT
+        return source if moves else None
+
+    difference = Op("Sub", TOTAL, Bind("sink"), name="difference")
+    gate = Through(plain, Op("Sigmoid", Through(plain, difference)))
+    known = {"product": product.output, "scores": scores}
+    found = match(Op("Mul", Bind("product"), gate), readers[0].outputs[0], info, known)
+    if found is None:
+        return None
+    reduction, sub = found["total"].producer(), found["difference"].producer()
+    assert reduction is not None and sub is not None
+    axes, shape = reduced_axes(reduction), info.shape(scores)
+    rank = len(shape or ())
+    if axes is None or not rank or [axis % rank for axis in axes] != [rank - 1]:
+        return None
+    layout = tuple(node for node in found.nodes if plain(node) is not None)
+    return SinkGate(found["sink"], sub, layout, found.nodes, bool(int_attr(reduction, "keepdims", 1)))
 
 
 def gated(gate: SinkGate, dims: Arrangement, out: Arrangement, columns: Axes, viewer: Viewer) -> Sunk:

@@ -25,7 +25,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+X, FLOOR, PEAK = Bind("x"), Bind("floor"), Bind("peak")
+EXPONENTIAL = Op("Exp", OneOf((Op("Sub", Bind("sink"), PEAK), Op("Neg", PEAK))))
+ONE = OneOf((EXPONENTIAL, Op("Mul", Bind("weight"), EXPONENTIAL)))
+HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=True)))
 
 
 @dataclass(frozen=True)
@@ -60,49 +66,26 @@ def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, inf
 
 
 def _sink(value: ir.Value, subtracted: ir.Value | None, add: ir.Node, info: ShapeInfo) -> SinkTotal | None:
-    node, nodes = value.producer(), [add]
-    weight: float | None = 1.0
-    if is_op(node, "Mul") and node is not None:
-        numbers = [None if each is None else info.scalar(each) for each in node.inputs]
-        known = [index for index, number in enumerate(numbers) if number is not None]
-        scaled = node.inputs[1 - known[0]] if known else None
-        if scaled is None:
-            return None
-        weight = numbers[known[0]]
-        nodes.insert(0, node)
-        node = scaled.producer()
-    exponent = node.inputs[0] if node is not None and is_op(node, "Exp") else None
-    difference = None if exponent is None else exponent.producer()
-    if node is None or difference is None or subtracted is None or weight is None or not 0.0 < weight < math.inf:
+    found = None if subtracted is None else match(ONE, value, info, {"peak": subtracted})
+    if found is None or subtracted is None:
         return None
-    nodes[:0] = difference, node
-    sink: ir.Value | None = None
-    number: float | None = 0.0
-    if is_op(difference, "Sub") and difference.inputs[1] is subtracted and difference.inputs[0] is not None:
-        number = info.scalar(difference.inputs[0])
-        sink = difference.inputs[0] if number is None else None
-    elif not is_op(difference, "Neg") or difference.inputs[0] is not subtracted:
-        return None
-    if sink is not None and weight != 1.0:
+    sink, weight = found.get("sink"), found.get("weight")
+    number = 0.0 if sink is None else info.scalar(sink)
+    factor = 1.0 if weight is None else info.scalar(weight)
+    if factor is None or not 0.0 < factor < math.inf or (number is None and factor != 1.0):
         return None
     held = _held(subtracted, sink, number, info)
-    return SinkTotal(tuple(nodes), sink, (number or 0.0) + math.log(weight), held)
+    sink = sink if number is None else None
+    return SinkTotal((*found.nodes, add), sink, (number or 0.0) + math.log(factor), held)
 
 
 def _held(
     value: ir.Value, sink: ir.Value | None, number: float | None, info: ShapeInfo
 ) -> tuple[ir.Value, ir.Node] | None:
-    """Of a maximum of x and the sink x and its node."""
-    node = value.producer()
-    candidates: list[tuple[ir.Value | None, ir.Value | None]] = []
-    if node is None or not is_op(node, "Relu", "Max", "Clip") or len(node.inputs) > 2 or node.attributes:
-        return None
-    if node.op_type == "Relu" and number == 0.0 and node.inputs[0] is not None:
-        return node.inputs[0], node
-    if len(node.inputs) == 2:
-        candidates = [(node.inputs[0], node.inputs[1]), (node.inputs[1], node.inputs[0])]
-    for inner, floor in candidates[: 1 if node.op_type == "Clip" else 2]:
-        same = floor is sink if sink is not None else floor is not None and info.scalar(floor) == number
-        if inner is not None and floor is not None and same:
-            return inner, node
+    """Of a maximum of x and the sink x and its node. The sink is 0 where there is no value."""
+    for found in matches(HELD, value, info):
+        floor = found.get("floor")
+        zero = floor is None and number == 0.0
+        if zero or (floor is not None and (floor is sink if number is None else info.scalar(floor) == number)):
+            return found["x"], found.nodes[-1]
     return None

@@ -1,0 +1,181 @@
+"""A small matcher for patterns of operators, read upwards from a value.
+
+    Bind(name)              any value; where the name occurs again, the same one
+    Number(x)               a constant that holds the number x throughout
+    Op(types, operands)     the first output of an operator of one of the types, whose operands follow these patterns:
+                            in any order where the operator is commutative, and as many of them
+    Through(pass, pattern)  what follows the pattern, behind operators that `pass` gives the input to go on with
+    OneOf(patterns)         what follows one of them
+
+A pattern may be followed in several ways, so that `matches` yields all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Any value, by name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant of one number."""
+
+    number: float
+
+
+@dataclass(frozen=True, init=False)
+class Op:
+    """An operator of one of these types on these operands. If `plain`, it has no attributes; with a `name` its output
+    is bound as well."""
+
+    op_types: tuple[str, ...]
+    operands: tuple[Pattern, ...]
+    plain: bool
+    name: str
+
+    def __init__(
+        self, op_types: str | tuple[str, ...], *operands: Pattern, plain: bool = False, name: str = ""
+    ) -> None:
+        values = {
+            "op_types": (op_types,) if isinstance(op_types, str) else op_types,
+            "operands": operands,
+            "plain": plain,
+            "name": name,
+        }
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+
+
+@dataclass(frozen=True)
+class Through:
+    """A pattern behind operators that pass on one of their inputs."""
+
+    passed: Callable[[ir.Node], ir.Value | None]
+    pattern: Pattern
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Any of several patterns, tried in order."""
+
+    patterns: tuple[Pattern, ...]
+
+
+Pattern = Bind | Number | Op | Through | OneOf
+
+
+@dataclass(frozen=True)
+class Match:
+    """What the names of a pattern stand for, and the nodes it covers, each once, in order of computation."""
+
+    values: Mapping[str, ir.Value]
+    nodes: tuple[ir.Node, ...] = ()
+
+    def __getitem__(self, name: str) -> ir.Value:
+        return self.values[name]
+
+    def get(self, name: str) -> ir.Value | None:
+        """What a name stands for; None where the way that was taken does not have it."""
+        return self.values.get(name)
+
+    def bound(self, name: str, value: ir.Value) -> Match | None:
+        """The match in which a name stands for a value; None where it stands for another one."""
+        if name in self.values:
+            return self if self.values[name] is value else None
+        return replace(self, values={**self.values, name: value})
+
+    def covering(self, node: ir.Node) -> Match:
+        """The match that covers one more node."""
+        return self if node in self.nodes else replace(self, nodes=(*self.nodes, node))
+
+
+def matches(
+    pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
+) -> Iterator[Match]:
+    """All ways in which a value follows a pattern, some names of which may stand for given values."""
+    return _matches(pattern, value, info, Match(given or {}))
+
+
+def match(
+    pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
+) -> Match | None:
+    """The first way in which a value follows a pattern."""
+    return next(matches(pattern, value, info, given), None)
+
+
+def is_closed(nodes: Sequence[ir.Node]) -> bool:
+    """Does nothing but these nodes read what those before the last one give?"""
+    inner = [output for node in nodes[:-1] for output in node.outputs]
+    read_elsewhere = any(reader not in nodes for output in inner for reader, _ in output.uses())
+    return not read_elsewhere and not any(output.is_graph_output() for output in inner)
+
+
+def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: Match) -> Iterator[Match]:
+    if value is None:
+        return
+    match pattern:
+        case Bind(name):
+            bound = found.bound(name, value)
+            yield from () if bound is None else (bound,)
+        case Number(number):
+            yield from (found,) if info.scalar(value) == number else ()
+        case OneOf(patterns):
+            for each in patterns:
+                yield from _matches(each, value, info, found)
+        case Through(passed, inner):
+            yield from _behind(passed, inner, value, info, found)
+        case Op():
+            yield from _of_operator(pattern, value, info, found)
+
+
+def _behind(
+    passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, found: Match
+) -> Iterator[Match]:
+    """The pattern behind as many operators as pass on an input."""
+    nodes: list[ir.Node] = []
+    while (node := value.producer()) is not None and (source := passed(node)) is not None:
+        nodes.insert(0, node)
+        value = source
+    for each in _matches(inner, value, info, found):
+        for node in nodes:
+            each = each.covering(node)
+        yield each
+
+
+def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, found: Match) -> Iterator[Match]:
+    node = value.producer()
+    if node is None or not is_op(node, *pattern.op_types) or node.outputs[0] is not value:
+        return
+    if len(node.inputs) != len(pattern.operands) or (pattern.plain and node.attributes):
+        return
+    bound = found.bound(pattern.name, value) if pattern.name else found
+    orders = [node.inputs]
+    if node.op_type in COMMUTATIVE and len(node.inputs) == 2:
+        orders.append(node.inputs[::-1])
+    for operands in orders:
+        for each in () if bound is None else _in_order(pattern.operands, operands, info, bound):
+            yield each.covering(node)
+
+
+def _in_order(
+    patterns: Sequence[Pattern], operands: Sequence[ir.Value | None], info: ShapeInfo, found: Match
+) -> Iterator[Match]:
+    if not patterns:
+        yield found
+        return
+    for each in _matches(patterns[0], operands[0], info, found):
+        yield from _in_order(patterns[1:], operands[1:], info, each)
