@@ -28,6 +28,8 @@ UNDEFINED = re.compile(r"(is|Mul|Add|Sub|Max|Min) -?(nan|inf|[\d.]+e\+3[0-9])|is
 operator may not come to these, in another order. In float16 a factor beyond its numbers is infinite, too."""
 NARROWING = "Cast before"
 """A Cast to 16 bits and back."""
+WIDENING = "computes in float64"
+"""Sums of 16 bits that are cast twice ONNX Runtime rounds where somebody else reads their shape."""
 APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
@@ -111,12 +113,14 @@ def are_open(words: Sequence[str]) -> bool:
 
 def allow_for(made: Judge, words: Sequence[str]) -> None:
     """Have a judge excuse what these changes do on purpose."""
-    made.rough = NARROWED if any(word.startswith(NARROWING) for word in words) else 1.0
+    inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
+    short = onnx.TensorProto.FLOAT16 in inputs
+    rounded = any(word.startswith(NARROWING) or (short and word.endswith(WIDENING)) for word in words)
+    made.rough = NARROWED if rounded else 1.0
     summed = [abs(float(each)) for word in words for each in SUMMED.findall(word)]
     made.rough = max(made.rough, TERMS * max(summed, default=0.0) * SCORE_BITS)
-    inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
     # The number of a mask, or a half of it, overflows with such a factor.
-    infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if onnx.TensorProto.FLOAT16 in inputs else OVERFLOWS)
+    infinite = max(_factors(words), default=0.0) > (FLOAT16_MAX if short else OVERFLOWS)
     infinite |= any(abs(float(each)) > OVERFLOWS_HUGE for word in words for each in MULTIPLIED.findall(word))
     made.undefined = infinite or any(UNDEFINED.search(word) for word in words)
 
