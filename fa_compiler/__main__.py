@@ -2,7 +2,7 @@
 
 import sys
 
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,16 +14,17 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from fa_compiler import checking, op_registry
+from fa_compiler import op_registry
+from fa_compiler.checks import checker
+from fa_compiler.checks.operators import registry_nodes, verify_nodes
+from fa_compiler.checks.runtime import holds_flex, remarks, written_out
 from fa_compiler.errors import InputError, InternalError, origin
-from fa_compiler.inline_weights import bring_in
-from fa_compiler.model_io import Loaded, ModelLike, load
+from fa_compiler.model_files.inline_weights import bring_in
+from fa_compiler.model_files.reading import Loaded, ModelLike, load
+from fa_compiler.model_files.writing import Progress, check_place, relocate, staging, write_model
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.options import Target
-from fa_compiler.runnable import holds_flex, remarks, written_out
-from fa_compiler.verification import registry_nodes, verify_nodes
-from fa_compiler.writing import Progress, check_place, relocate, staging, write_model
 
 
 @dataclass(frozen=True)
@@ -203,10 +204,10 @@ def _proto_of(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
 def _checked(loaded: Loaded, proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.ir_version != loaded.proto.ir_version:
         raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")
-    problem = checking.fault(proto, full=True)
-    if problem is not None and checking.fault(loaded.proto, full=True) is not None:
-        problem = checking.fault(proto, full=False)
-    elif problem is not None and checking.fault(proto, full=True, declared=False) is None:
+    problem = checker.fault(proto, full=True)
+    if problem is not None and checker.fault(loaded.proto, full=True) is not None:
+        problem = checker.fault(proto, full=False)
+    elif problem is not None and checker.fault(proto, full=True, declared=False) is None:
         # The result computes an output of known sizes, the original one of sizes that the checker did not follow.
         raise InputError(f"{loaded.name} declares other sizes than its nodes compute: {problem}")
     if problem is not None:

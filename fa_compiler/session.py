@@ -17,13 +17,13 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError
-from fa_compiler.inline_weights import serialised
 from fa_compiler.lowering.ort import register_custom_ops
-from fa_compiler.model_io import Loaded, load, load_bytes
+from fa_compiler.model_files.inline_weights import serialised
+from fa_compiler.model_files.reading import Loaded, load, load_bytes
+from fa_compiler.model_files.tensors import all_tensors, is_external, location
+from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Report
 from fa_compiler.pipeline import make_options, run
-from fa_compiler.tensors import all_tensors, is_external, location
-from fa_compiler.writing import relocate
 
 FOLDER = "session.model_external_initializers_file_folder_path"
 """Session option: where the external data of a model given as bytes lie. ONNX Runtime 1.20 has no such

@@ -12,7 +12,7 @@ import pytest
 
 from fa_compiler.atc.routes import ROUTES
 from fa_compiler.atc.shapes import parse_gears, parse_shapes
-from fa_compiler.cli import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
+from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.soc import soc_version
 from fa_compiler.passes.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fa_compiler import checking
 from fa_compiler.atc.job import Job
+from fa_compiler.checks import checker
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import AirError
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
@@ -25,6 +25,6 @@ def check_sizes(job: Job) -> None:
         misfits = []
     if misfits:
         raise unfit(job, *misfits[0])
-    problem = checking.fault(job.loaded.proto, full=True, declared=False)
+    problem = checker.fault(job.loaded.proto, full=True, declared=False)
     if problem is not None:
         raise InputError(f"{job.loaded.name} is not valid with these sizes: {problem}")

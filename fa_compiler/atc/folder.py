@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fa_compiler.errors import InputError
-from fa_compiler.writing import FULL, cannot_write
+from fa_compiler.model_files.writing import FULL, cannot_write
 
 REPORT = "report.json"
 """Lists the files of the folder; only a folder that holds no others is replaced."""

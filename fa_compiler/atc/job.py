@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from fa_compiler.atc.shapes import Size
 from fa_compiler.lowering.ascend.graph import Op, Weight
-from fa_compiler.model_io import Loaded
+from fa_compiler.model_files.reading import Loaded
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Report
 

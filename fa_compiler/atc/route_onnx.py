@@ -7,10 +7,10 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from fa_compiler import checking
 from fa_compiler.atc.fit import check_sizes
 from fa_compiler.atc.job import Built, Input, Job
 from fa_compiler.atc.shapes import model_inputs
+from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.graph import Op
@@ -18,6 +18,7 @@ from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower, only_known
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
 from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
+from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
 from fa_compiler.passes.declared import correct_shapes
@@ -25,7 +26,6 @@ from fa_compiler.passes.nodes import all_nodes, remember_versions
 from fa_compiler.passes.options import EMPTY_BIAS
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline import make_options
-from fa_compiler.writing import staging, write_model
 
 FILE, PLUGIN = "model.onnx", "plugin"
 
@@ -98,7 +98,7 @@ def _told(job: Job, error: UnfitModel) -> str:
 def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Built:
     proto = ir.to_proto(model)
     only_known_entries(proto)
-    problem = checking.fault(proto, full=True)
+    problem = checker.fault(proto, full=True)
     if problem is not None:
         raise InternalError(f"{job.loaded.name}: the model for ATC is not valid: {problem}")
     with staging() as stage:

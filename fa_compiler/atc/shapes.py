@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.subgraphs import graphs_below
+from fa_compiler.model_files.subgraphs import graphs_below
 
 Size = int | tuple[int, int]
 """A size, or the inclusive bounds of one that stays open; an upper bound of -1 is none."""

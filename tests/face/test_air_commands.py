@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ascend.air import write
 from fa_compiler.lowering.ascend.graph import Attr, Model
 from fa_compiler.lowering.ascend.single_op import check

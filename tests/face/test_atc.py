@@ -20,7 +20,7 @@ import fa_compiler
 from fa_compiler.atc import route_air, routes, run, shapes, single
 from fa_compiler.atc.folder import new_folder
 from fa_compiler.atc.job import Built, Request
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check as check_air

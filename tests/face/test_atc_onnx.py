@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import InferenceSession
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ascend.air.check import verdict
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.single_op import check as check_json

@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fa_compiler import model_io, writing
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
+from fa_compiler.model_files import reading, writing
 
 from .builders import attention, external, plain, projected, saved
 
@@ -301,7 +301,7 @@ def test_verify_reads_its_files_twice(tmp_path: Path, capfd: pytest.CaptureFixtu
 def test_input_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(model_io, "PROTO_LIMIT", 1 << 20)
+    monkeypatch.setattr(reading, "PROTO_LIMIT", 1 << 20)
     assert main(["inspect", "/dev/zero"]) == 2
     _one_error(capfd, "/dev/zero has more than 2 GiB")
 

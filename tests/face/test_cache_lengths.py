@@ -10,9 +10,9 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
+from fa_compiler.comparison.feeds import LENGTH, random_inputs
 from fa_compiler.errors import InputError
-from fa_compiler.feeds import LENGTH, random_inputs
 
 from .builders import saved
 

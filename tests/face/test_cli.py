@@ -16,8 +16,8 @@ import pytest
 from onnx import helper
 
 import fa_compiler
-from fa_compiler import writing
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
+from fa_compiler.model_files import writing
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -76,7 +76,7 @@ def test_full_output_stream(tmp_path: Path) -> None:
 _SLOW = """
 import sys, time
 import fa_compiler.pipeline as pipeline
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 
 def fuse(*args):
     print("ready", flush=True)

@@ -14,12 +14,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler import compare
-from fa_compiler.cli import main
-from fa_compiler.compare import compare_arrays, compare_models, tolerance_for
+from fa_compiler.command_line.main import main
+from fa_compiler.comparison import compare
+from fa_compiler.comparison.compare import compare_arrays, compare_models, tolerance_for
+from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
+from fa_compiler.comparison.masks import kinds
 from fa_compiler.errors import InputError
-from fa_compiler.feeds import LENGTH, load_inputs, random_inputs
-from fa_compiler.masks import kinds
 
 from .builders import attention, feeds, plain, saved
 
@@ -127,7 +127,7 @@ def test_a_wrong_fusion_is_not_written(
         scale.f *= 1.01
         return proto, report
 
-    monkeypatch.setattr("fa_compiler.cli_models.run", wrong)
+    monkeypatch.setattr("fa_compiler.command_line.models.run", wrong)
     out = tmp_path / "out.onnx"
     assert main(["optimize", str(path), "-o", str(out), "--verify", "--report", str(tmp_path / "r.json")]) == 1
     captured = capfd.readouterr()

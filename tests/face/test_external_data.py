@@ -16,8 +16,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import fa_compiler
-from fa_compiler import writing
-from fa_compiler.model_io import load
+from fa_compiler.model_files import writing
+from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline import copy_of
 
@@ -227,7 +227,7 @@ _MEASURED = """
 import resource, sys
 import fa_compiler
 from fa_compiler.pipeline import optimize
-from fa_compiler import cli_models
+from fa_compiler.command_line import models
 fa_compiler.optimize(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report = fa_compiler.optimize(sys.argv[2], sys.argv[3]).report

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.cli import main
-from fa_compiler.expansion import DEPTH, NODES, excess
+from fa_compiler.command_line.main import main
+from fa_compiler.model_files.expansion import DEPTH, NODES, excess
 from fa_compiler.passes.in_place import METADATA
 
 from .builders import attention, external, plain, saved

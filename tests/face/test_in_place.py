@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import fa_compiler
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.passes.in_place import METADATA
 

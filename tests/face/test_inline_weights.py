@@ -17,10 +17,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler import inline_weights, model_io, tensors, wire, writing
-from fa_compiler.cli import main
-from fa_compiler.inline_weights import LEFT, bring_in
-from fa_compiler.model_io import load
+from fa_compiler.command_line.main import main
+from fa_compiler.model_files import inline_weights, reading, tensors, wire, writing
+from fa_compiler.model_files.inline_weights import LEFT, bring_in
+from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline import copy_of
 
@@ -451,9 +451,9 @@ def test_damaged_files_are_as_without_this(tmp_path: Path, monkeypatch: pytest.M
     errors = 0
     for case in cases:
         path.write_bytes(case)
-        monkeypatch.setattr(model_io.inline_weights, "skim", skim)
+        monkeypatch.setattr(reading.inline_weights, "skim", skim)
         ours = _outcome(path)
-        monkeypatch.setattr(model_io.inline_weights, "skim", lambda path: None)
+        monkeypatch.setattr(reading.inline_weights, "skim", lambda path: None)
         assert ours == _outcome(path)
         errors += isinstance(ours, str)
     assert 100 < errors < len(cases)
@@ -473,7 +473,7 @@ def test_truncated_file(command: str, tmp_path: Path, capfd: pytest.CaptureFixtu
 
 _MEASURED = """
 import resource, sys
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 import fa_compiler
 fa_compiler.optimize(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

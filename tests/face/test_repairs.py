@@ -17,9 +17,9 @@ from onnx.backend.test.case.node import _NodeTestCases, flexattention  # noqa: F
 from onnx.backend.test.case.test_case import TestCase
 
 import fa_compiler
-from fa_compiler.cli import main
+from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ort import register_custom_ops
-from fa_compiler.repairs import NEWEST, repaired
+from fa_compiler.model_files.repairs import NEWEST, repaired
 
 from .builders import attention, plain, saved
 

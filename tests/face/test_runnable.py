@@ -8,7 +8,7 @@ from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 import fa_compiler
-from fa_compiler.runnable import RUNTIMES_OWN, TRAINING_ONLY, remarks
+from fa_compiler.checks.runtime import RUNTIMES_OWN, TRAINING_ONLY, remarks
 
 from .builders import attention
 

@@ -26,11 +26,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fa_compiler import cli
+from fa_compiler.command_line import main
+from fa_compiler.command_line.render import printable
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.model_files.wire import varint_of
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.render import printable
-from fa_compiler.wire import varint_of
 from tests.fuzz.kind import Finding, Kind, Outcome
 
 CHAIN = 20
@@ -160,16 +160,16 @@ def command(*words: str) -> str:
     """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(words)
+        code = main.main(words)
     text = err.getvalue()
     what = " ".join(word for word in words[:2] if not word.startswith("/"))
-    if code == cli.INTERNAL:
+    if code == main.INTERNAL:
         raise Fault(f"{what}: {_plain(text)}", text)
-    if code == cli.BAD_INPUT and (text.count("\n") != 1 or "not enough memory" in text):
+    if code == main.BAD_INPUT and (text.count("\n") != 1 or "not enough memory" in text):
         raise Fault(f"{what}: {_plain(text)}", text)
-    if code != cli.BAD_INPUT and text:
+    if code != main.BAD_INPUT and text:
         raise Fault(f"{what} speaks on stderr: {_plain(text)}", text)
-    if code not in (cli.OK, cli.DIFFERENT, cli.BAD_INPUT):
+    if code not in (main.OK, main.DIFFERENT, main.BAD_INPUT):
         raise Fault(f"{what} ends with {code}", text)
     out.getvalue().encode()
     return f"{what} {code} {_plain(text)}"

@@ -27,9 +27,9 @@ import onnxruntime as ort
 
 import fa_compiler
 from fa_compiler.errors import FaCompilerError, InputError
+from fa_compiler.model_files.subgraphs import all_nodes
 from fa_compiler.op_registry import DOMAIN, get
 from fa_compiler.passes import Block, Report
-from fa_compiler.subgraphs import all_nodes
 from tests.fuzz.difference import BASE, Array, Comparison, Feed, run_original, session
 from tests.fuzz.kind import Finding, Outcome
 

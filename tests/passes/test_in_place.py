@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from fa_compiler import reference
-from fa_compiler.buffers import SPARE, buffer_feeds, buffers_of, grown_outputs
-from fa_compiler.feeds import random_inputs
+from fa_compiler.comparison.buffers import SPARE, buffer_feeds, buffers_of, grown_outputs
+from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.passes import Report
 from tests.passes.running import SIZES, Array, assert_same, bound_run, fused, random_feeds, run
 

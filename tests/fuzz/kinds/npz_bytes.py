@@ -10,7 +10,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
-from fa_compiler.feeds import load_inputs
+from fa_compiler.comparison.feeds import load_inputs
 from tests.fuzz.damage import TEXTS, Damaged, Rng, any_bytes, command
 from tests.fuzz.originals import archives, small_model
 

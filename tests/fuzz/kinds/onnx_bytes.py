@@ -9,13 +9,13 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
+from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.errors import InputError
-from fa_compiler.feeds import random_inputs
-from fa_compiler.inline_weights import bring_in
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
-from fa_compiler.model_io import load_bytes
+from fa_compiler.model_files.inline_weights import bring_in
+from fa_compiler.model_files.reading import load_bytes
+from fa_compiler.model_files.writing import relocate
 from fa_compiler.pipeline import make_options, run
-from fa_compiler.writing import relocate
 from tests.fuzz.damage import Damaged, Fault, Rng, any_bytes, command, message
 from tests.fuzz.difference import Feed, session
 from tests.fuzz.oracle import Judge

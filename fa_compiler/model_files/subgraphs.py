@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from fa_compiler.tensors import is_plain
+from fa_compiler.model_files.tensors import is_plain
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:

@@ -18,7 +18,7 @@ from fa_compiler.passes.options import ASSUMPTIONS, IMPLIED
 from fa_compiler.passes.report import CacheLine
 
 if TYPE_CHECKING:
-    from fa_compiler.compare import Comparison
+    from fa_compiler.comparison.compare import Comparison
 
 _STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim"}
 _PIPE_WIDTH = 200

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import onnx
 from onnx import defs
 
-from fa_compiler.subgraphs import all_nodes, graphs_below, graphs_of
+from fa_compiler.model_files.subgraphs import all_nodes, graphs_below, graphs_of
 
 ONE_VERSION = frozenset(
     (

@@ -20,8 +20,8 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fa_compiler import tensors, wire
 from fa_compiler.errors import InputError
+from fa_compiler.model_files import tensors, wire
 
 LEFT = 1 << 16
 """Tensors of more bytes than this are left in the file. Not below `checking.LIGHT`: what is smaller may steer shape

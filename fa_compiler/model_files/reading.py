@@ -11,13 +11,14 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fa_compiler import checking, inline_weights, repairs
+from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, one_line, origin
-from fa_compiler.expansion import excess
-from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights
-from fa_compiler.repairs import OrderError, as_runtime_reads, repaired
-from fa_compiler.subgraphs import graphs_below
-from fa_compiler.tensors import Folder, all_tensors, check_external, is_external, location
+from fa_compiler.model_files import inline_weights, repairs
+from fa_compiler.model_files.expansion import excess
+from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
+from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
+from fa_compiler.model_files.subgraphs import graphs_below
+from fa_compiler.model_files.tensors import Folder, all_tensors, check_external, is_external, location
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 _SMALL = 1 << 10
@@ -160,13 +161,13 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
         raise InputError(f"{name} {problem}")
     _check_expansion(read.proto, name)
     proto, repairs = as_runtime_reads(read.proto)
-    if (problem := checking.fault(proto, full=False)) is not None:
+    if (problem := checker.fault(proto, full=False)) is not None:
         try:
             proto, mended = repaired(proto)
         except OrderError as error:
             raise InputError(f"{name} is not a valid ONNX model: {error}") from None
         repairs += mended
-        problem = checking.fault(proto, full=False) if mended else problem
+        problem = checker.fault(proto, full=False) if mended else problem
     if problem is not None:
         raise InputError(f"{name} is not a valid ONNX model: {problem}")
     for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first

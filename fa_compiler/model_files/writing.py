@@ -13,10 +13,10 @@ from pathlib import Path
 
 import onnx
 
-from fa_compiler import tensors
 from fa_compiler.errors import InputError
-from fa_compiler.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
-from fa_compiler.model_io import Loaded
+from fa_compiler.model_files import tensors
+from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
+from fa_compiler.model_files.reading import Loaded
 from fa_compiler.passes.report import Report
 
 ALIGNMENT = 1 << 16

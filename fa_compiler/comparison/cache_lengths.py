@@ -28,10 +28,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from fa_compiler.model_files.tensors import is_external
 from fa_compiler.passes import ShapeInfo, analyse
 from fa_compiler.passes.nodes import constant, input_of, is_op
 from fa_compiler.passes.values.symbolic import Dim
-from fa_compiler.tensors import is_external
 
 GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6

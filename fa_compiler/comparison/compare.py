@@ -24,14 +24,14 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.buffers import buffer_feeds, buffers_of, grown_outputs
-from fa_compiler.cache_lengths import shared_pairs
+from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
+from fa_compiler.comparison.cache_lengths import shared_pairs
+from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, random_inputs
+from fa_compiler.comparison.masks import Kind, kinds
 from fa_compiler.errors import FaCompilerError, InputError, one_line
-from fa_compiler.feeds import SIZES, graph_inputs, load_inputs, random_inputs
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
-from fa_compiler.masks import Kind, kinds
-from fa_compiler.model_io import read_proto
-from fa_compiler.tensors import all_tensors
+from fa_compiler.model_files.reading import read_proto
+from fa_compiler.model_files.tensors import all_tensors
 
 TOLERANCES = {
     onnx.TensorProto.BFLOAT16: 1.6e-2,

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 import onnx
 from onnx import defs, inliner
 
-from fa_compiler.checking import fault, is_left_over
-from fa_compiler.subgraphs import graphs_of
+from fa_compiler.checks.checker import fault, is_left_over
+from fa_compiler.model_files.subgraphs import graphs_of
 
 TRAINING_DOMAIN = "com.microsoft"
 TRAINING_ONLY = frozenset(

@@ -93,7 +93,7 @@ def _add_optimize(commands: _Commands) -> None:
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT to be IN")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    command.set_defaults(run="cli_models.optimize")
+    command.set_defaults(run="models.optimize")
 
 
 def _add_inspect(commands: _Commands) -> None:
@@ -102,7 +102,7 @@ def _add_inspect(commands: _Commands) -> None:
     _add_options(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
     command.add_argument("--quiet", action="store_true", help="show no progress")
-    command.set_defaults(run="cli_models.inspect")
+    command.set_defaults(run="models.inspect")
 
 
 def _add_options(command: argparse.ArgumentParser) -> None:
@@ -149,22 +149,22 @@ def _add_verify(commands: _Commands) -> None:
     )
     _add_assume(command)
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    command.set_defaults(run="cli_models.verify")
+    command.set_defaults(run="models.verify")
 
 
 def _add_registry(commands: _Commands) -> None:
     registry = _command(commands, "registry", "look into the registry of Ascend operators")
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = _command(actions, "list", "list the operators")
-    listing.set_defaults(run="cli_registry.show_list")
+    listing.set_defaults(run="registry.show_list")
     show = _command(actions, "show", "print an operator's REG_OP prototype")
     show.add_argument("op", metavar="OP")
     show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
-    show.set_defaults(run="cli_registry.show_op")
+    show.set_defaults(run="registry.show_op")
     diff = _command(actions, "diff", "compare REG_OP headers of an installed CANN with what would be emitted")
     diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
-    diff.set_defaults(run="cli_registry.diff")
+    diff.set_defaults(run="registry.diff")
 
 
 def _add_atc(commands: _Commands) -> None:
@@ -181,7 +181,7 @@ def _add_atc(commands: _Commands) -> None:
     _add_assume(command)
     command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    command.set_defaults(run="cli_atc.atc")
+    command.set_defaults(run="atc.atc")
 
 
 def _add_air(commands: _Commands) -> None:
@@ -190,11 +190,11 @@ def _add_air(commands: _Commands) -> None:
     check = _command(actions, "check", "apply the rules of GE's loader, the prototypes and shape inference to a file")
     check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx for ATC's parser")
     check.add_argument("--plugin-domain", action="append", default=[], metavar="D", help="a domain with a plugin")
-    check.set_defaults(run="cli_atc.air_check")
+    check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
     show.add_argument("file", metavar="FILE.air", type=Path)
     show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=Path, help="draw the graph instead")
-    show.set_defaults(run="cli_atc.air_show")
+    show.set_defaults(run="atc.air_show")
 
 
 def _add_single_op(commands: _Commands) -> None:
@@ -208,7 +208,7 @@ def _add_single_op(commands: _Commands) -> None:
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
     command.add_argument("-o", "--output", metavar="FILE.json", type=Path)
     command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
-    command.set_defaults(run="cli_atc.single_op")
+    command.set_defaults(run="atc.single_op")
 
 
 def _tolerance(text: str) -> float:
@@ -243,7 +243,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         args = parser().parse_args(argv)
         module, _, function = args.run.partition(".")
-        code = int(getattr(importlib.import_module(f"fa_compiler.{module}"), function)(args))
+        code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))
         sys.stdout.flush()
         return code
     except SystemExit as stop:
@@ -264,7 +264,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    from fa_compiler.render import printable
+    from fa_compiler.command_line.render import printable
 
     with contextlib.suppress(OSError):
         print(f"fa-compiler: error: {printable(message)}", file=sys.stderr)

@@ -15,9 +15,9 @@ from collections.abc import Iterable, MutableSequence
 import onnx
 from onnx import checker, defs
 
+from fa_compiler.checks.unchecked import STANDARD, overlooked
 from fa_compiler.errors import one_line
-from fa_compiler.overlooked import STANDARD, overlooked
-from fa_compiler.tensors import is_external, is_plain
+from fa_compiler.model_files.tensors import is_external, is_plain
 
 LIGHT = 1 << 16
 """Tensors up to this many bytes stay in the light copy: they may steer shape inference."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from fa_compiler.command_line.render import print_table, printable
 from fa_compiler.op_registry import commands, variants
-from fa_compiler.render import print_table, printable
 
 OK, DIFFERENT = 0, 1
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_io import load
+from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.writing import Progress, check_place, is_special, staging, write, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.options import SHARED_CACHES
 from fa_compiler.pipeline import copy_of, make_options, run
-from fa_compiler.writing import Progress, check_place, is_special, staging, write, write_model
 
 OK, DIFFERENT = 0, 1
 
@@ -45,7 +45,7 @@ def optimize(args: argparse.Namespace) -> int:
             return DIFFERENT
         stage.commit()
     if not args.quiet:
-        from fa_compiler.render import print_report, printable
+        from fa_compiler.command_line.render import print_report, printable
 
         print_report(report, args.explain)
         print(f"wrote {printable(str(args.output))}")
@@ -61,7 +61,7 @@ def inspect(args: argparse.Namespace) -> int:
     if args.json:
         print(_json(report), end="")
     else:
-        from fa_compiler.render import print_report
+        from fa_compiler.command_line.render import print_report
 
         print_report(report, args.explain)
     return OK
@@ -69,8 +69,8 @@ def inspect(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     """Compare two model files."""
-    from fa_compiler.compare import CannotRunError, compare_models
-    from fa_compiler.render import print_comparison
+    from fa_compiler.command_line.render import print_comparison
+    from fa_compiler.comparison.compare import CannotRunError, compare_models
 
     assume = make_options("ort", None, None, _words(args)).assume
     try:
@@ -85,8 +85,8 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
-    from fa_compiler.compare import CannotRunError, compare_models
-    from fa_compiler.render import print_comparison, printable
+    from fa_compiler.command_line.render import print_comparison, printable
+    from fa_compiler.comparison.compare import CannotRunError, compare_models
 
     shared = any(SHARED_CACHES in block.assumed for block in report.blocks)
     try:
@@ -102,7 +102,7 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report) -> bool:
 
 
 def _differs(error: Exception) -> int:
-    from fa_compiler.render import printable
+    from fa_compiler.command_line.render import printable
 
     print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
     return DIFFERENT
@@ -131,7 +131,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from fa_compiler.render import console, printable
+    from fa_compiler.command_line.render import console, printable
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, console=console(sys.stderr), transient=True) as bar:

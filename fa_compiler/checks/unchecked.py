@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import onnx
 
-from fa_compiler.subgraphs import all_nodes
-from fa_compiler.tensors import all_tensors, content_fault
+from fa_compiler.model_files.subgraphs import all_nodes
+from fa_compiler.model_files.tensors import all_tensors, content_fault
 
 STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""

@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fa_compiler.cli_models import progress_bar
+from fa_compiler.command_line.models import progress_bar
+from fa_compiler.command_line.render import print_report, print_table, printable
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.finding import Finding, Severity
+from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
-from fa_compiler.render import print_report, print_table, printable
-from fa_compiler.writing import staging, write
 
 OK, FAULTY = 0, 1
 

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from fa_compiler.cache_lengths import Given, attempts, cache_calls, disagreement, size_name
+from fa_compiler.comparison.cache_lengths import Given, attempts, cache_calls, disagreement, size_name
+from fa_compiler.comparison.masks import Mask, is_mask, ones_and_zeros
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.masks import Mask, is_mask, ones_and_zeros
 
 BATCH = 2
 LENGTH = 16

@@ -1,0 +1,1 @@
+"""The command `fa-compiler`: its commands, and how reports look on a terminal."""

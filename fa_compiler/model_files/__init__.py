@@ -1,0 +1,1 @@
+"""Model files: reading them without their weights, mending what ONNX Runtime takes, and writing results."""
