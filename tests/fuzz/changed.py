@@ -30,6 +30,9 @@ NARROWING = "Cast before"
 """A Cast to 16 bits and back."""
 WIDENING = "computes in float64"
 """Sums of 16 bits that are cast twice ONNX Runtime rounds where somebody else reads their shape."""
+LARGE_FACTOR = 100.0
+"""With a factor of this size the numbers of float16 masks are beyond float16, where ONNX Runtime does not round them:
+sums of them round otherwise in another order."""
 APART = "a size of"
 """A dimension that was told apart from those it equals."""
 SPREAD = "Expand to"
@@ -116,7 +119,8 @@ def allow_for(made: Judge, words: Sequence[str]) -> None:
     inputs = [each.type.tensor_type.elem_type for each in made.model.graph.input]
     short = onnx.TensorProto.FLOAT16 in inputs
     rounded = any(word.startswith(NARROWING) or (short and word.endswith(WIDENING)) for word in words)
-    made.rough = NARROWED if rounded else 1.0
+    large = short and max(_factors(words), default=0.0) > LARGE_FACTOR
+    made.rough = NARROWED if rounded or large else 1.0
     summed = [abs(float(each)) for word in words for each in SUMMED.findall(word)]
     made.rough = max(made.rough, TERMS * max(summed, default=0.0) * SCORE_BITS)
     # The number of a mask, or a half of it, overflows with such a factor.

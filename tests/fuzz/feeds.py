@@ -68,8 +68,6 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
         matched = rng.random() < 0.8
         sizes["M"] = sizes.get("B", 1) if matched else sizes.get("M", 1)
         lenient = not matched or bool(case.open & {"N", "D"})
-        # Heads of key and value have to agree (README).
-        lenient |= "V" in case.open and sizes["K"] != sizes["V"]
     elif style == "one size" and case.open:
         letter = str(rng.choice(sorted(case.open & OWN_HEADS or case.open)))
         sizes[letter] = sizes["M" if letter == "B" else letter] = 1
@@ -92,6 +90,8 @@ def feed(case: Case, style: str, rng: Rng) -> Feed:
             elif each.role == "value":
                 halves = rng.integers(-80, 80, arrays[each.name].shape) + 0.5
                 arrays[each.name] = (halves * rng.choice([0.03, 0.1, 2.0**-5])).astype(each.dtype)
+    # Heads of key and value have to agree (README).
+    lenient |= "V" in case.open and sizes["K"] != sizes["V"]
     lenient |= case.loose and style in ("sizes", "empty", "one batch", "one size")
     return Feed(style, arrays, lenient, spoiled)
 
