@@ -63,9 +63,10 @@ bench: $(VENV)/.package
 fuzz: $(VENV)/.test
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
-lint: $(VENV)/.test .links
+lint: $(VENV)/.test
 	$(BIN)/ruff check .
-	cd .links && $(BIN)/mypy --strict --config-file ../pyproject.toml -p fa_compiler
+	$(BIN)/ruff format --check --quiet . || { echo "error: run $(VENV)/bin/ruff format ." >&2; exit 1; }
+	$(BIN)/mypy
 
 compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test)
 	set -e; for version in $(OLD_RUNTIMES); do \
@@ -75,7 +76,7 @@ compat: $(VENV)/.test $(OLD_RUNTIMES:%=$(VENV)-%/.test)
 	$(BIN)/python tests/compat/check_versions.py --versions $(OLD_RUNTIMES)
 
 clean:
-	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) .links build
+	rm -rf $(VENV) $(OLD_RUNTIMES:%=$(VENV)-%) build
 
 # The build tools live in the environment, so that a rebuild after an edit takes a second.
 $(VENV)/.tools:
@@ -102,11 +103,4 @@ $(VENV)-%/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* \
 		onnx onnx-ir numpy ml_dtypes rich pytest pytest-xdist hypothesis
-	@touch $@
-
-# mypy finds packages by folder: links that lay the checkout out as it installs.
-.links: $(wildcard fa_compiler/*.py) Makefile
-	rm -rf $@
-	mkdir -p $@/fa_compiler
-	ln -s $(foreach path,$(wildcard fa_compiler/*) passes lowering op_registry,"$(CURDIR)/$(path)") $@/fa_compiler/
 	@touch $@

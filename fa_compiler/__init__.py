@@ -14,15 +14,9 @@ registers the ONNX schemas of the domain "ascend"; everything else is imported w
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-_ROOT = Path(__file__).resolve().parent.parent
-if (_ROOT / "pyproject.toml").exists() and (_ROOT / "op_registry").is_dir():
-    # In a checkout the sub-packages lie beside this folder; an installed package has them inside.
-    __path__.append(str(_ROOT))
-
-from fa_compiler.op_registry import schemas as _schemas  # noqa: E402  # needs __path__
+from fa_compiler.op_registry import schemas as _schemas
 
 if TYPE_CHECKING:
     from fa_compiler import ops, reference

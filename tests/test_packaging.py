@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import zipfile
 from pathlib import Path
@@ -48,6 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(
         ROOT,
         source,
+        symlinks=True,
         ignore=shutil.ignore_patterns(".*", "build", "out", "tests", "examples", "bench", "docs", "__pycache__"),
     )
     # The build tools may lie beside the interpreter without being on the path.
@@ -121,8 +123,21 @@ def test_a_regular_installation_works_from_elsewhere(installed: Path, tmp_path: 
     assert Path(library).is_relative_to(installed)
 
 
+def test_a_source_distribution_has_every_file_once(tmp_path: Path) -> None:
+    """The links to the sub-packages stay links, and lead to their files where it is unpacked."""
+    pytest.importorskip("scikit_build_core")
+    code = f"from scikit_build_core.build import build_sdist; build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = [Path(*Path(member.name).parts[1:]) for member in archive.getmembers() if member.isfile()]
+        archive.extractall(tmp_path, filter="data")
+    assert not [name for name in names if name.parts[:2] == ("fa_compiler", "passes")]
+    (package,) = tmp_path.glob("*/fa_compiler")
+    assert all((package / name / "__init__.py").is_file() for name in ("passes", "lowering", "op_registry"))
+
+
 def test_the_checkout_works_from_its_root() -> None:
-    """Python started in the checkout imports ./fa_compiler, whose sub-packages lie beside it, not inside."""
+    """Python started in the checkout imports ./fa_compiler, whose sub-packages are links in it."""
     package, library = run(PROBE, ROOT)
     assert Path(package).is_relative_to(ROOT)
     assert Path(library).is_file()

@@ -145,7 +145,7 @@ def instrument_all() -> None:
 class _Loader(importlib.machinery.SourceFileLoader):
     def source_to_code(self, data: bytes, path: str, *, _optimize: int = -1) -> CodeType:  # type: ignore[override]
         tree = ast.parse(data)
-        _Instrument(str(Path(path).relative_to(ROOT))).visit(tree)
+        _Instrument(str(Path(path).resolve().relative_to(ROOT))).visit(tree)
         return compile(tree, path, "exec", dont_inherit=True)
 
     def get_code(self, fullname: str) -> CodeType:
