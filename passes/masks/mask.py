@@ -206,28 +206,39 @@ class MaskPlanner:
         return taken_to_hide_it(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
-        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. Where the numbers of
-        selections were `added`, biases in front of them have to be lost in them, before a factor makes them larger;
-        +inf is not lost in -inf."""
+        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. `added` as of
+        `_selections`."""
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
-        if len(adds) == 1 and not selects:
-            value = self.values.mask_value(live, adds[0])
-            term = live[adds[0]]
-            boolean = value is not None and self._may_be_boolean(live, value, guard)
-            if boolean and value is not None and isinstance(term, Add):
-                return self._masked(live, (), value, guard)
-        if selects and max(adds, default=-1) < selects[0] and all(self.values.outweighs(live, i) for i in selects):
-            fills = {value for index in selects for value in self.values.of(live, index) or ()}
-            least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if added else min(fills)
-            share = LOST_SHARE if added else SMALL_SHARE
-            harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
-            harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
-            if harmless and self._may_be_boolean(live, min(fills), guard):
-                others = _not_selected(live)
-                assumed = self._takes(others)
-                return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
-        return None if selects else self._mask_among_biases(live, adds, guard)
+        if selects:
+            return self._selections(live, adds, selects, guard, added)
+        return self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
+
+    def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
+        """The plan for one addend of {0, v}."""
+        value = self.values.mask_value(live, adds[0]) if len(adds) == 1 else None
+        if value is None or not self._may_be_boolean(live, value, guard):
+            return None
+        return self._masked(live, (), value, guard)
+
+    def _selections(
+        self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, added: bool
+    ) -> MaskPlan | None:
+        """The plan for selections of one number that outweighs the scores, behind all biases. Where the number was
+        `added`, biases in front of it have to be lost in it, before a factor makes them larger; +inf is not lost in
+        -inf."""
+        if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
+            return None
+        fills = {value for index in selects for value in self.values.of(live, index) or ()}
+        least = max(*fills, *(term.fill for term in live if isinstance(term, Select))) if added else min(fills)
+        share = LOST_SHARE if added else SMALL_SHARE
+        harmless = len(fills) == 1 and all(self.values.stays_apart(live, index, least, share) for index in adds)
+        harmless = harmless and not (added and any(self.values.may_be_above(live, index) for index in adds))
+        if not harmless or not self._may_be_boolean(live, min(fills), guard):
+            return None
+        others = _not_selected(live)
+        assumed = self._takes(others)
+        return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
         """The plan for selections of one number, whatever it is, behind all biases: it replaces the masked scores, so
@@ -257,23 +268,30 @@ class MaskPlanner:
         unknown = any(not value < math.inf for index in masks for value in self.values.of(live, index) or (math.nan,))
         if unknown or self.values.sink_above == -math.inf or len(live) == 1:
             return None
-        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()}
-        values -= set() if selects else {0.0}  # that an addend holds where it masks nothing
-        behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
-        single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
-        if not selects and not single:
-            return None
+        number = self._single_number(live, adds, selects, masks)
         others = tuple(term for index, term in enumerate(live) if index not in masks)
-        if single and not others:
+        if number is None and not selects:
+            return None
+        if number is not None and not others:
             return None
         assumed = self._takes(others)
-        alone = single and (len(others) == 1 or self._adds_alike(live))
+        alone = number is not None and (len(others) == 1 or self._adds_alike(live))
         masked, mode = self._excluded(live)
         bias = self._bias(others if alone else live)
         if not masked and mode is None:
             return MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=assumed)
-        value = values.pop() if alone else 0.0
+        value = number if alone else 0.0
         return MaskPlan(masked, bias, mode, nan_rows=guard.nan_rows, value=value, biased=True, assumed=assumed)
+
+    def _single_number(
+        self, live: tuple[Term, ...], adds: list[int], selects: list[int], masks: list[int]
+    ) -> float | None:
+        """The one number of masked keys, which nothing but biases is added to; None where there is no such one."""
+        values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()}
+        values -= set() if selects else {0.0}  # that an addend holds where it masks nothing
+        behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
+        single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
+        return values.pop() if single else None
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
         """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""

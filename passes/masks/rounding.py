@@ -27,8 +27,9 @@ opposite huge numbers lose the scores where their sum alone loses nothing.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,28 +128,41 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
     plain = {term: order.parts(term) for term, each in found if each is None and isinstance(term, Add)}
     found.extend((term, parts.huge) for term, parts in plain.items())
     turned = _turned(terms)
-    huge = [
-        (term, each.turned() if term in turned else each)
+    huge = {
+        term: each.turned() if term in turned else each
         for term, each in found
         if each is not None and math.isfinite(each.least)
-    ]
-    low = [(term, each) for term, each in huge if each.negative]
-    high = [(term, each) for term, each in huge if each.positive]
-    opposite = [other for one, _ in low for other, _ in high if one is not other]
-    for place, term in enumerate(terms):
-        if isinstance(term, Floor) and abs(term.floor) >= HUGE:
-            others = high if (term.floor < 0) ^ (term in turned) else low
-            opposite.extend(other for other, _ in others if terms.index(other) > place)
-    if opposite:
-        culprit = opposite[0].node
+    }
+    if (culprit := _opposite(terms, huge, turned)) is not None:
         return Decline(
             Code.MASK_VALUE,
             "numbers of both signs that swallow the scores may be added up",
-            culprit,
+            culprit.node,
             f"--assume {BINARY_MASKS} if every mask that is given to the model holds only 0 and 1",
         )
-    if NO_EMPTY_ROWS in assume:
-        return None
+    return None if NO_EMPTY_ROWS in assume else _coarse_shows(terms, plain, huge, order, values)
+
+
+def _opposite(terms: tuple[Term, ...], huge: Mapping[MaskTerm, Huge], turned: Collection[Term]) -> MaskTerm | None:
+    """The first term with huge numbers of another sign than those of a term, or of a floor before it."""
+    low = [term for term, each in huge.items() if each.negative]
+    high = [term for term, each in huge.items() if each.positive]
+    found = [other for one in low for other in high if one is not other]
+    for place, term in enumerate(terms):
+        if isinstance(term, Floor) and abs(term.floor) >= HUGE:
+            others = high if (term.floor < 0) ^ (term in turned) else low
+            found.extend(other for other in others if terms.index(other) > place)
+    return found[0] if found else None
+
+
+def _coarse_shows(
+    terms: tuple[Term, ...],
+    plain: Mapping[Add[Placed], Parts],
+    huge: Mapping[MaskTerm, Huge],
+    order: _Order,
+    values: TermValues,
+) -> Decline | None:
+    """Why coarse addends may round otherwise in another order, in rows that they mask everywhere."""
     coarse = [term for term, parts in plain.items() if parts.coarse]
     for term in coarse:
         if not values.is_float32(term) and _is_rounded(term.node.outputs[0]):
@@ -164,7 +178,7 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
         return None
     first = wide[0]
     scaled = any(abs(math.frexp(factor)[0]) != 0.5 for factor in _factors_behind(terms, first))
-    least = min((each.least for _, each in huge), default=math.inf)
+    least = min((each.least for each in huge.values()), default=math.inf)
     lost = math.isinf(least) or order.largest(first.operand.value) < least * LOST_SHARE
     if scaled or len(plain) > 1 or not lost:
         return _in_empty_rows("a mask or bias whose numbers may round the scores is combined with other terms", first)
@@ -254,25 +268,14 @@ class _Order:
         if node is None or depth > MAX_DEPTH:
             return None
 
-        def inner(*places: int) -> Huge | None:
-            found = [self.huge(node.inputs[place], depth + 1) for place in places]
-            result = found[0]
-            for each in found[1:]:
-                result = None if result is None or each is None else result.or_else(each)
-            return result
-
         found: Huge | None = None
-        if is_op(node, *MOVES, "Trilu", "Split"):
-            found = inner(0)
+        if places := _passed_on(node):
+            parts = [self.huge(node.inputs[place], depth + 1) for place in places]
+            known = [part for part in parts if part is not None]
+            found = functools.reduce(Huge.or_else, known) if len(known) == len(parts) else None
         elif is_op(node, "Neg"):
-            found = inner(0)
-            found = None if found is None else found.turned()
-        elif is_op(node, "Where"):
-            found = inner(1, 2)
-        elif is_op(node, "Concat"):
-            found = inner(*range(len(node.inputs)))
-        elif is_op(node, "ScatterND", "ScatterElements") and overwrites(node):
-            found = inner(0, 2)
+            inner = self.huge(node.inputs[0], depth + 1)
+            found = None if inner is None else inner.turned()
         elif is_op(node, "Add", "Sub"):
             left, right = (self.huge(each, depth + 1) for each in node.inputs)
             if left is not None and right is not None:
@@ -357,6 +360,17 @@ class _Order:
     def largest(self, value: ir.Value) -> float:
         """No element is larger in size; infinity where that is not known."""
         return self.facts.largest(value)
+
+
+def _passed_on(node: ir.Node) -> Sequence[int]:
+    """The places of the operands whose elements an operator passes on as they are; none where it computes others."""
+    if is_op(node, *MOVES, "Trilu", "Split"):
+        return (0,)
+    if is_op(node, "Where"):
+        return (1, 2)
+    if is_op(node, "Concat"):
+        return range(len(node.inputs))
+    return (0, 2) if is_op(node, "ScatterND", "ScatterElements") and overwrites(node) else ()
 
 
 def _of_numbers(values: frozenset[float]) -> Huge | None:

@@ -27,7 +27,7 @@ lies beyond a tensor has no element, so nothing is claimed of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -161,39 +161,50 @@ class Positions:
         node = value.producer()
         if node is None:
             return None
-        origin = self._given(value, index)
-        if is_op(node, "Not"):
-            inner = self.truth(node.inputs[0], index)
-            return None if inner is None else negation(inner)
-        if is_op(node, "And", "Or", "Xor", "Where"):
-            parts = [self.truth(*each) for each in self.operands(node, index)]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
-                return None
-            if node.op_type == "And":
-                return conjunction(known, origin)
-            if node.op_type == "Or":
-                return disjunction(known, origin)
-            if node.op_type == "Xor":
-                return choice(known[0], negation(known[1]), known[1], origin)
-            return choice(known[0], known[1], known[2], origin)
-        if is_op(node, *COMPARISONS):
-            one, other = self.operands(node, index)
-            left, right = self.number(*one), self.number(*other)
-            if left is None or right is None:
-                bounded = self._below(node.op_type, (left, right), (one, other), origin)
-                return bounded or self._entries(node.op_type, one, other, origin)
-            return compared(node.op_type, left, right)
-        if is_op(node, "Cast"):
-            return self.truth(node.inputs[0], index)
-        if is_op(node, "Trilu"):
-            kept, inner = self._triangle(node, index), self.truth(node.inputs[0], index)
-            return None if kept is None or inner is None else conjunction((kept, inner), origin)
-        if is_op(node, "ConstantOfShape"):
-            attr = node.attributes.get("value")
-            return Always(attr is not None and bool(attr.as_tensor().numpy().any()))
+        if is_op(node, *TRUTHS):
+            return TRUTHS[node.op_type](self, node, index)
         moved = self.moved(node, index)
         return None if moved is None else self.truth(*moved)
+
+    def _negated(self, node: ir.Node, index: Index) -> Formula | None:
+        inner = self.truth(node.inputs[0], index)
+        return None if inner is None else negation(inner)
+
+    def _connected(self, node: ir.Node, index: Index) -> Formula | None:
+        """And, Or, Xor, and a Where between truth values."""
+        parts, origin = [self.truth(*each) for each in self.operands(node, index)], self._origin(node, index)
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        if node.op_type == "And":
+            return conjunction(known, origin)
+        if node.op_type == "Or":
+            return disjunction(known, origin)
+        if node.op_type == "Xor":
+            return choice(known[0], negation(known[1]), known[1], origin)
+        return choice(known[0], known[1], known[2], origin)
+
+    def _compared(self, node: ir.Node, index: Index) -> Formula | None:
+        one, other = self.operands(node, index)
+        left, right, origin = self.number(*one), self.number(*other), self._origin(node, index)
+        if left is None or right is None:
+            bounded = self._below(node.op_type, (left, right), (one, other), origin)
+            return bounded or self._entries(node.op_type, one, other, origin)
+        return compared(node.op_type, left, right)
+
+    def _cast_truth(self, node: ir.Node, index: Index) -> Formula | None:
+        return self.truth(node.inputs[0], index)
+
+    def _truth_in_triangle(self, node: ir.Node, index: Index) -> Formula | None:
+        kept, inner = self._triangle(node, index), self.truth(node.inputs[0], index)
+        return None if kept is None or inner is None else conjunction((kept, inner), self._origin(node, index))
+
+    def _constant_truth(self, node: ir.Node, _: Index) -> Formula | None:
+        attr = node.attributes.get("value")
+        return Always(attr is not None and bool(attr.as_tensor().numpy().any()))
+
+    def _origin(self, node: ir.Node, index: Index) -> Given | None:
+        return self._given(node.outputs[0], index)
 
     def _entries(
         self,
@@ -273,40 +284,43 @@ class Positions:
         node = value.producer()
         if node is None:
             return None
-        if is_op(node, "Add", "Sub", "Mul", "Min", "Max") and len(node.inputs) == 2:
-            left, right = (self.number(*each) for each in self.operands(node, index))
-            return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
-        if is_op(node, "Neg", "Abs"):
-            inner = self.number(node.inputs[0], index)
-            negative = None if inner is None else arithmetic("Sub", self._int(0), inner, dtype)
-            if node.op_type == "Neg" or inner is None or negative is None:
-                return negative
-            return arithmetic("Max", inner, negative, dtype)
-        if is_op(node, "Where"):
-            first, second, third = self.operands(node, index)
-            condition = self.truth(*first)
-            chosen, other = self.number(*second), self.number(*third)
-            if condition is None or chosen is None or other is None:
-                return None
-            return case(condition, chosen, other)
-        if is_op(node, "Cast"):
-            return cast(self.number(node.inputs[0], index), dtype)
-        if is_op(node, "Range"):
-            return self._range(node, index)
-        if is_op(node, "CumSum"):
-            return self._running_sum(node, index)
-        if is_op(node, "Trilu"):
-            kept, inner = self._triangle(node, index), self.number(node.inputs[0], index)
-            return None if kept is None or inner is None else case(kept, inner, self._zero_of(inner))
-        if is_op(node, "ConstantOfShape"):
-            attr = node.attributes.get("value")
-            return scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy(), self.rank)
-        if is_op(node, "Concat"):
-            return self._joined(node, index)
-        if is_op(node, "Mod", "Div") and len(node.inputs) == 2:
-            return self._place_in_rows(node, index)
+        if is_op(node, *NUMBERS):
+            return NUMBERS[node.op_type](self, node, index)
         moved = self.moved(node, index)
         return None if moved is None else self.number(*moved)
+
+    def _computed(self, node: ir.Node, index: Index) -> Number | None:
+        """Add, Sub, Mul, Min and Max of two operands."""
+        if len(node.inputs) != 2:
+            return None
+        left, right = (self.number(*each) for each in self.operands(node, index))
+        dtype = self.info.dtype(node.outputs[0])
+        return None if left is None or right is None else arithmetic(node.op_type, left, right, dtype)
+
+    def _signed(self, node: ir.Node, index: Index) -> Number | None:
+        """Neg and Abs."""
+        inner, dtype = self.number(node.inputs[0], index), self.info.dtype(node.outputs[0])
+        negative = None if inner is None else arithmetic("Sub", self._int(0), inner, dtype)
+        if node.op_type == "Neg" or inner is None or negative is None:
+            return negative
+        return arithmetic("Max", inner, negative, dtype)
+
+    def _chosen(self, node: ir.Node, index: Index) -> Number | None:
+        first, second, third = self.operands(node, index)
+        condition = self.truth(*first)
+        chosen, other = self.number(*second), self.number(*third)
+        return None if condition is None or chosen is None or other is None else case(condition, chosen, other)
+
+    def _cast_number(self, node: ir.Node, index: Index) -> Number | None:
+        return cast(self.number(node.inputs[0], index), self.info.dtype(node.outputs[0]))
+
+    def _number_in_triangle(self, node: ir.Node, index: Index) -> Number | None:
+        kept, inner = self._triangle(node, index), self.number(node.inputs[0], index)
+        return None if kept is None or inner is None else case(kept, inner, self._zero_of(inner))
+
+    def _constant_number(self, node: ir.Node, _: Index) -> Number | None:
+        attr = node.attributes.get("value")
+        return scalar(np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy(), self.rank)
 
     @property
     def _zero(self) -> Affine:
@@ -406,3 +420,27 @@ class Positions:
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
         """The input's element that a moving operator puts at `index`."""
         return moved(node, index, self)
+
+
+TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
+    "Not": Positions._negated,
+    **dict.fromkeys(("And", "Or", "Xor", "Where"), Positions._connected),
+    **dict.fromkeys(COMPARISONS, Positions._compared),
+    "Cast": Positions._cast_truth,
+    "Trilu": Positions._truth_in_triangle,
+    "ConstantOfShape": Positions._constant_truth,
+}
+"""How a truth value follows from the operands of an operator; others may move it (position_moves.py)."""
+NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Min", "Max"), Positions._computed),
+    **dict.fromkeys(("Neg", "Abs"), Positions._signed),
+    "Where": Positions._chosen,
+    "Cast": Positions._cast_number,
+    "Range": Positions._range,
+    "CumSum": Positions._running_sum,
+    "Trilu": Positions._number_in_triangle,
+    "ConstantOfShape": Positions._constant_number,
+    "Concat": Positions._joined,
+    **dict.fromkeys(("Mod", "Div"), Positions._place_in_rows),
+}
+"""How a number follows from the operands of an operator."""

@@ -164,19 +164,8 @@ def _concat(ctx: Context) -> Fact:
     axis = axis_in(ctx.int_attr("axis", 1), rank)
     if axis is None:
         return Fact(None, dtype)
-    contents = [ctx.content(index) for index in range(len(ctx.facts))]
-    if rank == 1 and any(content is not None and content.dtype == object for content in contents):
-        vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
-        if all(vector is not None for vector in vectors):
-            items = [item for vector in vectors for item in vector or []]
-            joined = np.empty(len(items), dtype=object)
-            joined[:] = items
-            return content_fact(joined, dtype)
-    elif all(content is not None for content in contents):
-        parts = [content for content in contents if content is not None]
-        if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
-            return Fact(None, dtype)  # no run succeeds
-        return content_fact(np.concatenate(parts, axis), dtype)
+    if (joined := _joined(ctx, rank, axis)) is not None:
+        return joined
     known = [shape for shape in shapes if shape is not None]
     result = []
     for index in range(rank):
@@ -190,6 +179,25 @@ def _concat(ctx: Context) -> Fact:
             # All are equal in a run that succeeds: prefer one that says most.
             result.append(min(dims, key=_vagueness))
     return Fact(tuple(result), dtype)
+
+
+def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
+    """What a Concat of known contents gives; None where one is not known."""
+    contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
+    if rank == 1 and any(content is not None and content.dtype == object for content in contents):
+        vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
+        if any(vector is None for vector in vectors):
+            return None
+        items = [item for vector in vectors for item in vector or []]
+        joined = np.empty(len(items), dtype=object)
+        joined[:] = items
+        return content_fact(joined, dtype)
+    parts = [content for content in contents if content is not None]
+    if len(parts) < len(contents):
+        return None
+    if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
+        return Fact(None, dtype)  # no run succeeds
+    return content_fact(np.concatenate(parts, axis), dtype)
 
 
 def _vagueness(dim: Dim) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,30 +31,13 @@ def _slice(ctx: Context) -> Fact:
     if shape is None:
         return Fact(None, dtype)
     rank = len(shape)
-    if ctx.opset < 10:
-        starts = [Dim(item) for item in ctx.ints_attr("starts") or []]
-        ends = [Dim(item) for item in ctx.ints_attr("ends") or []]
-        listed = ctx.ints_attr("axes")
-        axes = list(range(len(starts))) if listed is None else listed
-        steps = [Dim(1)] * len(starts)
-    else:
-        found = ctx.ints(3) if ctx.has(3) else None
-        if ctx.has(3) and found is None:
-            return Fact(fresh(rank), dtype)
-        counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), found) if vector is not None]
-        if not counts:
-            return Fact(fresh(rank), dtype)
-        count = counts[0]
-        axes = list(range(count)) if found is None else found
-        starts = ctx.vector(1) or [Dim.fresh(None)] * count
-        ends = ctx.vector(2) or [Dim.fresh(None)] * count
-        steps = (ctx.vector(4) or [Dim.fresh(None)] * count) if ctx.has(4) else [Dim(1)] * count
-    if not len(axes) == len(starts) == len(ends) == len(steps):
+    bounds = _attributes(ctx) if ctx.opset < 10 else _inputs(ctx)
+    if bounds is None or len(set(map(len, bounds))) > 1:
         return Fact(fresh(rank), dtype)
     result = list(shape)
     content = ctx.content(0)
     cuts: list[slice | None] = [slice(None)] * rank
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+    for axis, start, end, step in zip(*bounds, strict=True):
         place = axis_in(axis, rank)
         if place is None:
             return Fact(fresh(rank), dtype)
@@ -66,6 +50,32 @@ def _slice(ctx: Context) -> Fact:
         # The whole of a single element, wherever the cut was.
         return content_fact(content, dtype)
     return Fact(tuple(result), dtype)
+
+
+Bounds = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]
+"""Axes, starts, ends and steps of a Slice."""
+
+
+def _attributes(ctx: Context) -> Bounds:
+    """The bounds of an older Slice."""
+    starts = [Dim(item) for item in ctx.ints_attr("starts") or []]
+    ends = [Dim(item) for item in ctx.ints_attr("ends") or []]
+    listed = ctx.ints_attr("axes")
+    return list(range(len(starts))) if listed is None else listed, starts, ends, [Dim(1)] * len(starts)
+
+
+def _inputs(ctx: Context) -> Bounds | None:
+    """The bounds that are inputs, unknown numbers among them; None where it is not known which axes they are for."""
+    found = ctx.ints(3) if ctx.has(3) else None
+    counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), found) if vector is not None]
+    if (ctx.has(3) and found is None) or not counts:
+        return None
+
+    def numbers(place: int) -> Sequence[Dim]:
+        return ctx.vector(place) or [Dim.fresh(None)] * counts[0]
+
+    axes = list(range(counts[0])) if found is None else found
+    return axes, numbers(1), numbers(2), numbers(4) if ctx.has(4) else [Dim(1)] * counts[0]
 
 
 def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
