@@ -90,7 +90,7 @@ def parse(text: str, path: str = "<text>") -> list[OpSpec]:
 
 def parse_located(text: str, path: str = "<text>") -> list[Parsed]:
     """Like `parse`, with the place of each."""
-    reader = _Reader(text, path)
+    reader = _TextReader(text, path)
     return [reader.prototype(place) for place in reader.places()]
 
 
@@ -104,7 +104,7 @@ def parse_file(path: str | Path, only: Collection[str] | None = None) -> list[Pa
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RegistryError(f"cannot read {path}: {error.strerror or error}") from error
-    reader = _Reader(text, str(path))
+    reader = _TextReader(text, str(path))
     found: list[Parsed | Unreadable] = []
     for place in reader.places():
         if only is not None and place.name not in only:
@@ -175,7 +175,7 @@ class _Draft:
         )
 
 
-class _Reader:
+class _TextReader:
     """Walks over the text; comments and preprocessor lines are blanked first, so offsets still give lines."""
 
     def __init__(self, text: str, path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fa_compiler.op_registry import extensions
 from fa_compiler.op_registry.constraints import MODULES
-from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, Call, Fault, Stage, text, without_empty
+from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, CheckedNode, Fault, Stage, text, without_empty
 from fa_compiler.op_registry.errors import NodeError, suggestion
 from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.infer import can_infer, infer
@@ -67,7 +67,7 @@ def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list
     found = [_violation(GENERIC, fault) for fault in faults]
     # With an attribute missing or of a wrong type there is nothing to read the numbered rules by.
     if module is not None and all(fault.extension for fault in bad):
-        call = Call(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists)
+        call = CheckedNode(spec, tensors, node.outputs, later_attrs(spec) | attrs, chip, lists)
         if module.rules.drops_empty:
             call = without_empty(call)
         numbered = [

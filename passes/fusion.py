@@ -26,7 +26,7 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.ready_made import Call, convert, is_ready_made
+from fa_compiler.passes.ready_made import Conversion, convert, is_ready_made
 from fa_compiler.passes.report import Block, CacheLine, Code, Report
 from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import emit_listed, emit_selected
@@ -228,7 +228,7 @@ class _Run:
         """Put a FlashAttentionScore in the place of an attention operator."""
         name = label(node) or ""
         try:
-            converted = convert(Call.of(node, self.facts, emitter.builder))
+            converted = convert(Conversion.of(node, self.facts, emitter.builder))
             fused = emitter.emit(converted.match)
         except Decline as decline:
             return self._declined(name, decline)

@@ -17,7 +17,7 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
 from fa_compiler.lowering.ascend.air.check_prototypes import DTYPE, check_op, entry_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
-from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
+from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
 from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import check_text, to_json
 from fa_compiler.lowering.ascend.single_op.words import TYPES, type_word
@@ -296,7 +296,7 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
         if not desc.is_absent:
             facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
     try:
-        found = rule(Call(op, facts))
+        found = rule(OpFacts(op, facts))
     except Misfit as misfit:
         raise InputError(f"{spec.name} does not take these inputs: {misfit}") from None
     largest = max((size for fact in found for size in fact.shape or ()), default=0)

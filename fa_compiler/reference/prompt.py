@@ -70,7 +70,7 @@ class Stored(NamedTuple):
     rope: Floats | None
 
 
-class Rows(NamedTuple):
+class HeadRows(NamedTuple):
     """The rows of one batch entry and head: [S1, Dv] and [S1]."""
 
     out: Floats
@@ -133,7 +133,7 @@ class Prompt:
         statistics = lse[0].T[..., None] if self.packed else lse[..., None]
         return Results(self._join(out), self._type(), statistics)
 
-    def _head(self, entry: int, head: int, stored: Stored, allowed: Bools, structural: Bools) -> Rows:
+    def _head(self, entry: int, head: int, stored: Stored, allowed: Bools, structural: Bools) -> HeadRows:
         scores, value = self._scores(entry, head, stored), stored.value[head // self.group]
         empty = ~allowed.any(axis=1)
         if self.integers is not None:
@@ -145,7 +145,7 @@ class Prompt:
         if self._zero_rows() or self.sink is not None:
             out[empty] = 0.0
         out[~structural.any(axis=1)] = 0.0
-        return Rows(out, np.where(empty, np.inf, lse))
+        return HeadRows(out, np.where(empty, np.inf, lse))
 
     def _scores(self, entry: int, head: int, stored: Stored) -> Floats:
         first, count = self.rows[entry]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules, text
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import Shape, differ
 
@@ -15,7 +15,7 @@ OWN_TYPES = ("lse", "go")
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """lse is float32, the tensors of go have one float type."""
     for tensor in call.lists.get("lse", ()):
         if tensor.dtype and tensor.dtype != "DT_FLOAT":
@@ -32,7 +32,7 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def counts(call: Call) -> Iterator[Fault]:
+def counts(call: CheckedNode) -> Iterator[Fault]:
     """sp is 1 to 16, and there are so many tensors of each."""
     sp = call.attr("sp")
     if not 1 <= sp <= 16:
@@ -45,7 +45,7 @@ def counts(call: Call) -> Iterator[Fault]:
 
 
 @rules(3)
-def update_type(call: Call) -> Iterator[Fault]:
+def update_type(call: CheckedNode) -> Iterator[Fault]:
     """update_type is 0 or 1."""
     value = call.attr("update_type")
     if value not in (0, 1):
@@ -53,7 +53,7 @@ def update_type(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def merged(call: Call) -> Iterator[Fault]:
+def merged(call: CheckedNode) -> Iterator[Fault]:
     """lse_m is there with update_type 1 only."""
     stated = call.outputs.get("lse_m")
     if call.attr("update_type") == 0 and stated is not None and stated.shape not in (None, (0,)):
@@ -61,7 +61,7 @@ def merged(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def shapes(call: Call) -> Iterator[Fault]:
+def shapes(call: CheckedNode) -> Iterator[Fault]:
     """lse is [rows] and go [rows,D], all alike; rows are batch, tokens and heads in one."""
     known: dict[str, Shape] = {}
     for name, rank in (("lse", 1), ("go", 2)):

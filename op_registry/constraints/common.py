@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Stage, number, size_text, text
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
@@ -46,7 +46,7 @@ def compressed_mask(mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]
     return mask
 
 
-def equal_types(call: Call, names: tuple[str, ...]) -> Iterator[Fault]:
+def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Fault]:
     """The named inputs have one type: a float, or an 8-bit float on 950 with its scales."""
     first = call.dtype(names[0])
     for name in names[1:]:
@@ -70,7 +70,7 @@ def equal_types(call: Call, names: tuple[str, ...]) -> Iterator[Fault]:
                 yield Fault(scale, f"{scale} is absent, expected with a query of type {first}", "aclnn")
 
 
-def layout_and_ranks(call: Call) -> Iterator[Fault]:
+def layout_and_ranks(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known, and query, key and value have its rank."""
     layout = call.attr("input_layout")
     if layout not in LAYOUTS:
@@ -82,7 +82,7 @@ def layout_and_ranks(call: Call) -> Iterator[Fault]:
             yield Fault(name, f"{name} has rank {rank}, expected {LAYOUTS[layout]} for {layout}", "aclnn")
 
 
-def head_count(call: Call) -> Iterator[Fault]:
+def head_count(call: CheckedNode) -> Iterator[Fault]:
     """head_num is positive and the head count of query."""
     head_num, layout = call.attr("head_num"), call.attr("input_layout")
     if layout not in LAYOUTS:
@@ -102,7 +102,7 @@ def head_count(call: Call) -> Iterator[Fault]:
         yield Fault("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
 
 
-def head_sizes(call: Call, wider: str | None = None) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Fault]:
     """D of query is D of key, Dv is at most D, D at most 768; `wider` is the extension that allows a larger Dv."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
@@ -122,7 +122,7 @@ def head_sizes(call: Call, wider: str | None = None) -> Iterator[Fault]:
         yield Fault("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
 
 
-def head_groups(call: Call) -> Iterator[Fault]:
+def head_groups(call: CheckedNode) -> Iterator[Fault]:
     """N1 is a multiple of N2, and in the documented range."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
@@ -137,7 +137,7 @@ def head_groups(call: Call) -> Iterator[Fault]:
         yield _range("query", "head count", g.n1, MAX_N)
 
 
-def batch_and_sequence(call: Call, prefix_batch: int) -> Iterator[Fault]:
+def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Fault]:
     """query, key and value have one batch size, key and value one shape but for D; sizes in the documented
     range."""
     g = call.geometry
@@ -159,7 +159,7 @@ def batch_and_sequence(call: Call, prefix_batch: int) -> Iterator[Fault]:
             yield _range(name, "sequence length", size, MAX_S)
 
 
-def _one_batch(call: Call) -> Iterator[Fault]:
+def _one_batch(call: CheckedNode) -> Iterator[Fault]:
     """query, key and value have one batch size, or 1 where the operator repeats it."""
     g = call.geometry
     axis = BATCH_AXIS.get(g.layout)
@@ -181,14 +181,14 @@ def _range(name: str, what: str, found: int, limit: int) -> Fault:
     return Fault(name, message, "document", extension="EXT-RANGE")
 
 
-def keep_probability(call: Call) -> Iterator[Fault]:
+def keep_probability(call: CheckedNode) -> Iterator[Fault]:
     """keep_prob is in (0, 1]."""
     keep = call.attr("keep_prob")
     if not 0.0 < keep <= 1.0:
         yield Fault("keep_prob", f"keep_prob is {keep}, expected a number above 0 and at most 1")
 
 
-def pse_type_known(call: Call, shift: str) -> Iterator[Fault]:
+def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Fault]:
     """pse_type is 0 to 3, and 1 where there is no bias."""
     kind = call.attr("pse_type")
     if kind not in (0, 1, 2, 3):
@@ -198,7 +198,7 @@ def pse_type_known(call: Call, shift: str) -> Iterator[Fault]:
         yield Fault(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
 
 
-def slopes(call: Call, shift: str) -> Iterator[Fault]:
+def slopes(call: CheckedNode, shift: str) -> Iterator[Fault]:
     """The slopes of pse_type 2 and 3: float32, [N] or [B,N]."""
     g, tensor = call.geometry, call[shift]
     if tensor is None:
@@ -214,7 +214,7 @@ def slopes(call: Call, shift: str) -> Iterator[Fault]:
         yield Fault(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
 
 
-def inner_pse_positions(call: Call, shift: str) -> Iterator[Fault]:
+def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Fault]:
     """Where pse_type 2 and 3 may be used: S1 == S2; not in sparse_mode 7; in mode 8 on aligned sequences
     only."""
     g, mode = call.geometry, call.attr("sparse_mode")
@@ -239,7 +239,7 @@ def inner_pse_positions(call: Call, shift: str) -> Iterator[Fault]:
                 yield Fault(shift, f"{message}, expected 0")
 
 
-def sparse_mode_known(call: Call) -> Iterator[Fault]:
+def sparse_mode_known(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is one the layout has. Without atten_mask the mode is ignored."""
     mode = call.attr("sparse_mode")
     if call["atten_mask"] is None or call.attr("input_layout") not in LAYOUTS:
@@ -251,7 +251,7 @@ def sparse_mode_known(call: Call) -> Iterator[Fault]:
         yield Fault("sparse_mode", f"sparse_mode is {mode}, expected one of {listed} for {layout}")
 
 
-def mask_shape(call: Call, broadcast: str | None) -> Iterator[Fault]:
+def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Fault]:
     """atten_mask has a shape and, in the compressed modes, a content of its sparse_mode.
 
     `broadcast` is the extension that also allows 1 in any dimension.
@@ -298,7 +298,7 @@ def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
     return value is wanted or bool(((value != 0) == wanted).all())
 
 
-def _excludes_keys(call: Call, shape: Shape) -> bool:
+def _excludes_keys(call: CheckedNode, shape: Shape) -> bool:
     """Whether a mask beside a band is the same for every row: [B|1,N1|1,1,S2|1]."""
     g = call.geometry
     if call.attr("sparse_mode") not in (2, 3, 4) or g.tnd or len(shape) != 4 or shape[2] != 1:
@@ -313,7 +313,7 @@ def _unlike(found: Dim, wanted: Dim) -> bool:
     return differ(found, wanted)
 
 
-def _packed_mask_shape(call: Call, shape: Shape) -> Iterator[Fault]:
+def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Fault]:
     g = call.geometry
     if len(shape) != 2 or not g.q_lens or not g.kv_lens:
         return
@@ -323,7 +323,7 @@ def _packed_mask_shape(call: Call, shape: Shape) -> Iterator[Fault]:
         yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted}")
 
 
-def causal(call: Call) -> bool:
+def causal(call: CheckedNode) -> bool:
     """Whether the mask is certainly a lower triangle, as compressed ALiBi needs it; True where it may be
     one."""
     g, mode = call.geometry, call.attr("sparse_mode")
@@ -339,7 +339,7 @@ def causal(call: Call) -> bool:
     return mode in (2, 3)
 
 
-def bias_shape(call: Call, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Fault]:
+def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Fault]:
     """The bias of pse_type 0 and 1, not packed: [B|1,N1,S1|1,S2], or its last 1024 rows (compressed ALiBi).
 
     `broadcast` is the extension that also allows 1 in any dimension; `one_row` says whether [1,N1,1,S2] is
@@ -366,7 +366,7 @@ def bias_shape(call: Call, shift: str, broadcast: str | None, one_row: bool) -> 
         yield Fault(shift, f"{message}, not 1 in both", extension=broadcast)
 
 
-def _compressed_bias(call: Call, shift: str) -> Iterator[Fault]:
+def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Fault]:
     """Compressed ALiBi: longer than 1024, square and causal."""
     g = call.geometry
     rows = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
@@ -378,7 +378,7 @@ def _compressed_bias(call: Call, shift: str) -> Iterator[Fault]:
         yield Fault(shift, f"{rows}, expected a causal atten_mask: sparse_mode 2, 3, or 0 with next_tockens 0")
 
 
-def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[Fault]:
+def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Iterator[Fault]:
     """The bias of pse_type 0 and 1 in TND: compressed [B|1,N1,1024,maxS2], or flat over the sequences.
 
     The flat form has N1*sum(S2) or N1*sum(S1*S2) elements: forward as dimension 0 of a tensor of rank 2 or
@@ -421,7 +421,7 @@ def packed_bias_shape(call: Call, shift: str, flat_rank_one: bool) -> Iterator[F
             yield Fault(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
 
 
-def band(call: Call) -> Iterator[Fault]:
+def band(call: CheckedNode) -> Iterator[Fault]:
     """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4. The CPU kernel takes
     a band that misses the scores: its rows attend nothing."""
     outside = call.extension("EXT-BAND-OUTSIDE")
@@ -429,7 +429,7 @@ def band(call: Call) -> Iterator[Fault]:
         yield Fault(tensor, message, extension=outside)
 
 
-def _band_faults(call: Call) -> Iterator[tuple[str, str]]:
+def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
     g, mode = call.geometry, call.attr("sparse_mode")
     if call["atten_mask"] is None or mode not in (0, 4) or not isinstance(g.s1, int) or not isinstance(g.s2, int):
         return
@@ -445,14 +445,14 @@ def _band_faults(call: Call) -> Iterator[tuple[str, str]]:
         yield "next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it"
 
 
-def packed_band(call: Call) -> Iterator[Fault]:
+def packed_band(call: CheckedNode) -> Iterator[Fault]:
     """What the sparse modes want of the sequence lengths and tokens in TND; the CPU kernel wants nothing of them."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _packed_band_faults(call):
         yield Fault(tensor, message, extension=outside)
 
 
-def _packed_band_faults(call: Call) -> Iterator[tuple[str, str]]:
+def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
     g, mode = call.geometry, call.attr("sparse_mode")
     pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
     if call["atten_mask"] is None or not g.q_lens or not g.kv_lens:
@@ -489,7 +489,7 @@ def _packed_band_faults(call: Call) -> Iterator[tuple[str, str]]:
             yield "next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}"
 
 
-def prefix_lengths(call: Call) -> Iterator[Fault]:
+def prefix_lengths(call: CheckedNode) -> Iterator[Fault]:
     """prefix holds one length a sequence, in range; sparse_mode 6 must have it, 5 needs a mask for each
     batch."""
     g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
@@ -523,7 +523,7 @@ def prefix_lengths(call: Call) -> Iterator[Fault]:
             return
 
 
-def drop_bytes(call: Call) -> Iterator[Fault]:
+def drop_bytes(call: CheckedNode) -> Iterator[Fault]:
     """drop_mask is UINT8 and has a bit for each score."""
     g, tensor = call.geometry, call["drop_mask"]
     if tensor is None:
@@ -543,7 +543,7 @@ def drop_bytes(call: Call) -> Iterator[Fault]:
         yield Fault("drop_mask", message)
 
 
-def sink_shape(call: Call) -> Iterator[Fault]:
+def sink_shape(call: CheckedNode) -> Iterator[Fault]:
     """sink is float32, [N1]."""
     g, tensor = call.geometry, call["sink"]
     if tensor is None:
@@ -554,7 +554,7 @@ def sink_shape(call: Call) -> Iterator[Fault]:
         yield Fault("sink", f"sink has the shape {text(tensor.shape)}, expected {text((g.n1,))}")
 
 
-def starts(call: Call) -> Iterator[Fault]:
+def starts(call: CheckedNode) -> Iterator[Fault]:
     """The start indices are vectors, and their difference fits 32 bits; an absent one is 0."""
     names = ("q_start_idx", "kv_start_idx")
     for name in names:
@@ -565,13 +565,13 @@ def starts(call: Call) -> Iterator[Fault]:
         yield Fault("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
 
 
-def given_key_length(call: Call) -> bool:
+def given_key_length(call: CheckedNode) -> bool:
     """Does actual_seq_kvlen say how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)?"""
     given = call["actual_seq_kvlen"] is not None and call.geometry.layout in SEQUENCE_AXIS
     return given and call.extension("EXT-KEY-LENGTH") is not None
 
 
-def key_length(call: Call) -> Iterator[Fault]:
+def key_length(call: CheckedNode) -> Iterator[Fault]:
     """Outside TND there are no lengths; but actual_seq_kvlen may be one number, at most the rows of key and value,
     where the operator has that extension."""
     g = call.geometry
@@ -595,7 +595,7 @@ def key_length(call: Call) -> Iterator[Fault]:
     yield Fault(name, message, "aclnn", extension="EXT-KEY-LENGTH")
 
 
-def packed_lengths(call: Call) -> Iterator[Fault]:
+def packed_lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND: both cumulative lengths are given, are as many, grow, and end within query and key."""
     g = call.geometry
     if not g.tnd:
@@ -619,7 +619,7 @@ def packed_lengths(call: Call) -> Iterator[Fault]:
             yield Fault(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
 
 
-def rope_shapes(call: Call) -> Iterator[Fault]:
+def rope_shapes(call: CheckedNode) -> Iterator[Fault]:
     """The rope inputs have the shape of query and key but for the last dimension, and their type."""
     for name, like in (("query_rope", "query"), ("key_rope", "key")):
         rope, base = call[name], call[like]
@@ -646,7 +646,7 @@ def rope_shapes(call: Call) -> Iterator[Fault]:
         yield Fault("key_rope", f"key_rope has the head size {sizes[1]}, expected {sizes[0]} as query_rope", "document")
 
 
-def _rope_size(call: Call, name: str) -> Dim:
+def _rope_size(call: CheckedNode, name: str) -> Dim:
     """The head size of a rope input, None where it is unknown."""
     rope, g = call[name], call.geometry
     if rope is None or not rope.shape:

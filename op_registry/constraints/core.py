@@ -41,7 +41,7 @@ class Fault:
     extension: str | None = None
 
 
-Rule = Callable[["Call"], Iterator[Fault]]
+Rule = Callable[["CheckedNode"], Iterator[Fault]]
 
 
 class Rules:
@@ -62,7 +62,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckedNode:
     """A node under check. `tensors` are its inputs by name, absent ones missing; `attrs` has every
     attribute, the defaults filled in; `product` is None for ONNX Runtime; `lists` are the dynamic inputs."""
 
@@ -119,7 +119,7 @@ class Call:
         return [int(number) for number in tensor.value.reshape(-1)]
 
 
-def without_empty(call: Call) -> Call:
+def without_empty(call: CheckedNode) -> CheckedNode:
     """How the operators of inference read a call: an optional input that is an empty tensor is absent."""
     optional = {entry.name for entry in call.spec.inputs if entry.kind is Kind.OPTIONAL}
     tensors = {name: info for name, info in call.tensors.items() if name not in optional or 0 not in (info.shape or ())}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fa_compiler.op_registry.constraints.core import Call
+from fa_compiler.op_registry.constraints.core import CheckedNode
 from fa_compiler.op_registry.geometry import LAYOUTS, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
@@ -57,7 +57,7 @@ def product(a: Dim, b: Dim) -> Dim:
     return a * b if isinstance(a, int) and isinstance(b, int) else None
 
 
-def sizes_of(call: Call) -> DecodeSizes:
+def sizes_of(call: CheckedNode) -> DecodeSizes:
     """The sizes as far as they are known; nothing is checked here."""
     layout, heads = call.attr("input_layout"), call.attr("num_heads")
     if layout not in DECODE_LAYOUTS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import common
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules, size_text, text
 from fa_compiler.op_registry.geometry import LAYOUTS
 
 rules = Rules("FA")
@@ -29,55 +29,55 @@ OWN_TYPES = (
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query, key and value have one type."""
     yield from common.equal_types(call, ("query", "key", "value"))
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known and the ranks fit it."""
     yield from common.layout_and_ranks(call)
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """head_num is the head count of query."""
     yield from common.head_count(call)
 
 
 @rules(4)
-def head_sizes(call: Call) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode) -> Iterator[Fault]:
     """D is the same in query and key, at least Dv and at most 768."""
     yield from common.head_sizes(call, "EXT-VALUE-WIDER")
 
 
 @rules(5)
-def head_groups(call: Call) -> Iterator[Fault]:
+def head_groups(call: CheckedNode) -> Iterator[Fault]:
     """N1 is a multiple of N2."""
     yield from common.head_groups(call)
 
 
 @rules(6)
-def sizes(call: Call) -> Iterator[Fault]:
+def sizes(call: CheckedNode) -> Iterator[Fault]:
     """One batch size, or 1 (an extension), and key and value alike."""
     yield from common.batch_and_sequence(call, prefix_batch=2 << 10)
 
 
 @rules(7)
-def keep_prob(call: Call) -> Iterator[Fault]:
+def keep_prob(call: CheckedNode) -> Iterator[Fault]:
     """keep_prob is a probability."""
     yield from common.keep_probability(call)
 
 
 @rules(8)
-def pse_type(call: Call) -> Iterator[Fault]:
+def pse_type(call: CheckedNode) -> Iterator[Fault]:
     """pse_type is known and fits the presence of real_shift."""
     yield from common.pse_type_known(call, "real_shift")
 
 
 @rules(9)
-def shift_type(call: Call) -> Iterator[Fault]:
+def shift_type(call: CheckedNode) -> Iterator[Fault]:
     """real_shift has the type its pse_type wants; slopes have their shape and place."""
     shift = call["real_shift"]
     if shift is None:
@@ -94,7 +94,7 @@ def shift_type(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def shift_shape(call: Call) -> Iterator[Fault]:
+def shift_shape(call: CheckedNode) -> Iterator[Fault]:
     """real_shift of pse_type 0 and 1 has a shape of the scores."""
     if call.attr("pse_type") not in (0, 1):
         return
@@ -105,7 +105,7 @@ def shift_shape(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def mask(call: Call) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Fault]:
     """atten_mask has the type, shape and content of its mode, and masked keys with a biased score have a bias."""
     yield from common.mask_shape(call, "EXT-MASK-BROADCAST")
     if call.attrs.get("cpu_masked_bias") != "added":
@@ -118,25 +118,25 @@ def mask(call: Call) -> Iterator[Fault]:
 
 
 @rules(12)
-def sparse_mode(call: Call) -> Iterator[Fault]:
+def sparse_mode(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is one of the layout's."""
     yield from common.sparse_mode_known(call)
 
 
 @rules(13)
-def band(call: Call) -> Iterator[Fault]:
+def band(call: CheckedNode) -> Iterator[Fault]:
     """The band leaves something to attend to."""
     yield from common.packed_band(call) if call.geometry.tnd else common.band(call)
 
 
 @rules(14)
-def prefix(call: Call) -> Iterator[Fault]:
+def prefix(call: CheckedNode) -> Iterator[Fault]:
     """prefix fits the batch and the lengths."""
     yield from common.prefix_lengths(call)
 
 
 @rules(15)
-def dropout(call: Call) -> Iterator[Fault]:
+def dropout(call: CheckedNode) -> Iterator[Fault]:
     """drop_mask has a bit a score, and is there where something is dropped."""
     yield from common.drop_bytes(call)
     keep = call.attr("keep_prob")
@@ -147,7 +147,7 @@ def dropout(call: Call) -> Iterator[Fault]:
 
 
 @rules(16)
-def sink(call: Call) -> Iterator[Fault]:
+def sink(call: CheckedNode) -> Iterator[Fault]:
     """sink is float32, one for each head of a 16-bit query."""
     tensor = call["sink"]
     if tensor is None:
@@ -164,14 +164,14 @@ def sink(call: Call) -> Iterator[Fault]:
 
 
 @rules(17)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND has cumulative lengths; elsewhere there may be a number of keys (an extension)."""
     yield from common.packed_lengths(call)
     yield from common.key_length(call)
 
 
 @rules(18)
-def rope(call: Call) -> Iterator[Fault]:
+def rope(call: CheckedNode) -> Iterator[Fault]:
     """The rope inputs come in pairs, shaped as query and key; documented for TND with D 128 and Dr 64."""
     given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
     if not given:
@@ -193,20 +193,20 @@ def rope(call: Call) -> Iterator[Fault]:
 
 
 @rules(19)
-def starts(call: Call) -> Iterator[Fault]:
+def starts(call: CheckedNode) -> Iterator[Fault]:
     """The start indices are vectors, and their difference fits 32 bits."""
     yield from common.starts(call)
 
 
 @rules(20)
-def reserved(call: Call) -> Iterator[Fault]:
+def reserved(call: CheckedNode) -> Iterator[Fault]:
     """padding_mask is reserved."""
     if call["padding_mask"] is not None:
         yield Fault("padding_mask", "padding_mask is given, expected none: it is reserved")
 
 
 @rules(21)
-def statistics_order(call: Call) -> Iterator[Fault]:
+def statistics_order(call: CheckedNode) -> Iterator[Fault]:
     """softmax_out_layout is known."""
     value = call.attr("softmax_out_layout")
     if value not in ("", "same_as_input"):
@@ -215,7 +215,7 @@ def statistics_order(call: Call) -> Iterator[Fault]:
 
 
 @rules(22)
-def out_dtype(call: Call) -> Iterator[Fault]:
+def out_dtype(call: CheckedNode) -> Iterator[Fault]:
     """out_dtype is known."""
     value = call.attr("out_dtype")
     if value not in (0, 1):
@@ -223,7 +223,7 @@ def out_dtype(call: Call) -> Iterator[Fault]:
 
 
 @rules(23)
-def empty(call: Call) -> Iterator[Fault]:
+def empty(call: CheckedNode) -> Iterator[Fault]:
     """Empty tensors are fine, but for a packed sequence that has queries and no keys."""
     g = call.geometry
     if g.tnd and g.q_lens and g.kv_lens:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import common
-from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, Call, Fault, Rules, text
+from fa_compiler.op_registry.constraints.core import INVALID, NULLPTR, CheckedNode, Fault, Rules, text
 from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
 from fa_compiler.op_registry.node import TensorInfo
 
@@ -31,7 +31,7 @@ OWN_TYPES = (
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query, key, value and dy have one type, and so has a bias that is no slope."""
     yield from common.equal_types(call, ("query", "key", "value", "dy"))
     shift, query = call.dtype("pse_shift"), call.dtype("query")
@@ -42,19 +42,19 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known and the ranks fit it."""
     yield from common.layout_and_ranks(call)
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """head_num is the head count of query."""
     yield from common.head_count(call)
 
 
 @rules(4)
-def ranks(call: Call) -> Iterator[Fault]:
+def ranks(call: CheckedNode) -> Iterator[Fault]:
     """Tensors shaped like query have rank 3 or more, the sink and its gradient rank 1."""
     shapes = {name: call[name] for name in ("dy", "attention_in")} | {
         name: call.outputs.get(name) for name in ("dq", "dk", "dv")
@@ -68,7 +68,7 @@ def ranks(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def head_sizes(call: Call) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode) -> Iterator[Fault]:
     """D is the same in query and key, at least Dv, at most 768 and not 0."""
     yield from common.head_sizes(call, "EXT-VALUE-WIDER")
     if call.geometry.d == 0:
@@ -76,7 +76,7 @@ def head_sizes(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def sizes(call: Call) -> Iterator[Fault]:
+def sizes(call: CheckedNode) -> Iterator[Fault]:
     """N1 is a multiple of N2; one batch size; key and value alike."""
     yield from common.head_groups(call)
     if call.geometry.n2 == 0:
@@ -85,7 +85,7 @@ def sizes(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def dropout(call: Call) -> Iterator[Fault]:
+def dropout(call: CheckedNode) -> Iterator[Fault]:
     """keep_prob is a probability, drop_mask has a bit a score and is there where something was dropped."""
     yield from common.keep_probability(call)
     yield from common.drop_bytes(call)
@@ -97,7 +97,7 @@ def dropout(call: Call) -> Iterator[Fault]:
 
 
 @rules(8)
-def masking(call: Call) -> Iterator[Fault]:
+def masking(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is one of the layout's, and the mask, the band and the bias fit it."""
     unknown = list(common.sparse_mode_known(call))
     yield from unknown
@@ -127,7 +127,7 @@ def masking(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def pse(call: Call) -> Iterator[Fault]:
+def pse(call: CheckedNode) -> Iterator[Fault]:
     """pse_type is known and fits pse_shift; slopes have their type and shape, and starts they are counted from."""
     yield from common.pse_type_known(call, "pse_shift")
     yield from common.starts(call)
@@ -137,7 +137,7 @@ def pse(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def rope(call: Call) -> Iterator[Fault]:
+def rope(call: CheckedNode) -> Iterator[Fault]:
     """With rope: both inputs, shaped as query and key; bfloat16, TND, a mask, no bias or dropout, D of whole 128s."""
     given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
     if not given:
@@ -154,7 +154,7 @@ def rope(call: Call) -> Iterator[Fault]:
         yield Fault(name, message, "aclnn", code, extension="EXT-GRAD-ROPE")
 
 
-def _device_rope(call: Call, given: list[str]) -> Iterator[tuple[str, str, int]]:
+def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str, int]]:
     """What the products want besides of a gradient with rope inputs; the CPU kernel wants nothing of it."""
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
@@ -180,7 +180,7 @@ def _device_rope(call: Call, given: list[str]) -> Iterator[tuple[str, str, int]]
 
 
 @rules(11)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """softmax_max and softmax_sum are there, in the order softmax_in_layout says."""
     g = call.geometry
     expected: Shape
@@ -199,7 +199,7 @@ def statistics(call: Call) -> Iterator[Fault]:
 
 
 @rules(12)
-def statistics_order(call: Call) -> Iterator[Fault]:
+def statistics_order(call: CheckedNode) -> Iterator[Fault]:
     """softmax_in_layout is known."""
     value = call.attr("softmax_in_layout")
     if value not in ("", "same_as_input"):
@@ -208,7 +208,7 @@ def statistics_order(call: Call) -> Iterator[Fault]:
 
 
 @rules(13)
-def forward_result(call: Call) -> Iterator[Fault]:
+def forward_result(call: CheckedNode) -> Iterator[Fault]:
     """attention_in is there and is like dy: query's shape with Dv for D."""
     tensor, dy = call["attention_in"], call["dy"]
     g = call.geometry
@@ -228,7 +228,7 @@ def forward_result(call: Call) -> Iterator[Fault]:
 
 
 @rules(14)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND has cumulative lengths, other layouts none; an empty sequence forbids a bias."""
     yield from common.packed_lengths(call)
     yield from common.key_length(call)
@@ -239,7 +239,7 @@ def lengths(call: Call) -> Iterator[Fault]:
 
 
 @rules(15)
-def sink(call: Call) -> Iterator[Fault]:
+def sink(call: CheckedNode) -> Iterator[Fault]:
     """sink and dsink are float32, one for each head."""
     yield from common.sink_shape(call)
     gradient = _used(call, "dsink", "sink")
@@ -252,7 +252,7 @@ def sink(call: Call) -> Iterator[Fault]:
 
 
 @rules(16)
-def reserved(call: Call) -> Iterator[Fault]:
+def reserved(call: CheckedNode) -> Iterator[Fault]:
     """padding_mask and softmax_in are reserved; dpse has the shape of pse_shift, or none."""
     for name in ("padding_mask", "softmax_in"):
         if call[name] is not None:
@@ -266,14 +266,14 @@ def reserved(call: Call) -> Iterator[Fault]:
 
 
 @rules(17)
-def prefix(call: Call) -> Iterator[Fault]:
+def prefix(call: CheckedNode) -> Iterator[Fault]:
     """prefix fits the lengths in sparse_mode 5 and 6. In other modes it is not read: the sample of
     aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0."""
     yield from common.prefix_lengths(call)
 
 
 @rules(18)
-def bias_shape(call: Call) -> Iterator[Fault]:
+def bias_shape(call: CheckedNode) -> Iterator[Fault]:
     """pse_shift of pse_type 0 and 1 has a shape of the scores, or is compressed ALiBi where that is legal."""
     if call.attr("pse_type") not in (0, 1):
         return
@@ -291,7 +291,7 @@ def _holds_something(shape: Shape) -> bool:
     return len(shape) != 1 or differ(shape[0], 0)
 
 
-def _used(call: Call, output: str, source: str) -> TensorInfo | None:
+def _used(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
     """An output that is only meaningful if the input it belongs to is there."""
     return call.outputs.get(output) if call[source] is not None else None
 

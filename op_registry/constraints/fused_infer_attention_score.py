@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules, size_text, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.constraints.prefill import HALFS, RANKS
 from fa_compiler.op_registry.geometry import differ
@@ -42,7 +42,7 @@ _PAIRS = {
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query is a half or INT8; a key that is a half has its type."""
     query = call.dtype("query")
     if query is None:
@@ -65,26 +65,26 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known, and ranks fit it."""
     yield from prefill.layout_and_ranks(call, LAYOUTS)
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """num_heads and num_key_value_heads are those of query and key."""
     yield from prefill.heads(call)
 
 
 @rules(4)
-def sizes(call: Call) -> Iterator[Fault]:
+def sizes(call: CheckedNode) -> Iterator[Fault]:
     """Sizes fit together and are in their ranges."""
     yield from prefill.same_sizes(call, narrower=True)
     yield from prefill.ranges(call)
 
 
 @rules(5)
-def mask(call: Call) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 0 to 4, with the mask it wants."""
     if one_row(call):
         yield from _row_mask(call)
@@ -94,14 +94,14 @@ def mask(call: Call) -> Iterator[Fault]:
         yield Fault("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0 to 4")
 
 
-def one_row(call: Call) -> bool:
+def one_row(call: CheckedNode) -> bool:
     """Is this the path of decoding? It has one row, value as wide as key, and no rope part."""
     sizes = prefill.sizes_of(call)
     same = isinstance(sizes.d, int) and sizes.d == sizes.dv
     return sizes.layout in ("BSH", "BSND", "BNSD") and sizes.s1 == 1 and same and call["query_rope"] is None
 
 
-def _row_mask(call: Call) -> Iterator[Fault]:
+def _row_mask(call: CheckedNode) -> Iterator[Fault]:
     """Whatever the mode, the mask of one row is [1|B,..,S2] with ones between, S2 possibly padded."""
     mode, given, sizes = call.attr("sparse_mode"), call["atten_mask"], prefill.sizes_of(call)
     if given is None:
@@ -122,7 +122,7 @@ def _row_mask(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def bias(call: Call) -> Iterator[Fault]:
+def bias(call: CheckedNode) -> Iterator[Fault]:
     """pse_shift has query's type, and covers the scores; or it holds slopes, by pse_type."""
     kind, given = call.attr("pse_type"), call["pse_shift"]
     if kind not in (0, 2, 3):
@@ -133,7 +133,7 @@ def bias(call: Call) -> Iterator[Fault]:
         yield from prefill.bias(call)
 
 
-def _slopes(call: Call, kind: int, given: TensorInfo | None) -> Iterator[Fault]:
+def _slopes(call: CheckedNode, kind: int, given: TensorInfo | None) -> Iterator[Fault]:
     sizes = prefill.sizes_of(call)
     if given is None:
         yield Fault("pse_shift", f"pse_shift is absent, expected slopes with a pse_type of {kind}")
@@ -148,7 +148,7 @@ def _slopes(call: Call, kind: int, given: TensorInfo | None) -> Iterator[Fault]:
 
 
 @rules(7)
-def quantised(call: Call) -> Iterator[Fault]:
+def quantised(call: CheckedNode) -> Iterator[Fault]:
     """The INT8 chain is whole, and there for an INT8 query of several rows only; an INT8 result has its scale."""
     given = [name for name in _INT8_CHAIN if call[name] is not None]
     out = call.outputs.get("attention_out")
@@ -169,7 +169,7 @@ def quantised(call: Call) -> Iterator[Fault]:
 
 
 @rules(8)
-def rows_without_keys(call: Call) -> Iterator[Fault]:
+def rows_without_keys(call: CheckedNode) -> Iterator[Fault]:
     """Quantised results have no rows without a key and no band to one side; scales for channels go with neither left
     padding nor softmax_lse, and with whole 32s of D."""
     scale = call["quant_scale2"]
@@ -196,7 +196,7 @@ def rows_without_keys(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def pages(call: Call) -> Iterator[Fault]:
+def pages(call: CheckedNode) -> Iterator[Fault]:
     """Pages need their size and the lengths of the keys, and go with one tensor of keys without a prefix."""
     table = call["block_table"]
     if table is None:
@@ -219,7 +219,7 @@ def pages(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def padding(call: Call) -> Iterator[Fault]:
+def padding(call: CheckedNode) -> Iterator[Fault]:
     """Left padding is one number, goes with lengths, and not with packed layouts, pages or lists."""
     for name, needed in zip(_PADDINGS, ("actual_seq_lengths", "actual_seq_lengths_kv"), strict=True):
         given = call[name]
@@ -235,7 +235,7 @@ def padding(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def lists(call: Call) -> Iterator[Fault]:
+def lists(call: CheckedNode) -> Iterator[Fault]:
     """Lists of keys and values have one tensor for each batch, of batch 1 and alike but for S, or one tensor."""
     keys, values = call.lists.get("key", ()), call.lists.get("value", ())
     sizes = prefill.sizes_of(call)
@@ -264,7 +264,7 @@ def lists(call: Call) -> Iterator[Fault]:
 
 
 @rules(12)
-def packed(call: Call) -> Iterator[Fault]:
+def packed(call: CheckedNode) -> Iterator[Fault]:
     """Packed layouts have both vectors of lengths, and few other features."""
     layout = call.attr("input_layout")
     for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
@@ -279,7 +279,7 @@ def packed(call: Call) -> Iterator[Fault]:
         yield from _packed_latent(call) if d == LATENT else _packed_plain(call, d)
 
 
-def _packed_latent(call: Call) -> Iterator[Fault]:
+def _packed_latent(call: CheckedNode) -> Iterator[Fault]:
     """Of head size 512: one key head in pages, up to 128 query heads (a power of two), no softmax_lse."""
     layout, sizes = call.attr("input_layout"), prefill.sizes_of(call)
 
@@ -302,7 +302,7 @@ def _packed_latent(call: Call) -> Iterator[Fault]:
         yield fault("softmax_lse_flag", f"softmax_lse_flag is set, expected it unset with a head size of {LATENT}")
 
 
-def _packed_plain(call: Call, d: int) -> Iterator[Fault]:
+def _packed_plain(call: CheckedNode, d: int) -> Iterator[Fault]:
     """Of another head size: bfloat16 and 128, or 192 with values of 128 or 192; no bias, prefix or quantisation."""
     layout, extension = call.attr("input_layout"), "EXT-PROMPT-PACKED"
     if layout == "TND_NTD":
@@ -327,7 +327,7 @@ def _packed_plain(call: Call, d: int) -> Iterator[Fault]:
 
 
 @rules(13)
-def rope(call: Call) -> Iterator[Fault]:
+def rope(call: CheckedNode) -> Iterator[Fault]:
     """query_rope and key_rope: both or none; halves of size 64, without padding, lists, bias, prefix or scales."""
     yield from _pair(call, 13)
     query, key = call["query_rope"], call["key_rope"]
@@ -354,7 +354,7 @@ def rope(call: Call) -> Iterator[Fault]:
 
 
 @rules(14)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """softmax_lse is there in most layouts."""
     given = call.attr("input_layout")
     if call.attr("softmax_lse_flag") and (given.endswith("_NBSD") or given == "TND_NTD"):
@@ -363,7 +363,7 @@ def statistics(call: Call) -> Iterator[Fault]:
 
 
 @rules(15)
-def prefix(call: Call) -> Iterator[Fault]:
+def prefix(call: CheckedNode) -> Iterator[Fault]:
     """A shared prefix has keys and values of one batch entry and key's type; its length is one number within it."""
     yield from _pair(call, 15)
     key = call["key_shared_prefix"]
@@ -391,7 +391,7 @@ def prefix(call: Call) -> Iterator[Fault]:
 
 
 @rules(16)
-def antiquantised(call: Call) -> Iterator[Fault]:
+def antiquantised(call: CheckedNode) -> Iterator[Fault]:
     """Scales of quantised keys and values: both or none, and so their offsets; of one mode, or 0 and 1."""
     yield from _pair(call, 16)
     first, second = "key_antiquant_offset", "value_antiquant_offset"
@@ -405,13 +405,13 @@ def antiquantised(call: Call) -> Iterator[Fault]:
 
 
 @rules(17)
-def query_quant_mode(call: Call) -> Iterator[Fault]:
+def query_quant_mode(call: CheckedNode) -> Iterator[Fault]:
     """query_quant_mode is 3 where the query has scales of its own."""
     if call["dequant_scale_query"] is not None and call.attr("query_quant_mode") != 3:
         yield Fault("query_quant_mode", f"query_quant_mode is {call.attr('query_quant_mode')}, expected 3")
 
 
-def _pair(call: Call, rule: int) -> Iterator[Fault]:
+def _pair(call: CheckedNode, rule: int) -> Iterator[Fault]:
     first, second = _PAIRS[rule]
     if (call[first] is None) != (call[second] is None):
         missing, given = (first, second) if call[first] is None else (second, first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -46,18 +46,18 @@ _INT8_PATH = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 _QUANTISED = (*_INT8_PATH, "quant_scale2", "quant_offset2")
 
 
-def _is_310p(call: Call) -> bool:
+def _is_310p(call: CheckedNode) -> bool:
     return call.product is not None and call.product.name == "310P"
 
 
-def _caches(call: Call) -> Iterator[tuple[str, TensorInfo]]:
+def _caches(call: CheckedNode) -> Iterator[tuple[str, TensorInfo]]:
     for name in ("key", "value"):
         for tensor in call.lists.get(name, ()):
             yield name, tensor
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query is a half (310P: float16); keys and values have its type, or INT8."""
     query = call.dtype("query")
     if query is None:
@@ -87,7 +87,7 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def one_token(call: Call) -> Iterator[Fault]:
+def one_token(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known, ranks fit it, and query has one token."""
     layout = call.attr("input_layout")
     if layout not in DECODE_LAYOUTS:
@@ -112,7 +112,7 @@ def one_token(call: Call) -> Iterator[Fault]:
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """num_heads is the head count of query; num_key_value_heads is 0 or divides it, by at most 64."""
     heads, stated = call.attr("num_heads"), call.attr("num_key_value_heads")
     sizes = sizes_of(call)
@@ -137,7 +137,7 @@ def heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def ranges(call: Call) -> Iterator[Fault]:
+def ranges(call: CheckedNode) -> Iterator[Fault]:
     """The documented ranges of D, N2, B and S."""
     sizes = sizes_of(call)
     if isinstance(sizes.d, int) and sizes.d > MAX_D:
@@ -163,7 +163,7 @@ def _range(name: str, what: str, found: int, limit: int) -> Fault:
 
 
 @rules(5)
-def caches(call: Call) -> Iterator[Fault]:
+def caches(call: CheckedNode) -> Iterator[Fault]:
     """Keys and values are alike and fit query; a list has one tensor for each batch entry."""
     sizes = sizes_of(call)
     if not sizes.layout or any(one_token(call)):
@@ -203,7 +203,7 @@ def _heads_of(sizes: DecodeSizes, key: TensorInfo) -> int | str | None:
 
 
 @rules(6)
-def mask(call: Call) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Fault]:
     """atten_mask is a byte for each key, of every batch entry."""
     tensor, sizes = call["atten_mask"], sizes_of(call)
     if tensor is None or not sizes.layout:
@@ -225,7 +225,7 @@ def mask(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def shift(call: Call) -> Iterator[Fault]:
+def shift(call: CheckedNode) -> Iterator[Fault]:
     """pse_shift has the type of query and a number for each head and key."""
     tensor, sizes = call["pse_shift"], sizes_of(call)
     if tensor is None or not sizes.layout:
@@ -245,7 +245,7 @@ def shift(call: Call) -> Iterator[Fault]:
 
 
 @rules(8)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """actual_seq_lengths has one value, or one for each batch entry, each at most the number of keys."""
     tensor, sizes = call["actual_seq_lengths"], sizes_of(call)
     if tensor is None:
@@ -266,7 +266,7 @@ def lengths(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def pages(call: Call) -> Iterator[Fault]:
+def pages(call: CheckedNode) -> Iterator[Fault]:
     """A paged cache has a table, blocks of a legal size and lengths."""
     sizes, table = sizes_of(call), call["block_table"]
     if not sizes.paged or table is None or not sizes.layout:
@@ -297,7 +297,7 @@ def pages(call: Call) -> Iterator[Fault]:
         yield from _entries(call, sizes, blocks)
 
 
-def _entries(call: Call, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Fault]:
+def _entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Fault]:
     """The used entries of a constant table name blocks that are there."""
     table, content = call["block_table"], call.content("actual_seq_lengths")
     if table is None or table.value is None or content is None or not isinstance(blocks, int):
@@ -312,7 +312,7 @@ def _entries(call: Call, sizes: DecodeSizes, blocks: int | str | None) -> Iterat
 
 
 @rules(10)
-def padding(call: Call) -> Iterator[Fault]:
+def padding(call: CheckedNode) -> Iterator[Fault]:
     """kv_padding_size is one number, goes with actual_seq_lengths and leaves room for the keys."""
     tensor, sizes = call["kv_padding_size"], sizes_of(call)
     if tensor is None:
@@ -331,7 +331,7 @@ def padding(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def antiquant(call: Call) -> Iterator[Fault]:
+def antiquant(call: CheckedNode) -> Iterator[Fault]:
     """INT8 keys and values beside a float query have antiquant_scale; its offset is like it."""
     sizes, scale, offset = sizes_of(call), call["antiquant_scale"], call["antiquant_offset"]
     query = call.dtype("query")
@@ -369,7 +369,7 @@ def _antiquant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Itera
 
 
 @rules(12)
-def output_quantisation(call: Call) -> Iterator[Fault]:
+def output_quantisation(call: CheckedNode) -> Iterator[Fault]:
     """INT8 out has quant_scale2, of one number or one for each head and number; an INT8 query has its three scales."""
     sizes, scale, offset = sizes_of(call), call["quant_scale2"], call["quant_offset2"]
     query = call.dtype("query")
@@ -417,7 +417,7 @@ def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[
 
 
 @rules(13)
-def no_quantisation(call: Call) -> Iterator[Fault]:
+def no_quantisation(call: CheckedNode) -> Iterator[Fault]:
     """310P takes no scales of the INT8 path and no INT8 output."""
     if not _is_310p(call):
         return
@@ -427,7 +427,7 @@ def no_quantisation(call: Call) -> Iterator[Fault]:
 
 
 @rules(14)
-def precision(call: Call) -> Iterator[Fault]:
+def precision(call: CheckedNode) -> Iterator[Fault]:
     """inner_precise is 0 or 1."""
     value = call.attr("inner_precise")
     if value not in (0, 1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules
 from fa_compiler.op_registry.geometry import differ
 
 rules = Rules("LIG")
@@ -18,7 +18,7 @@ OWN_TYPES = ("query", "key", "dy", "weights", "dq", "dk", "dweights", "sparse_in
 
 
 @rules(1)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """The layout is known, and types and ranks fit."""
     yield from sparse.equal_halfs(call, ("query", "key", "dy", "weights"), ("dq", "dk", "dweights"))
     yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
@@ -26,7 +26,7 @@ def layout(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def head_size(call: Call) -> Iterator[Fault]:
+def head_size(call: CheckedNode) -> Iterator[Fault]:
     """D is 128."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -36,7 +36,7 @@ def head_size(call: Call) -> Iterator[Fault]:
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """64 index heads, which headNum states, and one key head."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -49,7 +49,7 @@ def heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def selected(call: Call) -> Iterator[Fault]:
+def selected(call: CheckedNode) -> Iterator[Fault]:
     """2048 entries in each list; dy has one number for each entry, not the query's shape the document claims."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -61,7 +61,7 @@ def selected(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def key_length(call: Call) -> Iterator[Fault]:
+def key_length(call: CheckedNode) -> Iterator[Fault]:
     """S2 is not less than K; 1 to 1024 sequences."""
     sizes, count = sparse.sizes_of(call), sparse.selected_count(call)
     if sizes is None or call.attr("layout") != "BSND":
@@ -74,13 +74,13 @@ def key_length(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def mode(call: Call) -> Iterator[Fault]:
+def mode(call: CheckedNode) -> Iterator[Fault]:
     """sparseMode is 0 or 3."""
     yield from sparse.sparse_mode(call, "sparseMode", (0, 3))
 
 
 @rules(7)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """Cumulative lengths with TND, none otherwise."""
     sizes = sparse.sizes_of(call)
     if sizes is None:

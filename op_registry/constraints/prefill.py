@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fa_compiler.op_registry.constraints.core import Call, Fault, number, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim, TensorInfo
@@ -31,23 +31,23 @@ MAX_D_CPU = 768
 MAX_B_310P, MAX_S_310P = 128, 65535
 
 
-def is_310p(call: Call) -> bool:
+def is_310p(call: CheckedNode) -> bool:
     """Is the node checked for 310P?"""
     return call.product is not None and call.product.name == "310P"
 
 
-def tensor(call: Call, name: str) -> TensorInfo | None:
+def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
     """An input; of a list of keys or values the first."""
     listed = call.lists.get(name)
     return listed[0] if listed else call[name]
 
 
-def query_layout(call: Call) -> str:
+def query_layout(call: CheckedNode) -> str:
     """The layout of query, key and value."""
     return str(call.attr("input_layout")).partition("_")[0]
 
 
-def sizes_of(call: Call) -> Geometry:
+def sizes_of(call: CheckedNode) -> Geometry:
     """The sizes of a call, N2 by num_key_value_heads; unknown layouts and wrong ranks give unknown sizes, nothing is
     checked here."""
     layout, heads, stated = query_layout(call), call.attr("num_heads"), call.attr("num_key_value_heads")
@@ -70,7 +70,7 @@ def sizes_of(call: Call) -> Geometry:
     return Geometry("")
 
 
-def layout_and_ranks(call: Call, layouts: tuple[str, ...]) -> Iterator[Fault]:
+def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Fault]:
     """input_layout is known, and query, key and value have its rank."""
     layout = call.attr("input_layout")
     if layout not in layouts:
@@ -84,12 +84,12 @@ def layout_and_ranks(call: Call, layouts: tuple[str, ...]) -> Iterator[Fault]:
             return
 
 
-def paged(call: Call) -> bool:
+def paged(call: CheckedNode) -> bool:
     """Do the keys lie in pages?"""
     return call["block_table"] is not None
 
 
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """num_heads is query's head count; num_key_value_heads is 0 or key's, and divides it, by at most 64."""
     sizes, given, stated = sizes_of(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     if given <= 0:
@@ -111,7 +111,7 @@ def heads(call: Call) -> Iterator[Fault]:
         yield from _key_heads(call, sizes, stated or given)
 
 
-def _key_heads(call: Call, sizes: Geometry, wanted: int) -> Iterator[Fault]:
+def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Fault]:
     axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0, "NSD": 0}.get(sizes.layout)
     for name in ("key", "value"):
         info = tensor(call, name)
@@ -124,7 +124,7 @@ def _key_heads(call: Call, sizes: Geometry, wanted: int) -> Iterator[Fault]:
             return
 
 
-def same_sizes(call: Call, narrower: bool = False) -> Iterator[Fault]:
+def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Fault]:
     """query and key have one head size; key and value one shape; the batch is one.
 
     `narrower` says that beside a key of head size 192 value may have 128.
@@ -151,7 +151,7 @@ def _narrower(sizes: Geometry) -> bool:
     return sizes.d in (192, None) and sizes.dv in (128, None)
 
 
-def ranges(call: Call) -> Iterator[Fault]:
+def ranges(call: CheckedNode) -> Iterator[Fault]:
     """B, N, D and S in their ranges; D a multiple of 16, of 32 where anything is INT8, of 64 where it is INT4."""
     sizes = sizes_of(call)
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
@@ -177,7 +177,7 @@ def ranges(call: Call) -> Iterator[Fault]:
         yield Fault("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
 
 
-def mask(call: Call) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 0 to 4; atten_mask is boolean or of 8 bits, and has the shape the mode wants."""
     mode, given = call.attr("sparse_mode"), call["atten_mask"]
     if mode not in range(5):
@@ -206,7 +206,7 @@ def mask_type(given: TensorInfo) -> Iterator[Fault]:
         yield Fault("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
 
 
-def _full_mask(call: Call, shape: Shape) -> Iterator[Fault]:
+def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Fault]:
     """[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], S1 and S2 possibly padded; of one row also [B,S2]."""
     sizes = sizes_of(call)
     one = sizes.s1 == 1
@@ -221,7 +221,7 @@ def _full_mask(call: Call, shape: Shape) -> Iterator[Fault]:
         yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}")
 
 
-def bias(call: Call) -> Iterator[Fault]:
+def bias(call: CheckedNode) -> Iterator[Fault]:
     """pse_shift is [1|B,N1,S1,S2] or larger in S, and has query's type (float16 beside INT8)."""
     given, sizes = call["pse_shift"], sizes_of(call)
     if given is None:
@@ -239,7 +239,7 @@ def bias(call: Call) -> Iterator[Fault]:
         yield Fault("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
 
 
-def empty_rows(call: Call) -> Iterator[Fault]:
+def empty_rows(call: CheckedNode) -> Iterator[Fault]:
     """Nothing is known of a row without a key in INT8 results: modes that make such rows are refused."""
     if call["atten_mask"] is None:
         return
@@ -261,7 +261,7 @@ def empty_rows(call: Call) -> Iterator[Fault]:
             return
 
 
-def _lengths_of_all(call: Call) -> list[tuple[int, int]]:
+def _lengths_of_all(call: CheckedNode) -> list[tuple[int, int]]:
     """Queries and keys of each sequence, a shared prefix included; none where one of them is not known."""
     sizes = sizes_of(call)
     own = _lengths_of(call, "actual_seq_lengths", sizes.s1)
@@ -274,13 +274,13 @@ def _lengths_of_all(call: Call) -> list[tuple[int, int]]:
     return [(queries, found + shared) for queries, found in list(zip(own, keys, strict=False))[:count]]
 
 
-def _lengths_of(call: Call, name: str, whole: Dim) -> list[int]:
+def _lengths_of(call: CheckedNode, name: str, whole: Dim) -> list[int]:
     if call[name] is not None:
         return call.content(name) or []
     return [whole] if isinstance(whole, int) else []
 
 
-def _prefix_length(call: Call) -> int | None:
+def _prefix_length(call: CheckedNode) -> int | None:
     """The number of keys before those of each sequence, None where it is not known."""
     if call["key_shared_prefix"] is None:
         return 0
@@ -290,14 +290,14 @@ def _prefix_length(call: Call) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def prefix_size(call: Call) -> Dim:
+def prefix_size(call: CheckedNode) -> Dim:
     """S of the shared prefix."""
     layout = query_layout(call)
     axis = {"BSH": 1, "BSND": 1, "BNSD": 2}.get(layout)
     return None if axis is None else shape_of(call["key_shared_prefix"], RANKS[layout])[axis]
 
 
-def lengths(call: Call, name: str) -> Iterator[Fault]:
+def lengths(call: CheckedNode, name: str) -> Iterator[Fault]:
     """Lengths are of INT64, one for all, or at least one for each batch."""
     given, b = call[name], sizes_of(call).b
     if given is None:

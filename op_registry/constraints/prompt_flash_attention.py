@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules
 from fa_compiler.op_registry.constraints.prefill import HALFS, UNLIMITED, is_310p
 
 rules = Rules("PFA", drops_empty=True)
@@ -23,7 +23,7 @@ _INT8_CHAIN = ("deq_scale1", "quant_scale1", "deq_scale2")
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query, key and value have one type: a half or INT8; on 310P float16."""
     query = call.dtype("query")
     if query is None:
@@ -41,19 +41,19 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is known, and ranks fit it."""
     yield from prefill.layout_and_ranks(call, LAYOUTS)
 
 
 @rules(3)
-def mask(call: Call) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 0 to 4, with the mask it wants."""
     yield from prefill.mask(call)
 
 
 @rules(4)
-def int8_results(call: Call) -> Iterator[Fault]:
+def int8_results(call: CheckedNode) -> Iterator[Fault]:
     """An INT8 result needs quant_scale2, and has no rows without a key; an INT8 query needs its three scales."""
     out = call.outputs.get("attention_out")
     if out is not None and out.dtype == "DT_INT8" and call["quant_scale2"] is None:
@@ -68,7 +68,7 @@ def int8_results(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def on_310p(call: Call) -> Iterator[Fault]:
+def on_310p(call: CheckedNode) -> Iterator[Fault]:
     """What 310P takes: sparse_mode 0 with a boolean mask, no groups, no bias, nothing quantised."""
     if not is_310p(call):
         return
@@ -89,26 +89,26 @@ def on_310p(call: Call) -> Iterator[Fault]:
 
 
 @rules(8)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """num_heads and num_key_value_heads are those of query and key."""
     yield from prefill.heads(call)
 
 
 @rules(9)
-def sizes(call: Call) -> Iterator[Fault]:
+def sizes(call: CheckedNode) -> Iterator[Fault]:
     """Sizes fit together and are in their ranges."""
     yield from prefill.same_sizes(call)
     yield from prefill.ranges(call)
 
 
 @rules(10)
-def bias(call: Call) -> Iterator[Fault]:
+def bias(call: CheckedNode) -> Iterator[Fault]:
     """pse_shift has query's type, and covers the scores."""
     yield from prefill.bias(call)
 
 
 @rules(11)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """actual_seq_lengths and actual_seq_lengths_kv have one value, or one for each batch."""
     for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
         yield from prefill.lengths(call, name)

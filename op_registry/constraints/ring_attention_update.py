@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Rules, text
+from fa_compiler.op_registry.constraints.core import NULLPTR, CheckedNode, Fault, Rules, text
 from fa_compiler.op_registry.constraints.decode_sizes import unlike
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import STATISTICS, Shape, differ
@@ -22,7 +22,7 @@ _STATISTICS = ("prev_softmax_max", "prev_softmax_sum", "cur_softmax_max", "cur_s
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """The two results have one float type."""
     first = call.dtype("prev_attn_out")
     if first and first not in FLOATS:
@@ -33,7 +33,7 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """input_layout is SBH or TND, of rank 3, and the two results are alike."""
     value = call.attr("input_layout")
     if value not in ("SBH", "TND"):
@@ -51,7 +51,7 @@ def layout(call: Call) -> Iterator[Fault]:
 
 
 @rules(3)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """Statistics are [B,N,S,8] for SBH and [T,N,8] for TND, all alike; constant sums are positive."""
     result = call["prev_attn_out"]
     if any(layout(call)) or result is None:
@@ -79,7 +79,7 @@ def statistics(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def ranges(call: Call) -> Iterator[Fault]:
+def ranges(call: CheckedNode) -> Iterator[Fault]:
     """In TND, D is a multiple of 64 up to 768 and N at most 256."""
     result = call["prev_attn_out"]
     if call.attr("input_layout") != "TND" or result is None or result.shape is None or len(result.shape) != 3:
@@ -92,7 +92,7 @@ def ranges(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND needs actual_seq_qlen: cumulative, from 0 to T, one entry more than sequences."""
     if call.attr("input_layout") != "TND":
         return
@@ -115,7 +115,7 @@ def lengths(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def statistics_layout(call: Call) -> Iterator[Fault]:
+def statistics_layout(call: CheckedNode) -> Iterator[Fault]:
     """input_softmax_layout is known."""
     value = call.attr("input_softmax_layout")
     if value not in ("", "SBH", "TND"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import NULLPTR, Call, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.constraints.core import NULLPTR, CheckedNode, Fault, Stage, number, size_text, text
 from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS, SparseSizes, sparse_sizes
@@ -26,7 +26,7 @@ INT32_MAX = 2**31 - 1
 MAX_B, MAX_S = 256, 128 << 10
 
 
-def equal_halfs(call: Call, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Fault]:
+def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Fault]:
     """The named tensors have one type, float16 or bfloat16, or float32 on the CPU."""
     first = call.dtype(names[0])
     if first and first not in HALFS:
@@ -39,7 +39,7 @@ def equal_halfs(call: Call, names: tuple[str, ...], outputs: tuple[str, ...] = (
             yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
 
 
-def fixed_types(call: Call, types: dict[str, str]) -> Iterator[Fault]:
+def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Fault]:
     """Inputs that have one type only."""
     for name, wanted in types.items():
         dtype = call.dtype(name)
@@ -47,7 +47,7 @@ def fixed_types(call: Call, types: dict[str, str]) -> Iterator[Fault]:
             yield Fault(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
 
 
-def weights(call: Call, name: str, gradient: str = "") -> Iterator[Fault]:
+def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Fault]:
     """The weights of the index heads have query's type, or FLOAT where the prototype has it; their gradient theirs."""
     query, own = call.dtype("query"), call.dtype(name)
     wide = own == "DT_FLOAT" and "DT_FLOAT" in (call.spec.legal_types(name) or ())
@@ -58,7 +58,7 @@ def weights(call: Call, name: str, gradient: str = "") -> Iterator[Fault]:
         yield Fault(gradient, f"{gradient} is {stated.dtype}, expected {own} as {name}", "aclnn")
 
 
-def layouts(call: Call, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Fault]:
+def layouts(call: CheckedNode, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Fault]:
     """The layouts that the attributes `query` and `key` name are known and fit each other, ranks fit them, and query
     and key have one batch."""
     for attribute, known, names in ((query, QUERY_LAYOUTS, rows), (key, _key_layouts(query, key), keys)):
@@ -85,25 +85,25 @@ def _key_layouts(query: str, key: str) -> dict[str, int]:
 
 
 def sizes_of(
-    call: Call, query: str = "layout", key: str = "layout", names: tuple[str, str] = ("query", "key")
+    call: CheckedNode, query: str = "layout", key: str = "layout", names: tuple[str, str] = ("query", "key")
 ) -> SparseSizes | None:
     """The sizes of the call, None where a layout is unknown."""
     return sparse_sizes(call.attr(query), call.attr(key), call[names[0]], call[names[1]])
 
 
-def batch_of(call: Call, sizes: SparseSizes, lengths: str) -> Dim:
+def batch_of(call: CheckedNode, sizes: SparseSizes, lengths: str) -> Dim:
     """The number of sequences, of which packed ones are counted by their lengths."""
     return sizes.queries[0] if len(sizes.queries) == 2 else shape_of(call[lengths], 1)[0]
 
 
-def same_width(call: Call, sizes: SparseSizes, key: str = "key", query: str = "query") -> Iterator[Fault]:
+def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: str = "query") -> Iterator[Fault]:
     """The key has the head size of the query."""
     width = shape_of(call[key], len(sizes.keys) + 2)[-1]
     if differ(width, sizes.d):
         yield Fault(key, f"{key} has the head size {width}, expected {sizes.d} as {query}")
 
 
-def shaped(call: Call, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Fault]:
+def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Fault]:
     """A tensor that is there has this shape; `any_rank` leaves its rank to the rule about layouts."""
     tensor = call[name]
     shape = None if tensor is None else tensor.shape
@@ -128,7 +128,7 @@ def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: s
         yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None)
 
 
-def head_groups(call: Call, sizes: SparseSizes, index: bool = False) -> Iterator[Fault]:
+def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> Iterator[Fault]:
     """One key head. On the CPU key may have several where the query's are a multiple of them (attention, not the
     indexer)."""
     if isinstance(sizes.n2, int) and sizes.n2 != 1:
@@ -137,7 +137,7 @@ def head_groups(call: Call, sizes: SparseSizes, index: bool = False) -> Iterator
         yield Fault("key", f"key has the head count {sizes.n2}, expected 1", extension=extension)
 
 
-def indices(call: Call, sizes: SparseSizes, shared: bool = False) -> Iterator[Fault]:
+def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iterator[Fault]:
     """sparse_indices has one list for each query token and key head; on the CPU attention takes one for all heads."""
     tensor = call["sparse_indices"]
     if tensor is None or tensor.shape is None:
@@ -151,20 +151,20 @@ def indices(call: Call, sizes: SparseSizes, shared: bool = False) -> Iterator[Fa
         yield Fault("sparse_indices", message, extension=HEADS if shared and only_heads else None)
 
 
-def selected_count(call: Call) -> Dim:
+def selected_count(call: CheckedNode) -> Dim:
     """K, the length of each list of sparse_indices."""
     tensor = call["sparse_indices"]
     return tensor.shape[-1] if tensor is not None and tensor.shape else None
 
 
-def sparse_mode(call: Call, name: str, allowed: tuple[int, ...]) -> Iterator[Fault]:
+def sparse_mode(call: CheckedNode, name: str, allowed: tuple[int, ...]) -> Iterator[Fault]:
     """The mask is one the operator has."""
     value = call.attr(name)
     if value not in allowed:
         yield Fault(name, f"{name} is {value}, expected {' or '.join(map(str, allowed))}")
 
 
-def windows(call: Call, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Fault]:
+def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Fault]:
     """The window is not used and must be as wide as its type."""
     for name in names:
         value = call.attr(name)
@@ -172,7 +172,7 @@ def windows(call: Call, names: tuple[str, str], wanted: int, stage: Stage) -> It
             yield Fault(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
 
 
-def both_or_none(call: Call, names: tuple[str, str]) -> Iterator[Fault]:
+def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Fault]:
     """Two inputs that only make sense together."""
     given = [name for name in names if call[name] is not None]
     if len(given) == 1:
@@ -180,7 +180,7 @@ def both_or_none(call: Call, names: tuple[str, str]) -> Iterator[Fault]:
         yield Fault(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
 
 
-def rope(call: Call, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
+def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
     """The rope parts come in a pair, have the shapes of query and key but for the head size, and that is 64."""
     names = ("query_rope", "key_rope")
     yield from both_or_none(call, names)
@@ -198,7 +198,7 @@ def rope(call: Call, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
     yield from one_of(names[0], "the head size", widths[0], (64,))
 
 
-def sinks(call: Call, sizes: SparseSizes) -> Iterator[Fault]:
+def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Fault]:
     """sinks are one for each head of the query, and for Ascend 950 only."""
     yield from shaped(call, "sinks", (sizes.n1,))
     if call["sinks"] is not None and call.product is not None and call.product.name != "950":
@@ -216,7 +216,7 @@ def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
             yield Fault(name, message, "document", extension=SIZES)
 
 
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """softmax_max and softmax_sum have the shape of the forward pass."""
     sizes = sizes_of(call)
     if sizes is not None:
@@ -224,7 +224,7 @@ def statistics(call: Call) -> Iterator[Fault]:
             yield from shaped(call, name, sizes.statistics)
 
 
-def ends(call: Call, name: str, total: Dim, exact: bool) -> Iterator[Fault]:
+def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Fault]:
     """Cumulative lengths of packed sequences: they do not decrease and end at the token count (`exact`) or before."""
     values = call.content(name)
     if values is None:
@@ -237,7 +237,7 @@ def ends(call: Call, name: str, total: Dim, exact: bool) -> Iterator[Fault]:
 
 
 def packed_lengths(
-    call: Call, sizes: SparseSizes, names: tuple[str, str], exact: bool = False, most: int | None = None
+    call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], exact: bool = False, most: int | None = None
 ) -> Iterator[Fault]:
     """TND: cumulative lengths of both sides are there, as many of one as of the other, at most `most`."""
     for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
@@ -254,7 +254,7 @@ def packed_lengths(
         yield from one_of(names[0], BATCH, counts[0], range(1, most + 1))
 
 
-def batch_lengths(call: Call, name: str, batch: Dim, most: Dim) -> Iterator[Fault]:
+def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterator[Fault]:
     """Lengths that are not cumulative: one for each sequence of the batch, none longer than its tensor."""
     tensor = call[name]
     if tensor is None:
@@ -267,7 +267,7 @@ def batch_lengths(call: Call, name: str, batch: Dim, most: Dim) -> Iterator[Faul
             return
 
 
-def lengths(call: Call, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim) -> Iterator[Fault]:
+def lengths(call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim) -> Iterator[Fault]:
     """The lengths of query and key, each as its layout wants them: cumulative for TND, beside it one for each sequence.
 
     `key` is the attribute of the keys' layout, `batch` the number of sequences.
@@ -293,7 +293,7 @@ def lengths(call: Call, sizes: SparseSizes, names: tuple[str, str], key: str, ba
     yield from batch_lengths(call, names[1], batch, most)
 
 
-def _pages(call: Call, sizes: SparseSizes) -> Iterator[Fault]:
+def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Fault]:
     """The used entries of a constant table name pages that are there."""
     table, (count, page) = call["block_table"], sizes.keys
     name = next(name for name in ("actual_seq_lengths_kv", "actual_seq_lengths_key") if name in call.spec.input_names)
@@ -309,7 +309,7 @@ def _pages(call: Call, sizes: SparseSizes) -> Iterator[Fault]:
                 return
 
 
-def paging(call: Call, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
+def paging(call: CheckedNode, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
     """block_table is there with PA_BSND and only then; its blocks have a size that Ascend takes."""
     paged = call.attr(key) == PAGED
     table = call["block_table"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules
 from fa_compiler.op_registry.geometry import shape_of
 from fa_compiler.op_registry.sparse_shapes import PAGED, SparseSizes
 
@@ -21,25 +21,25 @@ OWN_TYPES = ("query", "key", "value", "query_rope", "key_rope", "attention_out",
 _LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
 
 
-def _sizes(call: Call) -> SparseSizes | None:
+def _sizes(call: CheckedNode) -> SparseSizes | None:
     return sparse.sizes_of(call, "layout_query", "layout_kv")
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """query, key, value and the rope parts have one type."""
     names = ("query", "key", "value", "query_rope", "key_rope")
     yield from sparse.equal_halfs(call, names, ("attention_out",))
 
 
 @rules(2)
-def layouts(call: Call) -> Iterator[Fault]:
+def layouts(call: CheckedNode) -> Iterator[Fault]:
     """The layouts are known and fit, and so do the ranks."""
     yield from sparse.layouts(call, "layout_query", "layout_kv", ("query",), ("key", "value"))
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """One key head; 1 to 128 query heads, a power of two (any on 950)."""
     sizes = _sizes(call)
     if sizes is None:
@@ -50,7 +50,7 @@ def heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def head_sizes(call: Call) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode) -> Iterator[Fault]:
     """D is Dv is 512; key and value are alike but for the head size."""
     sizes = _sizes(call)
     if sizes is None:
@@ -63,7 +63,7 @@ def head_sizes(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def attention_mode(call: Call) -> Iterator[Fault]:
+def attention_mode(call: CheckedNode) -> Iterator[Fault]:
     """attention_mode is 2, although its default is another."""
     value = call.attr("attention_mode")
     if value != 2:
@@ -71,7 +71,7 @@ def attention_mode(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def rope(call: Call) -> Iterator[Fault]:
+def rope(call: CheckedNode) -> Iterator[Fault]:
     """Both rope parts or none, of size 64; before the prototype of 2026 both are needed."""
     sizes = _sizes(call)
     if sizes is not None:
@@ -79,14 +79,14 @@ def rope(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def mode(call: Call) -> Iterator[Fault]:
+def mode(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 0 or 3, without a window."""
     yield from sparse.sparse_mode(call, "sparse_mode", (0, 3))
     yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
 
 
 @rules(8)
-def block_size(call: Call) -> Iterator[Fault]:
+def block_size(call: CheckedNode) -> Iterator[Fault]:
     """sparse_block_size is a power of two up to 128 (1 on 950) and divides the size of a page."""
     size = call.attr("sparse_block_size")
     only_one = call.product is not None and call.product.name == "950"
@@ -102,7 +102,7 @@ def block_size(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def indices(call: Call) -> Iterator[Fault]:
+def indices(call: CheckedNode) -> Iterator[Fault]:
     """sparse_indices is INT32, one list for each query token."""
     yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
     sizes = _sizes(call)
@@ -111,7 +111,7 @@ def indices(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND has cumulative lengths of the query, TND and PA_BSND lengths of the keys; one for each sequence."""
     sizes = _sizes(call)
     if sizes is None:
@@ -121,7 +121,7 @@ def lengths(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def block_table(call: Call) -> Iterator[Fault]:
+def block_table(call: CheckedNode) -> Iterator[Fault]:
     """block_table goes with PA_BSND, one row for each sequence."""
     sizes = _sizes(call)
     if sizes is not None:
@@ -130,7 +130,7 @@ def block_table(call: Call) -> Iterator[Fault]:
 
 
 @rules(12)
-def page_size(call: Call) -> Iterator[Fault]:
+def page_size(call: CheckedNode) -> Iterator[Fault]:
     """A page holds a multiple of 16 keys, at most 1024."""
     sizes = _sizes(call)
     if sizes is not None:
@@ -138,14 +138,14 @@ def page_size(call: Call) -> Iterator[Fault]:
 
 
 @rules(13)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """return_softmax_lse does not go with PA_BSND."""
     if call.attr("return_softmax_lse") and call.attr("layout_kv") == PAGED:
         yield Fault("return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset")
 
 
 @rules(14)
-def not_empty(call: Call) -> Iterator[Fault]:
+def not_empty(call: CheckedNode) -> Iterator[Fault]:
     """query holds something; sinks are one for each head, on 950."""
     sizes = _sizes(call)
     if sizes is None:

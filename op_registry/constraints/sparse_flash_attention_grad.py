@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules
 from fa_compiler.op_registry.geometry import shape_of
 
 rules = Rules("SFAG")
@@ -23,7 +23,7 @@ OWN_TYPES = (*_HALFS, *_GRADIENTS, "sparse_indices", "softmax_max", "softmax_sum
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """One type for what is attended, FLOAT statistics, INT32 indices and lengths (the document says INT64)."""
     yield from sparse.equal_halfs(call, _HALFS, _GRADIENTS)
     fixed = {"sparse_indices": "DT_INT32", "softmax_max": "DT_FLOAT", "softmax_sum": "DT_FLOAT"}
@@ -31,13 +31,13 @@ def types(call: Call) -> Iterator[Fault]:
 
 
 @rules(2)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """The layout is known and ranks fit it."""
     yield from sparse.layouts(call, "layout", "layout", ("query", "d_out", "out"), ("key", "value"))
 
 
 @rules(3)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """One key head; 1 to 128 query heads, a power of two; a sink for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
@@ -47,7 +47,7 @@ def heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(4)
-def head_sizes(call: Call) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode) -> Iterator[Fault]:
     """D is 512 everywhere, the rope parts 64 or absent; d_out and out are as the forward pass gives them."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -65,7 +65,7 @@ def head_sizes(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def selected(call: Call) -> Iterator[Fault]:
+def selected(call: CheckedNode) -> Iterator[Fault]:
     """2048 entries in each list of sparse_indices."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
@@ -74,7 +74,7 @@ def selected(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def block_size(call: Call) -> Iterator[Fault]:
+def block_size(call: CheckedNode) -> Iterator[Fault]:
     """sparse_block_size is 1, 8, 16, 32 or 64."""
     size = call.attr("sparse_block_size")
     if size not in (1, 8, 16, 32, 64):
@@ -84,14 +84,14 @@ def block_size(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def mode(call: Call) -> Iterator[Fault]:
+def mode(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 0 or 3, without a window."""
     yield from sparse.sparse_mode(call, "sparse_mode", (0, 3))
     yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT32_MAX, "document")
 
 
 @rules(8)
-def lengths(call: Call) -> Iterator[Fault]:
+def lengths(call: CheckedNode) -> Iterator[Fault]:
     """TND has cumulative lengths; batch and length are in range."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -102,13 +102,13 @@ def lengths(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """softmax_max and softmax_sum have the shape of the forward pass."""
     yield from sparse.statistics(call)
 
 
 @rules(10)
-def gradients(call: Call) -> Iterator[Fault]:
+def gradients(call: CheckedNode) -> Iterator[Fault]:
     """Gradients of what is there only: of the rope parts, and since 2026 of value and sinks."""
     for name in ("query_rope", "key_rope", "value", "sinks"):
         output = f"d_{name}"
@@ -120,7 +120,7 @@ def gradients(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def not_empty(call: Call) -> Iterator[Fault]:
+def not_empty(call: CheckedNode) -> Iterator[Fault]:
     """query has heads of some size; no tokens are no fault: the operator returns at once."""
     sizes = sparse.sizes_of(call)
     if sizes is not None and 0 in (sizes.n1, sizes.d):

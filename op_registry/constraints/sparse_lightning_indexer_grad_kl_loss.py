@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import Call, Fault, Rules, number
+from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Rules, number
 from fa_compiler.op_registry.geometry import differ, lengths, shape_of
 from fa_compiler.op_registry.sparse_shapes import SparseSizes
 
@@ -29,31 +29,31 @@ OWN_TYPES = (*_HALFS, *_FIXED, "weight", "d_query_index", "d_key_index", "d_weig
 """Tensors whose type a numbered rule looks after."""
 
 
-def _index_sizes(call: Call) -> SparseSizes | None:
+def _index_sizes(call: CheckedNode) -> SparseSizes | None:
     return sparse.sizes_of(call, names=("query_index", "key_index"))
 
 
 @rules(1)
-def types(call: Call) -> Iterator[Fault]:
+def types(call: CheckedNode) -> Iterator[Fault]:
     """The tensors of attention and indexer have one type; the weights too, or FLOAT since 2026."""
     yield from sparse.equal_halfs(call, _HALFS, ("d_query_index", "d_key_index"))
     yield from sparse.weights(call, "weight", "d_weight")
 
 
 @rules(2)
-def fixed_types(call: Call) -> Iterator[Fault]:
+def fixed_types(call: CheckedNode) -> Iterator[Fault]:
     """Indices are INT32, statistics FLOAT, lengths INT64."""
     yield from sparse.fixed_types(call, _FIXED)
 
 
 @rules(3)
-def layout(call: Call) -> Iterator[Fault]:
+def layout(call: CheckedNode) -> Iterator[Fault]:
     """The layout is known and ranks fit it."""
     yield from sparse.layouts(call, "layout", "layout", ("query", "query_index"), ("key", "key_index"))
 
 
 @rules(4)
-def heads(call: Call) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Fault]:
     """64 or 128 heads of attention (the document allows fewer, the tiling does not), a sink for each of them."""
     sizes = sparse.sizes_of(call)
     if sizes is not None:
@@ -62,7 +62,7 @@ def heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(5)
-def index_heads(call: Call) -> Iterator[Fault]:
+def index_heads(call: CheckedNode) -> Iterator[Fault]:
     """8, 16, 32 or 64 index heads, and a weight for each."""
     sizes = _index_sizes(call)
     if sizes is None:
@@ -72,7 +72,7 @@ def index_heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(6)
-def key_heads(call: Call) -> Iterator[Fault]:
+def key_heads(call: CheckedNode) -> Iterator[Fault]:
     """One key head in attention and indexer."""
     for name, sizes in (("key", sparse.sizes_of(call)), ("key_index", _index_sizes(call))):
         if sizes is not None and isinstance(sizes.n2, int) and sizes.n2 != 1:
@@ -80,7 +80,7 @@ def key_heads(call: Call) -> Iterator[Fault]:
 
 
 @rules(7)
-def head_sizes(call: Call) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode) -> Iterator[Fault]:
     """D 512, 128 in the indexer, rope parts of 64, which are mandatory although optional in the prototype."""
     sizes, index = sparse.sizes_of(call), _index_sizes(call)
     if sizes is None or index is None:
@@ -96,7 +96,7 @@ def head_sizes(call: Call) -> Iterator[Fault]:
 
 
 @rules(8)
-def mode(call: Call) -> Iterator[Fault]:
+def mode(call: CheckedNode) -> Iterator[Fault]:
     """sparse_mode is 3."""
     yield from sparse.sparse_mode(call, "sparse_mode", (3,))
     floor = call.attrs.get("cpu_loss_floor")
@@ -105,7 +105,7 @@ def mode(call: Call) -> Iterator[Fault]:
 
 
 @rules(9)
-def selected(call: Call) -> Iterator[Fault]:
+def selected(call: CheckedNode) -> Iterator[Fault]:
     """2048 entries in each list; since 2026 a multiple of 1024, at most 8192."""
     sizes, count = sparse.sizes_of(call), sparse.selected_count(call)
     if sizes is not None:
@@ -115,7 +115,7 @@ def selected(call: Call) -> Iterator[Fault]:
 
 
 @rules(10)
-def sequences(call: Call) -> Iterator[Fault]:
+def sequences(call: CheckedNode) -> Iterator[Fault]:
     """No sequence has more queries than keys; cumulative lengths end at the tokens exactly."""
     sizes = sparse.sizes_of(call)
     if sizes is None:
@@ -134,13 +134,13 @@ def sequences(call: Call) -> Iterator[Fault]:
 
 
 @rules(11)
-def statistics(call: Call) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Fault]:
     """softmax_max and softmax_sum have the shape of the forward pass."""
     yield from sparse.statistics(call)
 
 
 @rules(12)
-def ranges(call: Call) -> Iterator[Fault]:
+def ranges(call: CheckedNode) -> Iterator[Fault]:
     """1 to 256 sequences of at most 128 K tokens."""
     sizes = sparse.sizes_of(call)
     if sizes is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, OpSpec, full_attrs, get, place_inputs
-from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
+from fa_compiler.passes.backward.destination import adapted, destination_of, gradient_dims, moved_to, put_at
 from fa_compiler.passes.backward.match import GradientMatch, Role
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import PREFIX, Mover
@@ -62,10 +62,10 @@ class Backward:
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
         dy = cheapest_source(self._dy, plan.output, match.space, self.emitter.builder.info)
-        landings = [landing_of(gradient, match, plan.name) for gradient in self.record.gradients]
-        if dy is None or None in landings:
+        destinations = [destination_of(gradient, match, plan.name) for gradient in self.record.gradients]
+        if dy is None or None in destinations:
             return None
-        return dy.cost + sum(landing.cost for landing in landings if landing is not None)
+        return dy.cost + sum(destination.cost for destination in destinations if destination is not None)
 
     def build(
         self,
@@ -84,14 +84,16 @@ class Backward:
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
         pairs: list[tuple[Place, ir.Value]] = []
         for each in self.record.gradients:
-            landing = landing_of(each, match, plan.name)
-            assert landing is not None
+            destination = destination_of(each, match, plan.name)
+            assert destination is not None
             dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
-            pairs.append((landing.place, landed(value, dims, landing, match.dtype, self.emitter.builder, mover)))
+            pairs.append(
+                (destination.place, moved_to(value, dims, destination, match.dtype, self.emitter.builder, mover))
+            )
         self.nodes.append(gradient)
 
         def put() -> None:
-            land(pairs, self.emitter)
+            put_at(pairs, self.emitter)
             self.emitter.replaced.extend(self.record.dead)
 
         return put

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fa_compiler.passes.backward.match import Pair, PairDecline
-from fa_compiler.passes.backward.quantities import Rows
+from fa_compiler.passes.backward.quantities import MaskedRows
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import MODERATE
@@ -42,16 +42,16 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     scores = {gradient.rows for gradient in gradients if gradient.role != "value"}
     values = {gradient.rows for gradient in gradients if gradient.role == "value"}
     used_raw = any(gradient.source.raw for gradient in gradients)
-    if (used_raw and plan.nan_rows) or (Rows.RAW in states and plan.empty_rows):
+    if (used_raw and plan.nan_rows) or (MaskedRows.RAW in states and plan.empty_rows):
         raise _rows_differ(pair, "the gradient uses the probabilities before their guard")
     carried_out = any(isinstance(step, Select) for step in plan.bias)
-    if carried_out and states != {Rows.SAME} and NO_EMPTY_ROWS not in options.assume:
+    if carried_out and states != {MaskedRows.SAME} and NO_EMPTY_ROWS not in options.assume:
         raise _rows_differ(pair, "a selection is a bias here, and the gradient is zero where it masks a whole row")
     if plan.empty_rows in ("", "zero"):
         return match, plan.empty_rows
-    if scores <= {Rows.ZERO} and values <= {Rows.SAME} and plan.empty_rows in ("mean", "nan"):
+    if scores <= {MaskedRows.ZERO} and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
-    if states == {Rows.SAME}:
+    if states == {MaskedRows.SAME}:
         return replace(match, mask=_as_bias(pair)), ""
     raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
 
@@ -60,7 +60,7 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
     """Masked keys have a P then: the gradients have to be computed with all of it, and only then masked; the operator
     has none for keys without a value."""
     for gradient in pair.backward.gradients:
-        wanted = Rows.SAME if gradient.role == "value" else Rows.ZERO
+        wanted = MaskedRows.SAME if gradient.role == "value" else MaskedRows.ZERO
         source = gradient.source
         zeroed = gradient.role == "value" and source.zeroed
         if valueless or source.rows is not wanted or source.spoilt or source.raw or zeroed:

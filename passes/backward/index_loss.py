@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
-from fa_compiler.passes.backward.landing import Landing, landed
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
@@ -28,7 +28,7 @@ from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse.call import Call
+from fa_compiler.passes.sparse.call import SparseNode
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
 from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
 from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
@@ -48,7 +48,7 @@ class IndexLoss:
     emitter: Emitter
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
     ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
         """The node, and what takes which place. Raises Decline."""
         builder, record = self.emitter.builder, self.record
@@ -87,7 +87,7 @@ class IndexLoss:
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
 
-    def _check(self, inputs: dict[str, ir.Value], call: Call) -> None:
+    def _check(self, inputs: dict[str, ir.Value], call: SparseNode) -> None:
         info, roles = call.builder.info, call.match.roles
         query, key = info.shape(inputs["query"]), info.shape(inputs["key"])
         if query is None or key is None or key[2].const != 1:
@@ -117,7 +117,7 @@ class IndexLoss:
         if not selected or not seen:
             raise self._decline("its scores are not masked as those of attention are")
 
-    def _is_selection(self, condition: Condition, call: Call) -> bool:
+    def _is_selection(self, condition: Condition, call: SparseNode) -> bool:
         other = selection_of(condition, self.emitter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 
@@ -140,9 +140,9 @@ class IndexLoss:
         if name == "loss":
             rank = len(builder.info.shape(place.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
-            return place, landed(value, (), Landing(place, (), ()), ir.DataType.FLOAT, builder, mover)
+            return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, mover)
         dims = scores.wanted[GRADIENTS.index(name)]
         plan = moves(dims, scores.space.resolve_all(place.dims))
         if plan is None:
             raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
-        return place, landed(value, dims, Landing(place, (), plan), ir.DataType.FLOAT, builder, mover)
+        return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, mover)

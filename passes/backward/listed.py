@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.backward.destination import adapted, destination_of, gradient_dims, moved_to, put_at
 from fa_compiler.passes.backward.index_loss import IndexLoss
-from fa_compiler.passes.backward.landing import adapted, gradient_dims, land, landed, landing_of
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.scattered import scattered
@@ -30,7 +30,7 @@ from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import Call
+from fa_compiler.passes.sparse.call import SparseNode
 from fa_compiler.passes.sparse.emit import domain_node
 from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
@@ -103,7 +103,7 @@ class ListedBackward:
         return True
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the gradient of a forward node, and the loss; what is returned puts the results in place. None where the
         target forbids it. Raises Decline."""
@@ -121,19 +121,21 @@ class ListedBackward:
             pairs.extend(more)
 
         def put() -> None:
-            land(pairs, self.emitter)
+            put_at(pairs, self.emitter)
             self.emitter.replaced.extend(self.record.dead)
 
         return put
 
-    def _gradients(self, node: ir.Node, inputs: dict[str, ir.Value], call: Call) -> list[tuple[Place, ir.Value]] | None:
+    def _gradients(
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
+    ) -> list[tuple[Place, ir.Value]] | None:
         """Add the gradient, if any is wanted: what takes which place."""
         if self.record.dy is None:
             return []
         builder = self.emitter.builder
         match = replace(call.match, roles=replace(call.match.roles, kv_seq=call.tokens))
-        landings = [landing_of(each, match, LAYOUT) for each in self.record.gradients]
-        if None in landings:
+        destinations = [destination_of(each, match, LAYOUT) for each in self.record.gradients]
+        if None in destinations:
             return None
         roles = match.roles
         given = inputs | {
@@ -153,10 +155,10 @@ class ListedBackward:
         self.emitter.made.append(gradient)
         results = {output.name: output for output in gradient.outputs}
         pairs: list[tuple[Place, ir.Value]] = []
-        for each, landing in zip(self.record.gradients, landings, strict=True):
-            assert landing is not None
+        for each, destination in zip(self.record.gradients, destinations, strict=True):
+            assert destination is not None
             value = results[f"{gradient.name}_{OUTPUTS[each.role]}"]
             dims = gradient_dims(each.role, match, LAYOUT)
-            pairs.append((landing.place, landed(value, dims, landing, match.dtype, builder, call.mover)))
+            pairs.append((destination.place, moved_to(value, dims, destination, match.dtype, builder, call.mover)))
         self.nodes.append(gradient)
         return pairs

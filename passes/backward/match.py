@@ -20,7 +20,7 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.behind import places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.backward.quantities import Quantity, Rows
+from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region, Tensor
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
@@ -52,7 +52,7 @@ class Gradient:
     places: tuple[Place, ...]
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> MaskedRows:
         """What fully masked rows are in what the product reads."""
         return self.source.rows
 

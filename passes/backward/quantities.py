@@ -34,7 +34,7 @@ FACTORS = 2.0**60
 """What is so many times an operator's result, or a part of it as small, may be infinite or 0 where that is not."""
 
 
-class Rows(Enum):
+class MaskedRows(Enum):
     """What a value is in rows that are masked everywhere.
 
     SAME    the polynomial of what the forward part computed in that row
@@ -48,20 +48,20 @@ class Rows(Enum):
     OTHER = "other"
     RAW = "raw"
 
-    def times(self, other: Rows) -> Rows:
+    def times(self, other: MaskedRows) -> MaskedRows:
         """Of a product."""
         pair = {self, other}
-        if Rows.RAW in pair:
-            return Rows.RAW
-        if Rows.ZERO in pair:
-            return Rows.ZERO
-        return Rows.SAME if pair == {Rows.SAME} else Rows.OTHER
+        if MaskedRows.RAW in pair:
+            return MaskedRows.RAW
+        if MaskedRows.ZERO in pair:
+            return MaskedRows.ZERO
+        return MaskedRows.SAME if pair == {MaskedRows.SAME} else MaskedRows.OTHER
 
-    def plus(self, other: Rows) -> Rows:
+    def plus(self, other: MaskedRows) -> MaskedRows:
         """Of a sum."""
-        if Rows.RAW in (self, other):
-            return Rows.RAW
-        return self if self is other else Rows.OTHER
+        if MaskedRows.RAW in (self, other):
+            return MaskedRows.RAW
+        return self if self is other else MaskedRows.OTHER
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Quantity:
     """
 
     terms: Mapping[Monomial, float]
-    rows: Rows = Rows.SAME
+    rows: MaskedRows = MaskedRows.SAME
     raw: bool = False
     zeroed: frozenset[int] = frozenset()
     spoilt: bool = False
@@ -121,14 +121,14 @@ class Quantity:
     def selected(self, selection: int, selections: int) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros."""
         zeroed = self.zeroed | {selection}
-        partly = Rows.RAW if self.rows is Rows.RAW else Rows.OTHER
-        return replace(self, rows=Rows.ZERO if len(zeroed) == selections else partly, zeroed=zeroed)
+        partly = MaskedRows.RAW if self.rows is MaskedRows.RAW else MaskedRows.OTHER
+        return replace(self, rows=MaskedRows.ZERO if len(zeroed) == selections else partly, zeroed=zeroed)
 
     def guarded(self) -> Quantity:
         """With zeros where the guard puts them, in rows in which P is 0 for the same reason."""
         scaled_by_p = all(monomial[0] > 0 for monomial in self.terms)
-        same = scaled_by_p and self.rows in (Rows.SAME, Rows.RAW)
-        return replace(self, rows=Rows.SAME if same else Rows.OTHER)
+        same = scaled_by_p and self.rows in (MaskedRows.SAME, MaskedRows.RAW)
+        return replace(self, rows=MaskedRows.SAME if same else MaskedRows.OTHER)
 
     def probabilities(self, dropout: bool) -> float | None:
         """c of c * P, or c * P * F if there is dropout, None for anything else."""
@@ -165,7 +165,7 @@ def sum_of(one: Mapping[_Powers, float], other: Mapping[_Powers, float], sign: f
     return result
 
 
-def _checked(terms: dict[Monomial, float], rows: Rows, *sources: Quantity) -> Quantity | None:
+def _checked(terms: dict[Monomial, float], rows: MaskedRows, *sources: Quantity) -> Quantity | None:
     if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
         return None
     raw = any(source.raw for source in sources)

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.quantities import D, E, F, G, L, P, Quantity, Rows
+from fa_compiler.passes.backward.quantities import D, E, F, G, L, MaskedRows, P, Quantity
 from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
@@ -80,7 +80,7 @@ class Region:
         after = self.derivation.steps.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
-        rows = Rows.RAW if raw else Rows.SAME
+        rows = MaskedRows.RAW if raw else MaskedRows.SAME
         scores = self.derivation.probabilities.seen[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
@@ -96,7 +96,7 @@ class Region:
                 # What is behind follows by the grammar.
                 break
             if node is where:
-                rows, raw = Rows.SAME, False
+                rows, raw = MaskedRows.SAME, False
             own = self.derivation.probabilities.seen.get(node.outputs[0])
             if own is not None and not is_op(node, "IsNaN"):
                 self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), own)

@@ -18,7 +18,7 @@ from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission import prompt
 from fa_compiler.passes.emission.decode import Decoding
-from fa_compiler.passes.emission.layout_plan import Landing, LayoutPlan, Place, landing_places, layout_plan
+from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, destination_places, layout_plan
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
 from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.emission.paging import Pages, find_pages
@@ -106,7 +106,7 @@ class Emitter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = landing_places(match, self.facts)
+        places = destination_places(match, self.facts)
         match = match.refined()
         notes: list[str] = []
         if companion is not None:
@@ -165,12 +165,12 @@ class Emitter:
                 node = self._prompt(node, match, companion)
         self.check(node, match)
         out = node.outputs[-1] if step is None else step.result(node.outputs[-1], builder)
-        result = self.result(match, out, plan.output, plan.landing, mover)
-        land = None if companion is None else companion.build(node, match, plan, inputs, mover)
+        result = self.result(match, out, plan.output, plan.destination, mover)
+        place_beside = None if companion is None else companion.build(node, match, plan, inputs, mover)
         self.substitute(substitutes)
-        self.land(plan.landing, result)
-        if land is not None:
-            land()
+        self.put_at(plan.destination, result)
+        if place_beside is not None:
+            place_beside()
         heads = self._size(match, match.roles.heads), self._size(match, match.roles.kv_heads)
         cast = node.op_type == prompt.OP and match.dtype not in prompt.SHORT
         vouched, word = ((), match.mask.word) if step is None else (step.assumed, step.word)
@@ -207,13 +207,13 @@ class Emitter:
         companion: Companion | None,
         pages: Pages | None,
     ) -> LayoutPlan:
-        landings = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
+        destinations = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := layout_plan(match, name, landings, self.builder.info))]
+        plans = [plan for name in names if (plan := layout_plan(match, name, destinations, self.builder.info))]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -295,7 +295,7 @@ class Emitter:
         pages: Pages | None,
         alone: bool,
     ) -> tuple[ir.Node | None, LayoutPlan, Step | None]:
-        """An IncreFlashAttention, with the plan whose landing it takes, where the attention is one that the target
+        """An IncreFlashAttention, with the plan whose destination it takes, where the attention is one that the target
         takes as such. Raises Decline where there are pages and it is not."""
         roles = match.roles
         key, value = (
@@ -331,15 +331,15 @@ class Emitter:
     ) -> tuple[Step, LayoutPlan]:
         """The step with a QuantizeLinear behind it, which then is where it lands."""
         try:
-            found = requantised(plan.landing.value, self.options, self.builder.info)
+            found = requantised(plan.destination.value, self.options, self.builder.info)
         except Decline as decline:
             notes.append(f"{label(decline.culprit)}: stays behind the attention: {decline.reason}")
             return step, plan
         if found is None or match.output_factors or step.undefined is not None:
             return step, plan
         scale = self.builder.constant(np.array([found.scale], dtype=np.float32), "quant_scale")
-        landing = replace(plan.landing, value=found.node.outputs[0])
-        return replace(step, inputs={**step.inputs, "quant_scale2": scale}), replace(plan, landing=landing)
+        destination = replace(plan.destination, value=found.node.outputs[0])
+        return replace(step, inputs={**step.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
 
     def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
         """One number for each head."""
@@ -429,17 +429,17 @@ class Emitter:
             self.replaced.append(reader)
 
     def result(
-        self, match: AttentionMatch, value: ir.Value, dims: Arrangement, landing: Landing, mover: Mover
+        self, match: AttentionMatch, value: ir.Value, dims: Arrangement, destination: Destination, mover: Mover
     ) -> ir.Value:
-        """The operator's result, of this arrangement, as the landing has it."""
+        """The operator's result, of this arrangement, as the destination has it."""
         value = multiplied(value, dims, match.output_factors, self.builder, mover)
-        value = mover.apply(value, dims, landing.plan)
-        wanted = self.builder.info.dtype(landing.value)
+        value = mover.apply(value, dims, destination.plan)
+        wanted = self.builder.info.dtype(destination.value)
         return value if wanted is None else self.builder.cast(value, wanted)
 
-    def land(self, landing: Landing, result: ir.Value) -> None:
-        """Let a result take the place of the landing's value."""
-        maker = landing.value.producer()
+    def put_at(self, destination: Destination, result: ir.Value) -> None:
+        """Let a result take the place of the destination's value."""
+        maker = destination.value.producer()
         assert maker is not None
         self.replaced.append(maker)
-        replace_value(landing.value, result)
+        replace_value(destination.value, result)

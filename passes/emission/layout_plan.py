@@ -25,7 +25,7 @@ Place = tuple[ir.Value, Arrangement, int]
 
 
 @dataclass(frozen=True)
-class Landing:
+class Destination:
     """A value the fused result can replace, and the moves from the operator's output to it."""
 
     value: ir.Value
@@ -58,17 +58,17 @@ class LayoutPlan:
     operands: tuple[Source, ...]
     query: Arrangement
     output: Arrangement
-    landing: Landing
+    destination: Destination
     paged: bool = False
 
     @property
     def cost(self) -> int:
         """Copies needed minus copies saved. Pages are read where they lie."""
         read = self.operands[:1] if self.paged else self.operands
-        return sum(source.cost for source in read) + cost(self.landing.plan) - self.landing.saved
+        return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
 
 
-def landing_places(match: AttentionMatch, facts: Facts) -> list[Place]:
+def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
     """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
 
     Looking at them may split axes further.
@@ -86,8 +86,8 @@ def landing_places(match: AttentionMatch, facts: Facts) -> list[Place]:
     return places
 
 
-def layout_plan(match: AttentionMatch, name: str, landings: list[Place], info: ShapeInfo) -> LayoutPlan | None:
-    """A layout with its cheapest sources and landing; None where an operand or the result cannot be arranged so."""
+def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], info: ShapeInfo) -> LayoutPlan | None:
+    """A layout with its cheapest sources and destination; None where an operand or the result cannot be arranged so."""
     roles, space = match.roles, match.space
     targets: tuple[tuple[View, Arrangement], ...] = (
         (match.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.head_dim)),
@@ -106,20 +106,20 @@ def layout_plan(match: AttentionMatch, name: str, landings: list[Place], info: S
             return None
         operands.append(source)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
-    best = best_landing(output, landings)
+    best = best_destination(output, destinations)
     return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
 
-def best_landing(output: Arrangement, places: list[Place]) -> Landing | None:
+def best_destination(output: Arrangement, places: list[Place]) -> Destination | None:
     """The place that a result of this arrangement gets to with least work, that which it saves taken off."""
-    best: Landing | None = None
+    best: Destination | None = None
     for value, dims, saved in places:
         plan = moves(output, dims)
         if plan is None:
             continue
-        landing = Landing(value, dims, plan, saved)
+        destination = Destination(value, dims, plan, saved)
         if best is None or cost(plan) - saved <= cost(best.plan) - best.saved:
-            best = landing
+            best = destination
     return best
 
 

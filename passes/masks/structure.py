@@ -83,7 +83,7 @@ def structure(
         return None
     parts: list[Band | Padding | Packing] = []
     for term in terms:
-        found = _Reader(viewer, grid, runs).read(term)
+        found = _TermReader(viewer, grid, runs).read(term)
         if found is None:
             return None
         parts.extend(found)
@@ -103,7 +103,7 @@ def structure(
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _TermReader:
     """Reads one term."""
 
     viewer: Viewer

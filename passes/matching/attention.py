@@ -9,7 +9,7 @@ A match goes through these stages; each is a record of its own, and what a later
     1. Steps            steps.py       the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py       which operand is the key
     3. Probabilities    behind.py      what the nodes behind the softmax do
-    4. Sunk             sinks.py       the sink, wherever it is written
+    4. ScoresWithSink             sinks.py       the sink, wherever it is written
     5. Masking          masking.py     what terms and guards come to
     6. Roles            roles.py       batch, heads, rows and columns
 
@@ -47,7 +47,7 @@ from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated
-from fa_compiler.passes.matching.sinks import Sunk, summed
+from fa_compiler.passes.matching.sinks import ScoresWithSink, summed
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import reads_shape
@@ -158,7 +158,7 @@ def _check_shifts(steps: Steps, columns: Axes) -> None:
             raise Decline(Code.SCORE_TERM, "the maximum along another axis than the keys' is subtracted", node)
 
 
-def _sunk(steps: Steps, columns: Axes, probabilities: Probabilities) -> Sunk | None:
+def _sunk(steps: Steps, columns: Axes, probabilities: Probabilities) -> ScoresWithSink | None:
     """The sink: a column of the scores, a gate behind the product, or a part of the total of exponentials."""
     anchor, gate, scores, viewer = steps.anchor, steps.gate, steps.scores, steps.viewer
     if scores.shifted and (gate is not None or anchor.sink is not None):

@@ -27,7 +27,7 @@ from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.matching.roles import KeySide
 from fa_compiler.passes.matching.row_guards import guard_of, only_mask, product_guard
-from fa_compiler.passes.matching.sinks import Sunk, sink_above
+from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import producer
 from fa_compiler.passes.options import BOUNDED_SCORES, NO_EMPTY_ROWS
@@ -47,7 +47,7 @@ class Masking:
     factors: tuple[Factor, ...]
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sunk: Sunk | None) -> Masking:
+    def of(steps: Steps, key: KeySide, probabilities: Probabilities, sunk: ScoresWithSink | None) -> Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
         factors, seen = probabilities.factors, probabilities.seen

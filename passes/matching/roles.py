@@ -15,7 +15,7 @@ from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.layers import holds_weights
-from fa_compiler.passes.matching.sinks import Sunk
+from fa_compiler.passes.matching.sinks import ScoresWithSink
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Select, Term
@@ -44,7 +44,7 @@ class Roles:
         return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
 
     @staticmethod
-    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: Sunk | None) -> Roles:
+    def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: ScoresWithSink | None) -> Roles:
         """The roles in an attention whose second product is `pv`. Raises Decline."""
         space, qk, after = steps.viewer.space, steps.qk, steps.after
         resolve, product = space.resolve, qk.product

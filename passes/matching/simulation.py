@@ -28,7 +28,7 @@ from fa_compiler.passes.matching.scores import (
     ZeroSelected,
 )
 from fa_compiler.passes.matching.second_product import SecondProduct, second_product
-from fa_compiler.passes.matching.sinks import AddSink, Sunk, dropped, with_sink
+from fa_compiler.passes.matching.sinks import AddSink, ScoresWithSink, dropped, with_sink
 from fa_compiler.passes.nodes import is_op
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Floor, Placed, Scale, Select, Term
@@ -48,7 +48,7 @@ class Simulated:
     terms: tuple[Term, ...]
     factors: tuple[Factor, ...]
     shifted: tuple[tuple[ir.Node, Axes], ...]
-    sunk: Sunk | None
+    sunk: ScoresWithSink | None
     second: SecondProduct | None = None
 
 
@@ -112,7 +112,7 @@ class _Walk:
     terms: list[Term] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
-    sunk: Sunk | None = None
+    sunk: ScoresWithSink | None = None
     second: SecondProduct | None = None
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class Sink:
 
 
 @dataclass(frozen=True)
-class Sunk:
+class ScoresWithSink:
     """Scores with a sink: `columns` are the axes of the keys, `length` their size, `whole` the axis of both."""
 
     step: AddSink
@@ -104,7 +104,9 @@ def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
     return 0.0 if value is None else info.scalar(value)
 
 
-def with_sink(step: AddSink, number: float | None, dims: Arrangement, viewer: Viewer) -> tuple[Arrangement, Sunk]:
+def with_sink(
+    step: AddSink, number: float | None, dims: Arrangement, viewer: Viewer
+) -> tuple[Arrangement, ScoresWithSink]:
     """What a sink makes of the scores' arrangement; `number` is its value where that is known to be the same in every
     row."""
     shape = viewer.info.shape(step.node.outputs[0])
@@ -115,7 +117,9 @@ def with_sink(step: AddSink, number: float | None, dims: Arrangement, viewer: Vi
         raise Decline(Code.SHAPE, "a sink without a key beside it", step.node)
     columns = dims[step.axis]
     sink = _view(step, dims, viewer) if number is None else Sink(number=number)
-    return (*dims[: step.axis], whole, *dims[step.axis + 1 :]), Sunk(step, sink, columns, whole, shape[step.axis] - 1)
+    return (*dims[: step.axis], whole, *dims[step.axis + 1 :]), ScoresWithSink(
+        step, sink, columns, whole, shape[step.axis] - 1
+    )
 
 
 def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
@@ -129,7 +133,7 @@ def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
     return Sink(view)
 
 
-def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer) -> Arrangement:
+def dropped(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
     """The arrangement without the sink's column; declines where the node leaves out anything else."""
     decline = Decline(
         Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
@@ -155,7 +159,7 @@ def dropped(node: ir.Node, dims: Arrangement, found: Sunk | None, viewer: Viewer
     return (*dims[:axis], found.columns, *dims[axis + 1 :])
 
 
-def sink_above(sunk: Sunk, facts: Facts, guarded: bool) -> float:
+def sink_above(sunk: ScoresWithSink, facts: Facts, guarded: bool) -> float:
     """A number no sink is below. Raises Decline where it may be +inf; of a sink whose numbers are not known only behind
     a guard by a mask: there a row without a key is 0 or NaN, and which the operator does not tell apart."""
     interval = facts.bounds.of(sunk.step.value)
@@ -180,13 +184,13 @@ def sink_of(value: ir.Value, dims: Arrangement, node: ir.Node, viewer: Viewer) -
     return Sink(number=number)
 
 
-def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> Sunk:
+def apart(step: AddSink, sink: Sink, columns: Axes, viewer: Viewer) -> ScoresWithSink:
     """A sink that never was a column of the scores."""
     length = viewer.space.size(columns)
-    return Sunk(step, sink, columns, viewer.space.new(Dim(2) * length), length)
+    return ScoresWithSink(step, sink, columns, viewer.space.new(Dim(2) * length), length)
 
 
-def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, columns: Axes, viewer: Viewer) -> Sunk:
+def summed(anchor: SoftmaxAnchor, total: SinkTotal, dims: Arrangement, columns: Axes, viewer: Viewer) -> ScoresWithSink:
     """The sink in the total of exponentials of this arrangement. Raises Decline."""
     axis = anchor.axis
     if axis is None:

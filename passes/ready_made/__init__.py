@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.ready_made import flex, group_query, multi_head, npu, onnx, packed
-from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.call import Conversion, Converted
 from fa_compiler.passes.ready_made.names import READY_MADE, is_ready_made
 from fa_compiler.passes.report import Code
 
-__all__ = ["READY_MADE", "Call", "Converted", "convert", "is_ready_made"]
+__all__ = ["READY_MADE", "Conversion", "Converted", "convert", "is_ready_made"]
 
-FAMILIES: dict[tuple[str, str], Callable[[Call], Converted]] = {
+FAMILIES: dict[tuple[str, str], Callable[[Conversion], Converted]] = {
     ("", "Attention"): onnx.convert,
     ("ai.onnx", "Attention"): onnx.convert,
     ("ai.onnx.preview", "FlexAttention"): flex.convert,
@@ -49,7 +49,7 @@ REASONS = {
 """Why operators of com.microsoft have no conversion."""
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of a ready-made operator; raises Decline."""
     node = call.node
     family = FAMILIES.get((node.domain, node.op_type))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.ready_made.keys import Measure
 from fa_compiler.passes.row_places import row_places
 
@@ -16,7 +16,7 @@ from fa_compiler.passes.row_places import row_places
 class CacheRows:
     """The rows of caches with `heads` heads for as many batch entries as there are."""
 
-    call: Call
+    call: Conversion
     heads: int
     batch: Measure
 

@@ -2,7 +2,7 @@
 
 Every family reads its own inputs and attributes and hands the same things over: where batch, heads, rows and depth of
 query, key and value lie (`Operand`), what is added to or excluded from the scores (`MaskPlan`), the scale, and what
-takes the place of the other outputs. `record` makes an AttentionMatch of it, so that layouts, landing places and the
+takes the place of the other outputs. `record` makes an AttentionMatch of it, so that layouts, destinations and the
 registry's checks are those of every other attention.
 
 Refused here, for all families: a head size or a number of heads that is not known before the run, types the operator
@@ -63,7 +63,7 @@ class Converted:
 
 
 @dataclass(frozen=True)
-class Call:
+class Conversion:
     """The operator and what its conversion needs."""
 
     node: ir.Node
@@ -72,9 +72,9 @@ class Call:
     viewer: Viewer
 
     @staticmethod
-    def of(node: ir.Node, facts: Facts, builder: Builder) -> Call:
+    def of(node: ir.Node, facts: Facts, builder: Builder) -> Conversion:
         """A call with an axis space of its own."""
-        return Call(node, facts, builder, Viewer(facts, AxisSpace()))
+        return Conversion(node, facts, builder, Viewer(facts, AxisSpace()))
 
     @property
     def info(self) -> ShapeInfo:

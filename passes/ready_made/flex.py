@@ -23,7 +23,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import STANDARD, int_attr
-from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted
+from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Conversion, Converted
 from fa_compiler.passes.report import Code
 
 RANDOM = (
@@ -44,7 +44,7 @@ TERMS = {
 PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of a FlexAttention node."""
     node = call.node
     wide = call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
@@ -57,12 +57,12 @@ def convert(call: Call) -> Converted:
     return Converted(call.record(query, key, value, scores, MaskPlan(), _scale(call), "BNSD"))
 
 
-def _scale(call: Call) -> float | None:
+def _scale(call: Conversion) -> float | None:
     attr = call.node.attributes.get("scale")
     return None if attr is None else attr.as_float()
 
 
-def _written_out(call: Call) -> Converted:
+def _written_out(call: Conversion) -> Converted:
     """The match of the definition, its result taken for the operator's."""
     anchor = _definition(call)
     try:
@@ -73,7 +73,7 @@ def _written_out(call: Call) -> Converted:
     return Converted(replace(match, anchor=named, output=call.node.outputs[0]))
 
 
-def _definition(call: Call) -> SoftmaxAnchor:
+def _definition(call: Conversion) -> SoftmaxAnchor:
     node, builder, info = call.node, call.builder, call.info
     query, key, value = (call.needed(index) for index in range(3))
     dtype, size, heads = info.dtype(query), call.size(query, 3), call.size(query, 1)
@@ -97,7 +97,7 @@ def _definition(call: Call) -> SoftmaxAnchor:
     return SoftmaxAnchor(scores, softmax, (3,), (maker,))
 
 
-def _inlined(call: Call, name: str, value: ir.Value) -> ir.Value:
+def _inlined(call: Conversion, name: str, value: ir.Value) -> ir.Value:
     """The result of a modifier's graph on a value."""
     attr = call.node.attributes.get(name)
     if attr is None:
@@ -123,7 +123,7 @@ def _inlined(call: Call, name: str, value: ir.Value) -> ir.Value:
     return known.get(graph.outputs[0], graph.outputs[0])
 
 
-def _content(call: Call, node: ir.Node) -> np.ndarray:
+def _content(call: Conversion, node: ir.Node) -> np.ndarray:
     attr = node.attributes.get("value")
     if attr is None:
         raise call.decline(Code.SCORE_TERM, "a Constant that is no tensor")

@@ -28,7 +28,7 @@ from fa_compiler.passes.build import INT64
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.ready_made.cache_rows import CacheRows
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.ready_made.keys import Keys, Measure
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.symbolic import Dim
@@ -49,7 +49,7 @@ class Step:
     prompt: ir.Value
 
     @staticmethod
-    def of(call: Call, query: ir.Value, lengths: ir.Value, total: ir.Value) -> Step:
+    def of(call: Conversion, query: ir.Value, lengths: ir.Value, total: ir.Value) -> Step:
         """What `lengths`, seqlens_k, and total_sequence_length say."""
         builder = call.builder
         if builder.opset < SINCE:
@@ -64,7 +64,7 @@ class Step:
         before = builder.op("Where", [prompt, builder.ints([0]), keys.less(own, rows)], INT64)
         return Step(rows, most, own, before, prompt)
 
-    def after(self, call: Call) -> ir.Value:
+    def after(self, call: Conversion) -> ir.Value:
         """The keys of each batch entry with every new row, int64 [B]."""
         return call.builder.op("Add", [self.before, self.rows], INT64)
 
@@ -73,14 +73,14 @@ class Step:
 class Caches:
     """Makes the present of a past. Both caches have one shape, [B, K, `room`, D]."""
 
-    call: Call
+    call: Conversion
     step: Step
     rows: CacheRows
     assumed: str
     room: Dim
 
     @staticmethod
-    def of(call: Call, query: ir.Value, step: Step, pasts: Sequence[ir.Value], heads: int) -> Caches:
+    def of(call: Conversion, query: ir.Value, step: Step, pasts: Sequence[ir.Value], heads: int) -> Caches:
         """Raises Decline where nobody vouches for how the caches are bound."""
         for each in pasts:
             if len(call.shape(each)) != 4:
@@ -158,14 +158,14 @@ class Caches:
         return self.call.builder.op(op_type, list(inputs), dtype, attrs)
 
 
-def _bindable(call: Call) -> bool:
+def _bindable(call: Conversion) -> bool:
     """Are the caches inputs and outputs of a graph?"""
     pasts, presents = (call.input(3), call.input(4)), call.node.outputs[1:3]
     given = all(past is not None and past.is_graph_input() for past in pasts)
     return given and len(presents) == 2 and all(present.is_graph_output() for present in presents)
 
 
-def _unsaid(call: Call) -> Decline:
+def _unsaid(call: Conversion) -> Decline:
     """Why a past is not taken as it is."""
     reason = "what present holds behind the last key depends on whether past and present are one buffer"
     hint = (

@@ -22,7 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import constant, text_attr
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.report import Code
 
 SCALES = (12, 13)
@@ -34,11 +34,11 @@ LARGEST, SMALLEST = 127.0, -128.0
 class Scale:
     """The scale of one cache, float32: of one element, or [1, K, 1, D]."""
 
-    call: Call
+    call: Conversion
     array: np.ndarray
 
     @staticmethod
-    def of(call: Call, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
+    def of(call: Conversion, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
         """Those of keys and values; None where the caches are not quantised."""
         kinds = {text_attr(call.node, name, "NONE") for name in TYPES}
         if kinds == {"NONE"}:

@@ -36,7 +36,7 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.call import Conversion, Converted
 from fa_compiler.passes.ready_made.group_cache import Caches, Step
 from fa_compiler.passes.ready_made.group_int8 import SCALES, Scale
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
@@ -50,7 +50,7 @@ PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of a GroupQueryAttention node."""
     _check(call)
     heads, kv_heads = _heads(call)
@@ -66,7 +66,7 @@ def convert(call: Call) -> Converted:
     return _prompt(call, query, key, value) if caches is None else _continued(call, query, key, value, caches)
 
 
-def _continued(call: Call, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches) -> Converted:
+def _continued(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value, caches: Caches) -> Converted:
     """The record of a call with a past."""
     heads, kv_heads = _heads(call)
     if call.dim(key, 1) != call.dim(query, 1):
@@ -92,7 +92,7 @@ def _continued(call: Call, query: ir.Value, key: ir.Value, value: ir.Value, cach
     return Converted(match, tuple((old, made) for old, made in pairs if old is not None))
 
 
-def _prompt(call: Call, query: ir.Value, key: ir.Value, value: ir.Value) -> Converted:
+def _prompt(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value) -> Converted:
     """The record of a call without a past."""
     heads, kv_heads = _heads(call)
     q, k, v = (call.operand(each, "BSH", count) for each, count in ((query, heads), (key, kv_heads), (value, kv_heads)))
@@ -116,7 +116,7 @@ class Added:
     assumed: tuple[str, ...] = ()
 
     @staticmethod
-    def of(call: Call, keys: Keys, scores: Arrangement) -> Added:
+    def of(call: Conversion, keys: Keys, scores: Arrangement) -> Added:
         """That of the call; none where it has no bias."""
         addend = call.input(ADDEND)
         if addend is None:
@@ -135,7 +135,7 @@ class Added:
         return Added(tuple(masked), bias, (NO_EMPTY_ROWS,))
 
 
-def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
+def _behind(call: Conversion, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
     """What the rows behind a past see. Every row sees its own key, unless it lies behind a batch entry's end."""
     width = int_attr(call.node, "local_window_size", -1)
     alone = _single(call)
@@ -158,18 +158,18 @@ def _behind(call: Call, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan
     return replace(plan, empty_rows=empty, assumed=(*assumed, *added.assumed))
 
 
-def _single(call: Call) -> bool:
+def _single(call: Conversion) -> bool:
     """Is there one row, proven or vouched for?"""
     rows = call.size(call.needed(0), 1)
     return rows == 1 or (rows is None and DECODE in call.options.assume)
 
 
-def _heads(call: Call) -> tuple[int, int]:
+def _heads(call: Conversion) -> tuple[int, int]:
     """Of the query, and of keys and values."""
     return int_attr(call.node, "num_heads", 0), int_attr(call.node, "kv_num_heads", 0)
 
 
-def _check(call: Call) -> None:
+def _check(call: Conversion) -> None:
     node = call.node
     if call.wanted(3) is not None:
         late = int_attr(node, "qk_output", 0) == 2
@@ -192,7 +192,7 @@ def _check(call: Call) -> None:
         raise call.decline(Code.READY_MADE, reason)
 
 
-def _check_quantised(call: Call) -> None:
+def _check_quantised(call: Conversion) -> None:
     """Int8 caches are taken where IncreFlashAttention reads them, and where rows are several."""
     query = call.needed(0)
     rows = call.size(query, 1)
@@ -208,7 +208,7 @@ def _check_quantised(call: Call) -> None:
         raise call.decline(Code.READY_MADE, reason)
 
 
-def _streamed(call: Call, behind: bool = False) -> bool:
+def _streamed(call: Conversion, behind: bool = False) -> bool:
     """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several keys?
 
     Keys are several where rows are, and may be `behind` a past; a row that has its own key is the same in both kernels.
@@ -220,11 +220,11 @@ def _streamed(call: Call, behind: bool = False) -> bool:
     return cached and not _sunk(call) and call.info.dtype(call.needed(0)) == ir.DataType.FLOAT
 
 
-def _sunk(call: Call) -> bool:
+def _sunk(call: Conversion) -> bool:
     return call.input(SINK) is not None or int_attr(call.node, "smooth_softmax", 0) == 1
 
 
-def _operands(call: Call, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
+def _operands(call: Conversion, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value, ir.Value]:
     query, key, value = call.needed(0), call.input(1), call.input(2)
     if key is not None and value is not None:
         return query, key, value
@@ -239,7 +239,7 @@ def _operands(call: Call, heads: int, kv_heads: int) -> tuple[ir.Value, ir.Value
     return query, key, value
 
 
-def _window(call: Call) -> Window | None:
+def _window(call: Conversion) -> Window | None:
     if not int_attr(call.node, "causal", 1):
         return None
     before = int_attr(call.node, "local_window_size", -1)
@@ -247,7 +247,7 @@ def _window(call: Call) -> Window | None:
     return Window(Band(None if low is None else Dim(low), Dim(0)), low, 0)
 
 
-def _sink(call: Call, heads: Axes) -> Sink | None:
+def _sink(call: Conversion, heads: Axes) -> Sink | None:
     value = call.input(SINK)
     if value is not None:
         view = call.viewer.view(value, factors=False)

@@ -33,7 +33,7 @@ from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed, Select, Viewed
 
@@ -63,7 +63,7 @@ class Window:
 class Keys:
     """Builds masks over the rows and keys of one call."""
 
-    call: Call
+    call: Conversion
     rows: Measure
     columns: Measure
     batch: Measure

@@ -33,7 +33,7 @@ from fa_compiler.passes.build import INT64
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr
 from fa_compiler.passes.ready_made.cache_rows import CacheRows
-from fa_compiler.passes.ready_made.call import Call, Converted, Operand
+from fa_compiler.passes.ready_made.call import Conversion, Converted, Operand
 from fa_compiler.passes.ready_made.keys import RANGE_SINCE, Keys, Measure
 from fa_compiler.passes.ready_made.padding import Additions, Held
 from fa_compiler.passes.report import Code
@@ -60,12 +60,12 @@ MULTI_HEAD = Inputs(3, 4, 5, 6, 7, 8, 9)
 DECODER = Inputs(10, 3, 4, 5, 6, 7, 9)
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of a MultiHeadAttention node."""
     return _converted(call, MULTI_HEAD, call.input(MULTI_HEAD.past_length))
 
 
-def convert_decoder(call: Call) -> Converted:
+def convert_decoder(call: Conversion) -> Converted:
     """The record of a DecoderMaskedMultiHeadAttention node."""
     if call.input(1) is None or call.input(2) is None:
         raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
@@ -76,7 +76,7 @@ def convert_decoder(call: Call) -> Converted:
     return _converted(call, DECODER, None if cached else call.needed(DECODER.past_length))
 
 
-def _converted(call: Call, places: Inputs, length: ir.Value | None) -> Converted:
+def _converted(call: Conversion, places: Inputs, length: ir.Value | None) -> Converted:
     if call.wanted(3) is not None:
         raise call.decline(Code.SCORES_ARE_OUTPUT, "qk, the scores, is read")
     if call.input(places.indirection) is not None:
@@ -97,7 +97,7 @@ def _converted(call: Call, places: Inputs, length: ir.Value | None) -> Converted
     return Converted(match, tuple((old, new) for old, new in pairs if old is not None))
 
 
-def _biased(call: Call, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
+def _biased(call: Conversion, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
     """The operands with the bias of their projection; cached keys and values have had theirs."""
     if bias is None:
         return operands
@@ -114,7 +114,7 @@ def _biased(call: Call, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.
     return (*made, *operands[len(made) :])
 
 
-def part_of(call: Call, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+def part_of(call: Conversion, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
     """A slice of a value along one axis; of a small constant, a constant. A value that lacks the axis is declined."""
     builder, array = call.builder, constant(value, limit=SMALL)
     if call.info.shape(value) is not None:
@@ -125,7 +125,7 @@ def part_of(call: Call, value: ir.Value, start: int, end: int, axis: int) -> ir.
     return builder.op("Slice", [value, *bounds], call.info.dtype(value))
 
 
-def _operands(call: Call) -> tuple[ir.Value, ir.Value, ir.Value]:
+def _operands(call: Conversion) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Query, key and value, each a value of its own."""
     query, key, value = call.needed(0), call.input(1), call.input(2)
     if key is None:
@@ -135,7 +135,7 @@ def _operands(call: Call) -> tuple[ir.Value, ir.Value, ir.Value]:
     return query, key, value
 
 
-def _one_row(call: Call, value: ir.Value) -> ir.Value:
+def _one_row(call: Conversion, value: ir.Value) -> ir.Value:
     """A decoder's new keys or values [B, 1, N * D]. Of more rows ONNX Runtime reads the wrong ones, and the fused model
     refuses a run with them."""
     rows, width = call.size(value, 1), call.size(value, 2)
@@ -147,7 +147,7 @@ def _one_row(call: Call, value: ir.Value) -> ir.Value:
     return call.builder.op("Reshape", [value, call.builder.ints([0, 1, width])], call.info.dtype(value))
 
 
-def _unpacked(call: Call, packed: ir.Value, index: int) -> ir.Value:
+def _unpacked(call: Conversion, packed: ir.Value, index: int) -> ir.Value:
     """One part of [B, S, N, parts, D], as [B, S, N * D]."""
     shape = call.shape(packed)
     if len(shape) != PACKED:
@@ -166,7 +166,7 @@ def _unpacked(call: Call, packed: ir.Value, index: int) -> ir.Value:
 class Projected:
     """Query [B, S, N * D], key and value likewise or [B, N, T, D], with what is added to the scores."""
 
-    call: Call
+    call: Conversion
     heads: int
     query: ir.Value
     key: ir.Value
@@ -217,5 +217,5 @@ class Projected:
         return self.call.operand(value, "BNSD" if _cached(self.call, value) else "BSH", self.heads)
 
 
-def _cached(call: Call, value: ir.Value) -> bool:
+def _cached(call: Conversion, value: ir.Value) -> bool:
     return len(call.shape(value)) == 4

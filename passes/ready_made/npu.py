@@ -27,7 +27,7 @@ import onnx_ir as ir
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.nodes import constant, int_attr, text_attr
-from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.call import Conversion, Converted
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, Masked, Scale
@@ -59,7 +59,7 @@ class Inputs:
     after: int = UNLIMITED
 
 
-def flash(call: Call) -> Converted:
+def flash(call: Conversion) -> Converted:
     """The record of an NPUFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "head_num", 0)
     if layout not in ("BSH", "SBH"):
@@ -89,7 +89,7 @@ def flash(call: Call) -> Converted:
     )
 
 
-def prompt(call: Call) -> Converted:
+def prompt(call: Conversion) -> Converted:
     """The record of an NPUPromptFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD", "BNSD_BSND"):
@@ -114,7 +114,7 @@ def prompt(call: Call) -> Converted:
     )
 
 
-def incremental(call: Call) -> Converted:
+def incremental(call: Conversion) -> Converted:
     """The record of an NPUIncreFlashAttention node."""
     layout, heads = _text(call, "input_layout"), int_attr(call.node, "num_heads", 0)
     if layout not in ("BSH", "BSND", "BNSD"):
@@ -130,7 +130,7 @@ def incremental(call: Call) -> Converted:
     )
 
 
-def _converted(call: Call, given: Inputs, by_key: bool = False) -> Converted:
+def _converted(call: Conversion, given: Inputs, by_key: bool = False) -> Converted:
     counts = (given.heads, given.kv_heads, given.kv_heads)
     q, k, v = (call.operand(call.needed(index), given.layout, count) for index, count in enumerate(counts))
     scores = call.scores(q, k, v)
@@ -148,7 +148,7 @@ def _converted(call: Call, given: Inputs, by_key: bool = False) -> Converted:
     return Converted(call.record(q, k, v, scores, plan, given.scale, given.output_layout))
 
 
-def _bias(call: Call, given: Inputs, scores: Arrangement) -> tuple[BiasOp, ...]:
+def _bias(call: Conversion, given: Inputs, scores: Arrangement) -> tuple[BiasOp, ...]:
     if given.bias is None:
         return ()
     if call.size(given.bias, -2) == COMPRESSED_ROWS != call.viewer.space.size(scores[2]).const:
@@ -157,7 +157,7 @@ def _bias(call: Call, given: Inputs, scores: Arrangement) -> tuple[BiasOp, ...]:
     return (add, Scale(call.node, given.scale)) if given.scaled_bias else (add,)
 
 
-def _masked(call: Call, given: Inputs, scores: Arrangement, masked: list[Masked]) -> Window | None:
+def _masked(call: Conversion, given: Inputs, scores: Arrangement, masked: list[Masked]) -> Window | None:
     """The window of the sparse mode; a mask that it does not make superfluous is added to `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
@@ -187,7 +187,7 @@ def _masked(call: Call, given: Inputs, scores: Arrangement, masked: list[Masked]
     return Window(Band(lower, upper), None if lower is None else lower.const, None if upper is None else upper.const)
 
 
-def _by_row(call: Call, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
+def _by_row(call: Conversion, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
     """A mask with a dimension for the batch, and for the heads where it has none."""
     if call.info.dtype(mask) not in MASKS:
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
@@ -198,17 +198,17 @@ def _by_row(call: Call, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
     return call.builder.units("Unsqueeze", mask, missing if rank == 3 else ())
 
 
-def _text(call: Call, name: str) -> str:
+def _text(call: Conversion, name: str) -> str:
     return text_attr(call.node, name, "")
 
 
-def _given(call: Call, index: int) -> ir.Value | None:
+def _given(call: Conversion, index: int) -> ir.Value | None:
     """An input; one of no elements stands for none."""
     value = call.input(index)
     return None if value is None or any(size == 0 for size in call.shape(value)) else value
 
 
-def _refuse(call: Call, inputs: dict[int, str]) -> None:
+def _refuse(call: Conversion, inputs: dict[int, str]) -> None:
     for index, what in inputs.items():
         if _given(call, index) is not None:
             raise call.decline(Code.READY_MADE, f"{what} has no counterpart here")

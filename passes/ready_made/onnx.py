@@ -45,7 +45,7 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Call, Converted, Operand
+from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Conversion, Converted, Operand
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed
@@ -62,13 +62,13 @@ SMALL_HALF = 8.0
 """A number up to this, added to a float16 score, rounds it no more than scores of common size are rounded anyway."""
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of an Attention node."""
     _check(call)
     return _Attention(call).converted()
 
 
-def _check(call: Call) -> None:
+def _check(call: Conversion) -> None:
     node = call.node
     if call.builder.opset < FIRST:
         reason = f"the model is of opset {call.builder.opset}, and ONNX has the operator from opset {FIRST} on"
@@ -86,7 +86,7 @@ def _check(call: Call) -> None:
 
 @dataclass(frozen=True)
 class _Attention:
-    call: Call
+    call: Conversion
 
     def converted(self) -> Converted:
         call = self.call

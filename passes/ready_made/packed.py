@@ -17,14 +17,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.ready_made.call import Call, Converted
+from fa_compiler.passes.ready_made.call import Conversion, Converted
 from fa_compiler.passes.ready_made.multi_head import Projected, part_of
 from fa_compiler.passes.report import Code
 
 WEIGHTS, BIAS, MASK, PAST, ADDEND = range(1, 6)
 
 
-def convert(call: Call) -> Converted:
+def convert(call: Conversion) -> Converted:
     """The record of an Attention node of com.microsoft."""
     node, builder = call.node, call.builder
     if int_attr(node, "do_rotary", 0):
@@ -48,7 +48,7 @@ def convert(call: Call) -> Converted:
     return Converted(match, ((present, builder.op("Concat", parts, dtype, {"axis": 0})),))
 
 
-def _widths(call: Call) -> list[int]:
+def _widths(call: Conversion) -> list[int]:
     """The widths of query, key and value."""
     attr = call.node.attributes.get("qkv_hidden_sizes")
     if attr is not None and any(attr.as_ints()):
@@ -59,7 +59,7 @@ def _widths(call: Call) -> list[int]:
     return [total // 3] * 3
 
 
-def _projected(call: Call, widths: list[int]) -> list[ir.Value]:
+def _projected(call: Conversion, widths: list[int]) -> list[ir.Value]:
     """Query, key and value, [B, S, width] each."""
     builder, source, bias = call.builder, call.needed(0), call.input(BIAS)
     dtype = call.info.dtype(source)
@@ -70,6 +70,6 @@ def _projected(call: Call, widths: list[int]) -> list[ir.Value]:
     return [part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)]
 
 
-def _half(call: Call, past: ir.Value, index: int) -> ir.Value:
+def _half(call: Conversion, past: ir.Value, index: int) -> ir.Value:
     number = call.builder.constant(np.array(index, dtype=np.int64), "number")
     return call.builder.op("Gather", [past, number], call.info.dtype(past), {"axis": 0})

@@ -43,7 +43,7 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING, FINE, FLOAT32_MAX, S
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, Masked
@@ -67,7 +67,7 @@ class Additions:
     """The additions to the scores of one call; `mask` and `bias` are its inputs, `new` the number of new keys, and
     `past` what holds the older ones and nothing else, or where they lie beside the new ones."""
 
-    call: Call
+    call: Conversion
     keys: Keys
     scores: Arrangement
     mask: ir.Value | None

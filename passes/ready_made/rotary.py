@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.ready_made.call import Call
+from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.ready_made.group_cache import Step
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rotary import turned
@@ -31,11 +31,11 @@ DOMAIN = "com.microsoft"
 class Rotary:
     """Turns queries and keys [B, S, N * D] by their positions, int64 [B, S]."""
 
-    call: Call
+    call: Conversion
     positions: ir.Value
 
     @staticmethod
-    def of(call: Call, step: Step) -> Rotary:
+    def of(call: Conversion, step: Step) -> Rotary:
         """The positions of one run."""
         builder, given = call.builder, call.input(POSITIONS)
         offsets = builder.range(step.rows)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, best_landing, cheapest_source
+from fa_compiler.passes.emission.layout_plan import Place, best_destination, cheapest_source
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View
@@ -19,7 +19,7 @@ from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.sparse.emit import Rows, attention
+from fa_compiler.passes.sparse.emit import RowsWithoutKeys, attention
 from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
 
@@ -55,7 +55,7 @@ class Companion(Protocol):
         """Has the operator a name for what rows without a key or a defined softmax give? `full`: each has a key."""
 
     def build(
-        self, node: ir.Node, inputs: dict[str, ir.Value], call: Call, found: Selection | None
+        self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode, found: Selection | None
     ) -> Callable[[], None] | None:
         """Add the companion of a node and return what puts its results in place; None where the target forbids it.
         `found` is the mask that selects, None of gathered keys. Raises Decline."""
@@ -71,7 +71,7 @@ def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[]
 
 
 @dataclass(frozen=True)
-class Call:
+class SparseNode:
     """One call. The match has the roles of the operator; `sources` are key, value and the key of a second product, if
     there is one, over `tokens`."""
 
@@ -84,11 +84,11 @@ class Call:
     @staticmethod
     def of(
         match: AttentionMatch, sources: tuple[View, ...], tokens: Axes, emitter: Emitter, others: tuple[View, ...] = ()
-    ) -> Call:
+    ) -> SparseNode:
         """A call whose sizes are told by its operands and the `others`."""
         views, resolve = (*match.views, *sources, *others), match.space.resolve_all
         witnesses = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
-        return Call(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
+        return SparseNode(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
 
     @property
     def builder(self) -> Builder:
@@ -139,23 +139,25 @@ class Call:
         batches = {None if shape is None else shape[0] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
         output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
-        landing = best_landing(output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places])
-        if landing is None or len(batches) > 1 or len(of_rows) > 1:
+        destination = best_destination(
+            output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places]
+        )
+        if destination is None or len(batches) > 1 or len(of_rows) > 1:
             return None
-        rows = Rows(match.mask.empty_rows, match.mask.nan_rows == "zero")
+        rows = RowsWithoutKeys(match.mask.empty_rows, match.mask.nan_rows == "zero")
         made = attention(inputs, match.scale, mode, rows, self.builder, self.emitter.options, block, beside is not None)
         if made is None:
             return None
         node, result = made
         self.emitter.made.append(node)
-        result = self.emitter.result(match, result, output, landing, self.mover)
-        land = None if beside is None else beside[0].build(node, inputs, self, beside[1])
-        if beside is not None and land is None:
+        result = self.emitter.result(match, result, output, destination, self.mover)
+        place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
+        if beside is not None and place_beside is None:
             return None
         self.emitter.substitute(self.emitter.substitutes(match, self.mover))
-        self.emitter.land(landing, result)
-        if land is not None:
-            land()
+        self.emitter.put_at(destination, result)
+        if place_beside is not None:
+            place_beside()
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))
         return Fused(node, "BSND", (heads, kv_heads), match.mask, match.mask.assumed, (), word)
 

@@ -98,7 +98,7 @@ def _sizes(
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsWithoutKeys:
     """What is given for rows without a key (cpu_empty_rows), and whether 0 for those whose softmax is undefined."""
 
     empty: str
@@ -109,7 +109,7 @@ def attention(
     inputs: Mapping[str, ir.Value],
     scale: float,
     mode: int,
-    rows: Rows,
+    rows: RowsWithoutKeys,
     builder: Builder,
     options: Options,
     block: int = 1,

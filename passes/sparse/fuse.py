@@ -21,12 +21,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, landing_places
+from fa_compiler.passes.emission.layout_plan import Place, destination_places
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
+from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
@@ -52,7 +52,7 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion 
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    places = landing_places(match, emitter.facts)
+    places = destination_places(match, emitter.facts)
     try:
         return _emit(_heads_apart(match.refined()), places, emitter, companion)
     except Decline:
@@ -97,7 +97,7 @@ def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, companio
     if companion is not None:
         match = companion.adapted(match)
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
-    call = Call.of(match, sources, match.roles.kv_seq, emitter, () if companion is None else companion.views)
+    call = SparseNode.of(match, sources, match.roles.kv_seq, emitter, () if companion is None else companion.views)
     mask = call.mask(match)
     found = None if mask is None else selection(mask, emitter.facts)
     if found is None:

@@ -53,7 +53,7 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
     if (cut := cut_from(value, viewer.info)) is not None:
         return _part(*cut, dims, viewer, builder)
     node = producer(value)
-    reader = _Reader(viewer, dims)
+    reader = _GatherReader(viewer, dims)
     if node is None or any(each is None for each in node.inputs):
         return None
     found = None
@@ -91,7 +91,7 @@ def _part(
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _GatherReader:
     viewer: Viewer
     dims: Arrangement
 

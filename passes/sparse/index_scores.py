@@ -71,7 +71,7 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
     for scores, mask in unmasked(ranked, facts):
         if info.shape(scores) != whole:
             continue
-        if (found := _Reader(Viewer(facts, AxisSpace()), mask).read(scores)) is not None:
+        if (found := _ScoreReader(Viewer(facts, AxisSpace()), mask).read(scores)) is not None:
             return found
     return None
 
@@ -80,7 +80,7 @@ def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
     """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None where they are none."""
     if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.shape(scores) or ()) != 3:
         return None
-    return _Reader(viewer, None).read(scores)
+    return _ScoreReader(viewer, None).read(scores)
 
 
 def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | None]]:
@@ -119,7 +119,7 @@ class _Rectified:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ScoreReader:
     viewer: Viewer
     mask: Mask | None
 

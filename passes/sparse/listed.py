@@ -35,7 +35,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission.emit import Emitter
-from fa_compiler.passes.emission.layout_plan import Place, landing_places
+from fa_compiler.passes.emission.layout_plan import Place, destination_places
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.views import View, Viewer
@@ -43,7 +43,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import Call, Companion, is_plain, taken
+from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
 from fa_compiler.passes.sparse.fuse import Selected
@@ -107,7 +107,7 @@ def emit_listed(
     None where it is none. `notes` is told what the user could vouch for, but by a companion itself."""
     if not is_plain(match):
         return None
-    places = landing_places(match, emitter.facts)
+    places = destination_places(match, emitter.facts)
     listed = _listed(match.refined(), emitter)
     if listed is None:
         return None
@@ -205,7 +205,7 @@ def _emit(listed: Listed, places: list[Place], emitter: Emitter, companion: Comp
         listed = replace(listed, match=match)
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
-    call = Call.of(listed.match, listed.sources, listed.tokens, emitter, others)
+    call = SparseNode.of(listed.match, listed.sources, listed.tokens, emitter, others)
     inputs = call.inputs()
     close = CLOSE_RANKS in emitter.options.assume
     ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
@@ -236,7 +236,7 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
     return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, facts)
 
 
-def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Value]) -> Entries | None:
+def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, ir.Value]) -> Entries | None:
     """The list as that of a LightningIndexer, where the user assumes so: its slots hold the keys the ranks see."""
     match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
     roles, facts = match.roles, call.emitter.facts
@@ -251,7 +251,7 @@ def _ranked(listed: Listed, whole: Visible, call: Call, inputs: dict[str, ir.Val
     return Entries.ranked((inputs["query"], inputs["key"]), selection, sizes, whole, builder, facts)
 
 
-def _entries(listed: Listed, call: Call, key: ir.Value) -> ir.Value:
+def _entries(listed: Listed, call: SparseNode, key: ir.Value) -> ir.Value:
     """sparse_indices: the list, masked slots beyond all tokens."""
     match, builder, lists = listed.match, call.builder, listed.lists
     indices = call.moved(listed.indices, lists)

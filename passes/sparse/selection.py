@@ -60,7 +60,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _SelectionReader:
     facts: Facts
 
     @property
@@ -200,7 +200,7 @@ def selection(mask: ir.Value, facts: Facts) -> Selection | None:
     shape = facts.info.shape(mask)
     if shape is None or len(shape) != 4:
         return None
-    reader = _Reader(facts)
+    reader = _SelectionReader(facts)
     conditions = list(reader.conditions(mask, True, heads=True))
     found = [(condition, of) for condition in conditions if (of := reader.selected(condition)) is not None]
     if len(found) != 1:
@@ -211,9 +211,9 @@ def selection(mask: ir.Value, facts: Facts) -> Selection | None:
 
 def conditions(mask: ir.Value, when: bool, facts: Facts) -> list[Condition]:
     """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is `when`."""
-    return list(_Reader(facts).conditions(mask, when, heads=False))
+    return list(_SelectionReader(facts).conditions(mask, when, heads=False))
 
 
 def selection_of(condition: Condition, facts: Facts) -> Selection | None:
     """The selection that a condition is, without others; None where it is none."""
-    return _Reader(facts).selected(condition)
+    return _SelectionReader(facts).selected(condition)

@@ -31,7 +31,7 @@ def from_ge(model: Model) -> onnx.ModelProto:
     Raises UnreadableError for an operator, attribute or connection that has no meaning in ONNX.
     """
     graphs = {graph.name: graph for graph in model.graphs}
-    reader = _Reader(graphs)
+    reader = _GraphReader(graphs)
     proto = reader.graph(model.root, "", {})
     return helper.make_model(
         proto,
@@ -41,7 +41,7 @@ def from_ge(model: Model) -> onnx.ModelProto:
     )
 
 
-class _Reader:
+class _GraphReader:
     def __init__(self, graphs: Mapping[str, Graph]) -> None:
         self._graphs = graphs
 

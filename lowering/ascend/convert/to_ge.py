@@ -14,7 +14,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Names, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError, UnmappedError, UnmappedNode
-from fa_compiler.lowering.ascend.convert.forward import HANDLERS, Call
+from fa_compiler.lowering.ascend.convert.forward import HANDLERS, OnnxCall
 from fa_compiler.lowering.ascend.convert.forward.call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
@@ -231,7 +231,7 @@ class _Body:
             raise CannotMapError("its second input is laid along an axis of the first", "export with opset 7 or newer")
         inputs = [None if value is None else self.tensor(value) for value in node.inputs]
         try:
-            made = handler(Call(node, self._e, inputs, self._info, opset(node)))
+            made = handler(OnnxCall(node, self._e, inputs, self._info, opset(node)))
         except (IndexError, ValueError) as error:  # what ONNX's own definition of the operator does not allow
             raise CannotMapError(f"its inputs and attributes do not go together ({error})", "mend the model") from error
         return [made] if isinstance(made, Tensor) else made

@@ -12,6 +12,6 @@ from fa_compiler.lowering.ascend.infer import (  # noqa: F401  # they fill RULES
     movement,
     reductions,
 )
-from fa_compiler.lowering.ascend.infer.rules import RULES, Call, Fact, Misfit
+from fa_compiler.lowering.ascend.infer.rules import RULES, Fact, Misfit, OpFacts
 
-__all__ = ["RULES", "Call", "Fact", "Misfit"]
+__all__ = ["RULES", "Fact", "Misfit", "OpFacts"]

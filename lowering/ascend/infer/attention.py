@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight
-from fa_compiler.lowering.ascend.infer.rules import Call, Fact, Misfit, rule
+from fa_compiler.lowering.ascend.infer.rules import Fact, Misfit, OpFacts, rule
 from fa_compiler.op_registry import NodeError, TensorInfo, can_infer, get, infer, names
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.spec import Kind
 
 
 @rule(*(name for name in names() if can_infer(name)))
-def _attention(call: Call) -> Sequence[Fact]:
+def _attention(call: OpFacts) -> Sequence[Fact]:
     spec = get(call.op.type)
     inputs: dict[str, Any] = {}
     for entry in spec.inputs:

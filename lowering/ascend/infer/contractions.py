@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import Call, Fact, Misfit, agree, broadcast, merged, rule
+from fa_compiler.lowering.ascend.infer.rules import Fact, Misfit, OpFacts, agree, broadcast, merged, rule
 
 
 @rule("MatMulV2", "BatchMatMulV2", "MatMul", "BatchMatMul")
-def _matmul(call: Call) -> Sequence[Fact]:
+def _matmul(call: OpFacts) -> Sequence[Fact]:
     left, right = call.x("x1"), call.x("x2")
     batched = call.op.type.startswith("Batch")
     flips = [call.attr(name) for name in (("adj_x1", "adj_x2") if batched else ("transpose_x1", "transpose_x2"))]
@@ -41,7 +41,7 @@ def window(size: int, kernel: int, stride: int, before: int, after: int, dilatio
 
 
 @rule("Conv2D", "Conv3DV2")
-def _conv(call: Call) -> Sequence[Fact]:
+def _conv(call: OpFacts) -> Sequence[Fact]:
     """Axes in the order NCHW or NCDHW; pads begin and end, an axis after the other."""
     x, weight = call.x(), call.x("filter")
     strides, pads, dilations = (list(call.attr(name)) for name in ("strides", "pads", "dilations"))
@@ -63,7 +63,7 @@ def _conv(call: Call) -> Sequence[Fact]:
 
 
 @rule("AvgPoolV2", "MaxPoolV3")
-def _pool(call: Call) -> Sequence[Fact]:
+def _pool(call: OpFacts) -> Sequence[Fact]:
     x = call.x()
     ksize, strides, pads = (list(call.attr(name)) for name in ("ksize", "strides", "pads"))
     plain = call.attr("padding_mode") == "CALCULATED" and call.attr("data_format") == "NCHW"
@@ -76,7 +76,7 @@ def _pool(call: Call) -> Sequence[Fact]:
 
 
 @rule("Resize")
-def _resize(call: Call) -> Sequence[Fact]:
+def _resize(call: OpFacts) -> Sequence[Fact]:
     x, sizes = call.x(), call.ints("sizes")
     if x.shape is None:
         return [x.but(None)]

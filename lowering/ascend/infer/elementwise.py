@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
-from fa_compiler.lowering.ascend.infer.rules import NOTHING, Call, Fact, Misfit, Values, broadcast, rule
+from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, Misfit, OpFacts, Values, broadcast, rule
 
 _INTEGERS = ("DT_INT32", "DT_INT64")
 _MOST = 1024
@@ -20,27 +20,27 @@ _MOST = 1024
     *("Mish", "Neg", "PRelu", "QuickGelu", "Reciprocal", "Relu", "Round", "Rsqrt", "Selu", "Sigmoid", "Sign", "Sin"),
     *("Sinh", "Softplus", "Softsign", "Sqrt", "Square", "Swish", "Tan", "Tanh", "Tril", "Triu", "Cumsum"),
 )
-def _same(call: Call) -> Sequence[Fact]:
+def _same(call: OpFacts) -> Sequence[Fact]:
     x = call.inputs.get("x") or call.inputs.get("features") or call.inputs.get("input_x") or _first(call)
     return [x.but(x.shape, _computed(lambda a: -a, x) if call.op.type == "Neg" else None)]
 
 
-def _first(call: Call) -> Fact:
+def _first(call: OpFacts) -> Fact:
     return next(iter(call.inputs.values()), NOTHING)
 
 
 @rule("Identity")
-def _identity(call: Call) -> Sequence[Fact]:
+def _identity(call: OpFacts) -> Sequence[Fact]:
     return [_first(call)]
 
 
 @rule("IsNan", "IsInf", "IsFinite")
-def _tests(call: Call) -> Sequence[Fact]:
+def _tests(call: OpFacts) -> Sequence[Fact]:
     return [Fact("DT_BOOL", _first(call).shape)]
 
 
 @rule("Cast")
-def _cast(call: Call) -> Sequence[Fact]:
+def _cast(call: OpFacts) -> Sequence[Fact]:
     x, dtype = call.x(), attr_name(call.attr("dst_type"))
     if dtype is None:
         raise Misfit(f"dst_type {call.attr('dst_type')} is no type of GE")
@@ -61,7 +61,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
     *("Add", "Sub", "Mul", "RealDiv", "TruncateDiv", "FloorDiv", "FloorMod", "Mod", "Minimum", "Maximum"),
     *("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LogicalAnd", "LogicalOr"),
 )
-def _binary(call: Call) -> Sequence[Fact]:
+def _binary(call: OpFacts) -> Sequence[Fact]:
     left, right = call.x("x1"), call.x("x2")
     if left.dtype and right.dtype and left.dtype != right.dtype:
         raise Misfit(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
@@ -71,12 +71,12 @@ def _binary(call: Call) -> Sequence[Fact]:
 
 
 @rule("Pow")
-def _pow(call: Call) -> Sequence[Fact]:
+def _pow(call: OpFacts) -> Sequence[Fact]:
     return [Fact(call.x("x1").dtype, broadcast(call.x("x1").shape, call.x("x2").shape))]
 
 
 @rule("Equal", "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual")
-def _compare(call: Call) -> Sequence[Fact]:
+def _compare(call: OpFacts) -> Sequence[Fact]:
     left, right = call.x("x1"), call.x("x2")
     if left.dtype and right.dtype and left.dtype != right.dtype:
         raise Misfit(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
@@ -85,7 +85,7 @@ def _compare(call: Call) -> Sequence[Fact]:
 
 
 @rule("SelectV2")
-def _select(call: Call) -> Sequence[Fact]:
+def _select(call: OpFacts) -> Sequence[Fact]:
     condition, then, other = call.x("condition"), call.x("then"), call.x("else")
     if condition.dtype not in ("", "DT_BOOL"):
         raise Misfit(f"its condition is {condition.dtype}, not DT_BOOL")
@@ -96,13 +96,13 @@ def _select(call: Call) -> Sequence[Fact]:
 
 
 @rule("AddN")
-def _add_n(call: Call) -> Sequence[Fact]:
+def _add_n(call: OpFacts) -> Sequence[Fact]:
     facts = call.many("x")
     return [Fact(facts[0].dtype if facts else "", broadcast(*(fact.shape for fact in facts)))]
 
 
 @rule("SoftmaxGrad", "TanhGrad", "SigmoidGrad", "GeluGradV2", "GeluGrad")
-def _gradient(call: Call) -> Sequence[Fact]:
+def _gradient(call: OpFacts) -> Sequence[Fact]:
     facts = list(call.inputs.values())
     return [Fact(facts[0].dtype, broadcast(*(fact.shape for fact in facts)))]
 

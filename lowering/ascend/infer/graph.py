@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNDEFINED, UNKNOWN, Graph, Model, Op, TensorDesc, Weight
-from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
+from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
 from fa_compiler.lowering.ascend.infer.rules import fits
 from fa_compiler.op_registry.dtypes import to_numpy
 
@@ -115,7 +115,7 @@ class _Walker:
             return declared
         if not inputs:
             raise Misfit("it has no inputs")
-        found = list(rule(Call(op, inputs)))
+        found = list(rule(OpFacts(op, inputs)))
         sizes = [size for fact in found for size in fact.shape or ()]
         if any(size < UNKNOWN for size in sizes):
             raise Misfit(f"a size of its output is {min(sizes)}")

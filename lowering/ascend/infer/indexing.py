@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import NOTHING, Call, Fact, Misfit, fits, rule
+from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, Misfit, OpFacts, fits, rule
 
 
 @rule("GatherV2")
-def _gather(call: Call) -> Sequence[Fact]:
+def _gather(call: OpFacts) -> Sequence[Fact]:
     x, indices, place = call.x(), call.x("indices"), call.one("axis")
     batch = call.attr("batch_dims")
     if x.shape is None or indices.shape is None or place is None or batch:
@@ -32,7 +32,7 @@ def _gather(call: Call) -> Sequence[Fact]:
 
 
 @rule("GatherElements")
-def _gather_elements(call: Call) -> Sequence[Fact]:
+def _gather_elements(call: OpFacts) -> Sequence[Fact]:
     x, index = call.x(), call.x("index")
     if x.shape is not None and index.shape is not None and len(x.shape) != len(index.shape):
         raise Misfit(f"x has rank {len(x.shape)}, index {len(index.shape)}")
@@ -40,7 +40,7 @@ def _gather_elements(call: Call) -> Sequence[Fact]:
 
 
 @rule("GatherNd")
-def _gather_nd(call: Call) -> Sequence[Fact]:
+def _gather_nd(call: OpFacts) -> Sequence[Fact]:
     x, indices = call.x(), call.x("indices")
     if x.shape is None or not indices.shape or indices.shape[-1] < 0:
         return [x.but(None)]
@@ -54,7 +54,7 @@ def _gather_nd(call: Call) -> Sequence[Fact]:
     *("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin", "TensorScatterSub"),
     "ScatterElements",
 )
-def _scatter(call: Call) -> Sequence[Fact]:
+def _scatter(call: OpFacts) -> Sequence[Fact]:
     first = call.inputs.get("x") or call.inputs.get("data") or NOTHING
     updates = call.x("updates")
     if updates.dtype and first.dtype and updates.dtype != first.dtype:
@@ -63,7 +63,7 @@ def _scatter(call: Call) -> Sequence[Fact]:
 
 
 @rule("OneHot")
-def _one_hot(call: Call) -> Sequence[Fact]:
+def _one_hot(call: OpFacts) -> Sequence[Fact]:
     x, depth, dtype = call.x(), call.one("depth"), call.x("on_value").dtype
     if x.shape is None:
         return [Fact(dtype)]
@@ -73,14 +73,14 @@ def _one_hot(call: Call) -> Sequence[Fact]:
 
 
 @rule("NonZero")
-def _non_zero(call: Call) -> Sequence[Fact]:
+def _non_zero(call: OpFacts) -> Sequence[Fact]:
     rank = call.x().rank
     rank = UNKNOWN if rank is None else rank
     return [Fact(str(call.attr("dtype")), (rank, UNKNOWN) if call.attr("transpose") else (UNKNOWN, rank))]
 
 
 @rule("UnsortedSegmentSum")
-def _segment_sum(call: Call) -> Sequence[Fact]:
+def _segment_sum(call: OpFacts) -> Sequence[Fact]:
     x, ids, count = call.x(), call.x("segment_ids"), call.one("num_segments")
     if x.shape is None or ids.shape is None:
         return [x.but(None)]

@@ -9,9 +9,9 @@ import numpy as np
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import UNKNOWN
 from fa_compiler.lowering.ascend.infer.rules import (
-    Call,
     Fact,
     Misfit,
+    OpFacts,
     Shape,
     Values,
     agree,
@@ -25,7 +25,7 @@ from fa_compiler.lowering.ascend.infer.rules import (
 
 
 @rule("Reshape")
-def _reshape(call: Call) -> Sequence[Fact]:
+def _reshape(call: OpFacts) -> Sequence[Fact]:
     """-1 takes what is left; a size that is not known may be that, too."""
     x = call.x()
     if call.attr("axis") != 0 or call.attr("num_axes") != -1:
@@ -51,7 +51,7 @@ def _reshape(call: Call) -> Sequence[Fact]:
     return [x.but(shape, value)]
 
 
-def _target(call: Call, name: str) -> Shape:
+def _target(call: OpFacts, name: str) -> Shape:
     """A shape that an input holds, as far as it is known."""
     given = call.x(name)
     if given.value is not None and given.value.ndim == 1:
@@ -62,7 +62,7 @@ def _target(call: Call, name: str) -> Shape:
 
 
 @rule("Transpose")
-def _transpose(call: Call) -> Sequence[Fact]:
+def _transpose(call: OpFacts) -> Sequence[Fact]:
     x, perm = call.x(), call.ints("perm")
     if x.shape is None:
         return [x.but(None if perm is None else (UNKNOWN,) * len(perm))]
@@ -76,7 +76,7 @@ def _transpose(call: Call) -> Sequence[Fact]:
 
 
 @rule("Squeeze", "SqueezeV3")
-def _squeeze(call: Call) -> Sequence[Fact]:
+def _squeeze(call: OpFacts) -> Sequence[Fact]:
     x = call.x()
     axes = list(call.attr("axis")) if call.op.type == "Squeeze" else call.ints("axes") if "axes" in call.inputs else []
     if x.shape is None or axes is None or (not axes and UNKNOWN in x.shape):
@@ -92,7 +92,7 @@ def _squeeze(call: Call) -> Sequence[Fact]:
 
 
 @rule("Unsqueeze", "UnsqueezeV3")
-def _unsqueeze(call: Call) -> Sequence[Fact]:
+def _unsqueeze(call: OpFacts) -> Sequence[Fact]:
     x = call.x()
     axes = list(call.attr("axes")) if call.op.type == "Unsqueeze" else call.ints("axes")
     if x.shape is None or axes is None:
@@ -109,7 +109,7 @@ def _reshaped(x: Fact, shape: tuple[int, ...]) -> Fact:
 
 
 @rule("Shape")
-def _shape(call: Call) -> Sequence[Fact]:
+def _shape(call: OpFacts) -> Sequence[Fact]:
     dtype, shape = attr_name(call.attr("dtype")) or "", call.x().shape
     if shape is None:
         return [Fact(dtype, (UNKNOWN,))]
@@ -117,7 +117,7 @@ def _shape(call: Call) -> Sequence[Fact]:
 
 
 @rule("Size")
-def _size(call: Call) -> Sequence[Fact]:
+def _size(call: OpFacts) -> Sequence[Fact]:
     shape = call.x().shape
     count = UNKNOWN if shape is None else product(shape)
     value = np.array(None if count == UNKNOWN else count, dtype=object)
@@ -125,7 +125,7 @@ def _size(call: Call) -> Sequence[Fact]:
 
 
 @rule("ConcatD")
-def _concat(call: Call) -> Sequence[Fact]:
+def _concat(call: OpFacts) -> Sequence[Fact]:
     facts = call.many("x")
     if len(facts) != call.attr("N"):
         raise Misfit(f"N is {call.attr('N')}, and there are {len(facts)} inputs")
@@ -153,7 +153,7 @@ _MOST_PARTS = 1 << 16
 
 
 @rule("SplitD", "SplitV")
-def _split(call: Call) -> Sequence[Fact]:
+def _split(call: OpFacts) -> Sequence[Fact]:
     x, count = call.x(), call.attr("num_split")
     if not 1 <= count <= _MOST_PARTS:
         raise Misfit(f"num_split is {count}")
@@ -176,7 +176,7 @@ def _split(call: Call) -> Sequence[Fact]:
 
 
 @rule("StridedSliceV2")
-def _slice(call: Call) -> Sequence[Fact]:
+def _slice(call: OpFacts) -> Sequence[Fact]:
     x = call.x()
     masks = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
     if x.shape is None or any(call.attr(mask) for mask in masks):
@@ -215,7 +215,7 @@ def _open_slice(begin: int, end: int, step: int) -> int:
 
 
 @rule("BroadcastTo")
-def _broadcast_to(call: Call) -> Sequence[Fact]:
+def _broadcast_to(call: OpFacts) -> Sequence[Fact]:
     x, shape = call.x(), _target(call, "shape")
     if shape is None or x.shape is None:
         return [x.but(shape)]
@@ -228,7 +228,7 @@ def _broadcast_to(call: Call) -> Sequence[Fact]:
 
 
 @rule("Tile")
-def _tile(call: Call) -> Sequence[Fact]:
+def _tile(call: OpFacts) -> Sequence[Fact]:
     x, counts = call.x(), call.ints("multiples")
     if x.shape is None:
         return [x.but(None)]
@@ -240,7 +240,7 @@ def _tile(call: Call) -> Sequence[Fact]:
 
 
 @rule("PadV3")
-def _pad(call: Call) -> Sequence[Fact]:
+def _pad(call: OpFacts) -> Sequence[Fact]:
     x, pads = call.x(), call.ints("paddings")
     if x.shape is None or pads is None:
         return [x.but(None if x.shape is None else (UNKNOWN,) * len(x.shape))]
@@ -253,7 +253,7 @@ def _pad(call: Call) -> Sequence[Fact]:
 
 
 @rule("Fill")
-def _fill(call: Call) -> Sequence[Fact]:
+def _fill(call: OpFacts) -> Sequence[Fact]:
     shape, number = _target(call, "dims"), call.x("value")
     value = None
     if number.value is not None and number.value.size == 1 and shape is not None and 0 <= product(shape) <= 64:
@@ -262,7 +262,7 @@ def _fill(call: Call) -> Sequence[Fact]:
 
 
 @rule("Range")
-def _range(call: Call) -> Sequence[Fact]:
+def _range(call: OpFacts) -> Sequence[Fact]:
     start, limit, delta = (call.one(name) for name in ("start", "limit", "delta"))
     dtype = call.x("start").dtype
     if start is None or limit is None or delta is None or call.attr("is_closed"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import Call, Fact, Misfit, Shape, fits, product, rule
+from fa_compiler.lowering.ascend.infer.rules import Fact, Misfit, OpFacts, Shape, fits, product, rule
 
 _NO_SWITCH = ("ReduceAny", "ReduceAll")
 
@@ -16,7 +16,7 @@ _NO_SWITCH = ("ReduceAny", "ReduceAll")
     *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSumExp", "ReduceLogSum"),
     *("ReduceAny", "ReduceAll", "EuclideanNorm"),
 )
-def _reduce(call: Call) -> Sequence[Fact]:
+def _reduce(call: OpFacts) -> Sequence[Fact]:
     """Empty axes are all axes, or none with noop_with_empty_axes."""
     x, axes, keep = call.x(), call.ints("axes"), call.attr("keep_dims")
     if x.shape is None or axes is None:
@@ -38,7 +38,7 @@ def _reduce(call: Call) -> Sequence[Fact]:
 
 
 @rule("SoftmaxV2", "LogSoftmaxV2")
-def _softmax(call: Call) -> Sequence[Fact]:
+def _softmax(call: OpFacts) -> Sequence[Fact]:
     x = next(iter(call.inputs.values()))
     if x.shape is not None:
         for axis in call.attr("axes"):
@@ -47,7 +47,7 @@ def _softmax(call: Call) -> Sequence[Fact]:
 
 
 @rule("LayerNorm", "LayerNormV3")
-def _layer_norm(call: Call) -> Sequence[Fact]:
+def _layer_norm(call: OpFacts) -> Sequence[Fact]:
     """Both weights have the shape of the normalised axes; the type of the statistics is left open."""
     x = call.x()
     if x.shape is None:
@@ -62,13 +62,13 @@ def _layer_norm(call: Call) -> Sequence[Fact]:
 
 
 @rule("LayerNormGradV3")
-def _layer_norm_gradient(call: Call) -> Sequence[Fact]:
+def _layer_norm_gradient(call: OpFacts) -> Sequence[Fact]:
     gamma = call.x("gamma").shape
     return [call.x().but(call.x().shape), Fact("DT_FLOAT", gamma), Fact("DT_FLOAT", gamma)]
 
 
 @rule("RmsNorm")
-def _rms_norm(call: Call) -> Sequence[Fact]:
+def _rms_norm(call: OpFacts) -> Sequence[Fact]:
     x, gamma = call.x(), call.x("gamma")
     if x.shape is None or gamma.shape is None:
         return [x, Fact("DT_FLOAT")]
@@ -79,7 +79,7 @@ def _rms_norm(call: Call) -> Sequence[Fact]:
 
 
 @rule("ArgMaxV2", "ArgMin", "ArgMax")
-def _arg_extremum(call: Call) -> Sequence[Fact]:
+def _arg_extremum(call: OpFacts) -> Sequence[Fact]:
     x, place, dtype = call.x(), call.one("dimension"), str(call.attr("dtype"))
     if x.shape is None or place is None:
         return [Fact(dtype)]
@@ -88,7 +88,7 @@ def _arg_extremum(call: Call) -> Sequence[Fact]:
 
 
 @rule("TopK")
-def _top_k(call: Call) -> Sequence[Fact]:
+def _top_k(call: OpFacts) -> Sequence[Fact]:
     x, k = call.x(), call.one("k")
     if x.shape is None:
         return [x.but(None), Fact("DT_INT32")]

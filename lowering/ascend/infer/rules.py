@@ -42,7 +42,7 @@ class Misfit(Exception):
 
 
 @dataclass(frozen=True)
-class Call:
+class OpFacts:
     """One operator and the facts of its inputs by name; absent ones are missing."""
 
     op: Op
@@ -88,7 +88,7 @@ class Call:
         return number % rank if rank else 0
 
 
-Rule = Callable[[Call], Sequence[Fact]]
+Rule = Callable[[OpFacts], Sequence[Fact]]
 RULES: dict[str, Rule] = {}
 """The rule of each operator: facts of its outputs in order."""
 

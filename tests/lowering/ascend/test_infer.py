@@ -17,7 +17,7 @@ from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, MISFIT, NO_RU
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
-from fa_compiler.lowering.ascend.infer import RULES, Call, Fact, Misfit
+from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
 from fa_compiler.lowering.ascend.infer.graph import constant, walk
 from fa_compiler.lowering.ascend.infer.rules import vector
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
@@ -42,7 +42,7 @@ def result(op_type: str, inputs: dict[str, Fact], attrs: dict[str, Any] | None =
     assert spec is not None
     kinds = {entry.name: entry.type for entry in spec.attrs}
     op = Op("op", op_type, attrs={name: Attr(kinds[name], value) for name, value in (attrs or {}).items()})
-    return [(fact.dtype, fact.shape) for fact in RULES[op_type](Call(op, inputs))]
+    return [(fact.dtype, fact.shape) for fact in RULES[op_type](OpFacts(op, inputs))]
 
 
 X = {"x": Fact(F, (2, -1, 6))}
@@ -284,7 +284,7 @@ def test_no_rule_fails_otherwise_than_by_a_misfit(family: str, source: st.DataOb
             inputs[entry.name] = source.draw(facts())
     attrs = {e.name: Attr(e.type, source.draw(ATTRS[e.type])) for e in spec.attrs if source.draw(st.integers(0, 4))}
     try:
-        found = RULES[spec.name](Call(Op("op", spec.name, attrs=attrs), inputs))
+        found = RULES[spec.name](OpFacts(Op("op", spec.name, attrs=attrs), inputs))
     except Misfit as misfit:
         assert str(misfit)
         return

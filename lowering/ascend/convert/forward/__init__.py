@@ -1,6 +1,6 @@
 """From ONNX to GE: one row (`rows`) or one small function (the other files) for every ONNX operator.
 
-A function gets a `Call` (`call.py`), emits GE operators and returns the tensors of the node's outputs. It raises
+A function gets a `OnnxCall` (`call.py`), emits GE operators and returns the tensors of the node's outputs. It raises
 CannotMapError where the node has no counterpart, and may not approximate.
 """
 
@@ -20,6 +20,6 @@ from fa_compiler.lowering.ascend.convert.forward import (  # noqa: F401  importe
     training,
     windows,
 )
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, Call
+from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, OnnxCall
 
-__all__ = ["HANDLERS", "Call"]
+__all__ = ["HANDLERS", "OnnxCall"]

@@ -25,7 +25,7 @@ READ_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True)
-class Call:
+class OnnxCall:
     """An ONNX node whose inputs are already tensors of the GE graph."""
 
     node: ir.Node
@@ -234,7 +234,7 @@ class Call:
         return self.e.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
 
 
-Handler = Callable[[Call], "Tensor | Sequence[Tensor]"]
+Handler = Callable[[OnnxCall], "Tensor | Sequence[Tensor]"]
 HANDLERS: dict[tuple[str, str], Handler] = {}
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, broadcast, handles
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, broadcast, handles
 
 
-def matmul(call: Call, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
+def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
     """The product of the last two axes; the others broadcast. Of two matrices it is MatMulV2, else BatchMatMulV2."""
     shape = None
     if a.shape is not None and b.shape is not None:
@@ -21,7 +21,7 @@ def matmul(call: Call, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = 
 
 
 @handles("MatMul")
-def _matmul(call: Call) -> Tensor:
+def _matmul(call: OnnxCall) -> Tensor:
     """A vector is a row on the left and a column on the right, whose axis is not in the result."""
     a, b = call.x(0), call.x(1)
     row, column = a.rank == 1, b.rank == 1
@@ -31,7 +31,7 @@ def _matmul(call: Call) -> Tensor:
 
 
 @handles("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
-def _fused_matmul(call: Call) -> Tensor:
+def _fused_matmul(call: OnnxCall) -> Tensor:
     """alpha times the product; transBatch, which moves the first axis, has no counterpart."""
     if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
         raise CannotMapError("GE has no product of operands whose batch axis lies inside", "write a Transpose")
@@ -40,7 +40,7 @@ def _fused_matmul(call: Call) -> Tensor:
 
 
 @handles("Gemm")
-def _gemm(call: Call) -> Tensor:
+def _gemm(call: OnnxCall) -> Tensor:
     """alpha a b + beta c. A vector c goes in as MatMulV2's bias where neither factor is in the way."""
     a, b = call.x(0), call.x(1)
     flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
@@ -55,12 +55,12 @@ def _gemm(call: Call) -> Tensor:
     return product if c is None else call.e.op("Add", product, _scaled(call, c, beta), out=out)
 
 
-def _scaled(call: Call, x: Tensor, factor: float) -> Tensor:
+def _scaled(call: OnnxCall, x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else call.e.op("Mul", x, call.like(factor, x), out=Type(x.dtype, x.shape))
 
 
 @handles("Einsum")
-def _einsum(call: Call) -> Tensor:
+def _einsum(call: OnnxCall) -> Tensor:
     """Operands are contracted one after the other, each pair as one matrix product.
 
     GE's own Einsum takes few types and, when it is expanded for a device, few equations.
@@ -96,7 +96,7 @@ def _spread(term: str, hidden: int) -> list[str]:
 _Operand = tuple[Tensor, list[str]]
 
 
-def _contract(call: Call, a: _Operand, b: _Operand, later: set[str]) -> _Operand:
+def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Operand:
     """Two operands as one; `later` are the labels that are still needed."""
     (x, xs), (y, ys) = _summed(call, *a, later | set(b[1])), _summed(call, *b, later | set(a[1]))
     both = [label for label in xs if label in ys]
@@ -122,7 +122,7 @@ def _known(x: Tensor, labels: list[str], label: str) -> int:
     return -1 if x.shape is None else x.shape[labels.index(label)]
 
 
-def _size(call: Call, a: _Operand, b: _Operand, label: str) -> int | Tensor:
+def _size(call: OnnxCall, a: _Operand, b: _Operand, label: str) -> int | Tensor:
     x, labels = a if label in a[1] else b
     return call.size(x, labels.index(label))
 
@@ -135,7 +135,7 @@ def _one_open(parts: Sequence[int | Tensor]) -> list[int | Tensor]:
     return [-1 if place in computed else part for place, part in enumerate(parts)]
 
 
-def _summed(call: Call, x: Tensor, labels: list[str], needed: set[str]) -> _Operand:
+def _summed(call: OnnxCall, x: Tensor, labels: list[str], needed: set[str]) -> _Operand:
     axes = [axis for axis, label in enumerate(labels) if label not in needed]
     if not axes:
         return x, labels
@@ -146,7 +146,7 @@ def _summed(call: Call, x: Tensor, labels: list[str], needed: set[str]) -> _Oper
     return total, [label for label in labels if label in needed]
 
 
-def _folded(call: Call, x: Tensor, labels: list[str], order: list[str], batch: int, first: int) -> Tensor:
+def _folded(call: OnnxCall, x: Tensor, labels: list[str], order: list[str], batch: int, first: int) -> Tensor:
     """`x` as [batch..., product of the next `first` axes, product of the rest]."""
     x = call.transpose(x, [labels.index(label) for label in order])
     if first == 1 and len(order) - batch == 2:
@@ -157,7 +157,7 @@ def _folded(call: Call, x: Tensor, labels: list[str], order: list[str], batch: i
     return call.reshape(x, _one_open([*sizes[:batch], rows, columns]))
 
 
-def _product(call: Call, sizes: Sequence[int | Tensor]) -> int | Tensor:
+def _product(call: OnnxCall, sizes: Sequence[int | Tensor]) -> int | Tensor:
     number = 1
     computed: Tensor | None = None
     for size in sizes:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, handles
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry.dtypes import from_onnx
 
@@ -16,7 +16,7 @@ _FLOATS = ("DT_FLOAT", "DT_FLOAT16", "DT_BF16", "DT_DOUBLE")
 
 
 @handles("Cast")
-def _cast(call: Call) -> Tensor:
+def _cast(call: OnnxCall) -> Tensor:
     dtype = from_onnx(call.integer("to", 0))
     if dtype is None:
         raise CannotMapError(f"GE has no type with ONNX's number {call.integer('to', 0)}")
@@ -24,11 +24,11 @@ def _cast(call: Call) -> Tensor:
 
 
 @handles("CastLike")
-def _cast_like(call: Call) -> Tensor:
+def _cast_like(call: OnnxCall) -> Tensor:
     return _cast_to(call, call.x(1).dtype)
 
 
-def _cast_to(call: Call, dtype: str) -> Tensor:
+def _cast_to(call: OnnxCall, dtype: str) -> Tensor:
     """GE's Cast has no word for what becomes of numbers that float8 cannot hold: only ONNX's default is taken."""
     if not call.integer("saturate", 1) and "FLOAT8" in dtype:
         raise CannotMapError("it turns what float8 cannot hold into infinity or NaN", "cast with saturate = 1")
@@ -36,12 +36,12 @@ def _cast_to(call: Call, dtype: str) -> Tensor:
 
 
 @handles("Identity")
-def _identity(call: Call) -> Tensor:
+def _identity(call: OnnxCall) -> Tensor:
     return call.x()
 
 
 @handles("Dropout")
-def _dropout(call: Call) -> Tensor:
+def _dropout(call: OnnxCall) -> Tensor:
     """Only when it does nothing: training is switched on by an input, before opset 7 by a missing is_test, and the
     mask is then read."""
     training = call.array(2) if call.has(2) else np.array(call.opset < 7 and not call.integer("is_test", 0))
@@ -53,13 +53,13 @@ def _dropout(call: Call) -> Tensor:
 
 
 @handles("Div")
-def _div(call: Call) -> Tensor:
+def _div(call: OnnxCall) -> Tensor:
     """Integers are divided towards zero, as ONNX Runtime does."""
     return call.e.op("RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out())
 
 
 @handles("Mod")
-def _mod(call: Call) -> Tensor:
+def _mod(call: OnnxCall) -> Tensor:
     """fmod 0: the sign of the divisor; fmod 1: that of the dividend, which is GE's Mod. FloorMod lacks small types."""
     if call.integer("fmod", 0):
         return call.e.op("Mod", *call.inputs, out=call.out())
@@ -70,7 +70,7 @@ def _mod(call: Call) -> Tensor:
 
 
 @handles("Pow")
-def _pow(call: Call) -> Tensor:
+def _pow(call: OnnxCall) -> Tensor:
     """The exponent may have a type of its own; the result has the base's."""
     base, exponent = call.x(0), call.x(1)
     number = call.array(1)
@@ -81,12 +81,12 @@ def _pow(call: Call) -> Tensor:
     return _power(call)
 
 
-def _power(call: Call) -> Tensor:
+def _power(call: OnnxCall) -> Tensor:
     return call.e.op("Pow", call.x(0), call.cast(call.x(1), call.x(0).dtype), out=call.out())
 
 
 @handles("Xor")
-def _xor(call: Call) -> Tensor:
+def _xor(call: OnnxCall) -> Tensor:
     """One of them, and not both."""
     a, b = call.x(0), call.x(1)
     both = call.unary("LogicalNot", call.binary("LogicalAnd", a, b))
@@ -94,24 +94,24 @@ def _xor(call: Call) -> Tensor:
 
 
 @handles("Min", "Max")
-def _extremum(call: Call) -> Tensor:
+def _extremum(call: OnnxCall) -> Tensor:
     op_type = "Minimum" if call.node.op_type == "Min" else "Maximum"
     return reduce(lambda a, b: call.binary(op_type, a, b), call.present())
 
 
 @handles("Sum")
-def _sum(call: Call) -> Tensor:
+def _sum(call: OnnxCall) -> Tensor:
     """AddN does not broadcast."""
     return _added(call, call.present())
 
 
 @handles("Mean")
-def _mean(call: Call) -> Tensor:
+def _mean(call: OnnxCall) -> Tensor:
     inputs = call.present()
     return call.binary("RealDiv", _added(call, inputs), call.like(len(inputs), inputs[0]))
 
 
-def _added(call: Call, inputs: list[Tensor]) -> Tensor:
+def _added(call: OnnxCall, inputs: list[Tensor]) -> Tensor:
     if len(inputs) == 1:
         return inputs[0]
     shapes = {call.dims(index) for index in range(len(inputs))}
@@ -121,7 +121,7 @@ def _added(call: Call, inputs: list[Tensor]) -> Tensor:
 
 
 @handles("Clip")
-def _clip(call: Call) -> Tensor:
+def _clip(call: OnnxCall) -> Tensor:
     """Bounds are attributes before opset 11, scalars since. Where the lower one is greater, the upper one wins."""
     x = call.x()
     low = call.like(call.number("min", 0.0), x) if "min" in call.node.attributes else None
@@ -136,7 +136,7 @@ def _clip(call: Call) -> Tensor:
 
 
 @handles("IsInf")
-def _is_inf(call: Call) -> Tensor:
+def _is_inf(call: OnnxCall) -> Tensor:
     x = call.x()
     infinite = call.e.op("IsInf", x, out=call.out())
     positive, negative = bool(call.integer("detect_positive", 1)), bool(call.integer("detect_negative", 1))
@@ -149,44 +149,44 @@ def _is_inf(call: Call) -> Tensor:
 
 
 @handles("Gelu")
-def _gelu(call: Call) -> Tensor:
+def _gelu(call: OnnxCall) -> Tensor:
     return call.e.op("GeluV2", call.x(), approximate=call.word("approximate", "none"), out=call.out())
 
 
 @handles("Gelu", domain=MICROSOFT)
-def _gelu_microsoft(call: Call) -> Tensor:
+def _gelu_microsoft(call: OnnxCall) -> Tensor:
     return call.e.op("GeluV2", call.x(), approximate="none", out=call.out())
 
 
 @handles("BiasGelu", domain=MICROSOFT)
-def _bias_gelu(call: Call) -> Tensor:
+def _bias_gelu(call: OnnxCall) -> Tensor:
     return call.unary("GeluV2", call.binary("Add", call.x(0), call.x(1)), approximate="none")
 
 
 @handles("FastGelu", domain=MICROSOFT)
-def _fast_gelu(call: Call) -> Tensor:
+def _fast_gelu(call: OnnxCall) -> Tensor:
     x = call.binary("Add", call.x(0), call.x(1)) if call.has(1) else call.x()
     return call.unary("GeluV2", x, approximate="tanh")
 
 
 @handles("QuickGelu", domain=MICROSOFT)
-def _quick_gelu(call: Call) -> Tensor:
+def _quick_gelu(call: OnnxCall) -> Tensor:
     """x * sigmoid(alpha * x)."""
     return call.unary("Swish", call.x(), scale=call.number("alpha", 1.702))
 
 
 @handles("Swish")
-def _swish(call: Call) -> Tensor:
+def _swish(call: OnnxCall) -> Tensor:
     return call.unary("Swish", call.x(), scale=call.number("alpha", 1.0))
 
 
 @handles("Elu")
-def _elu(call: Call) -> Tensor:
+def _elu(call: OnnxCall) -> Tensor:
     return call.unary("Elu", call.x(), alpha=call.number("alpha", 1.0))
 
 
 @handles("Selu")
-def _selu(call: Call) -> Tensor:
+def _selu(call: OnnxCall) -> Tensor:
     """gamma (x, or alpha (exp(x) - 1) below 0); GE's Selu has fixed numbers."""
     x = call.x()
     alpha, gamma = call.number("alpha", 1.67326319217681884765625), call.number("gamma", 1.05070102214813232421875)
@@ -194,18 +194,18 @@ def _selu(call: Call) -> Tensor:
 
 
 @handles("LeakyRelu")
-def _leaky_relu(call: Call) -> Tensor:
+def _leaky_relu(call: OnnxCall) -> Tensor:
     return call.unary("LeakyRelu", call.x(), negative_slope=call.number("alpha", 0.01))
 
 
 @handles("HardSigmoid")
-def _hard_sigmoid(call: Call) -> Tensor:
+def _hard_sigmoid(call: OnnxCall) -> Tensor:
     alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
     return call.unary("HardSigmoid", call.x(), alpha=alpha, beta=beta)
 
 
 @handles("PRelu")
-def _prelu(call: Call) -> Tensor:
+def _prelu(call: OnnxCall) -> Tensor:
     """GE's PRelu wants the slopes as one vector of channels; ONNX broadcasts any, since opset 7. Before, a vector of
     more than one is for the channels."""
     x, slope = call.x(0), call.x(1)

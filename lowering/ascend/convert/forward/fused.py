@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Input, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, Call
+from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, OnnxCall
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
@@ -14,7 +14,7 @@ from fa_compiler.op_registry.node import TensorInfo, bind_inputs
 from fa_compiler.passes.emission.node_view import node_view
 
 
-def _fused(call: Call) -> Sequence[Tensor]:
+def _fused(call: OnnxCall) -> Sequence[Tensor]:
     """Inputs in REG_OP order, every attribute written; what is read while the graph is compiled is a constant."""
     spec = get(call.node.op_type)
     given = {name: attr.value for name, attr in call.node.attributes.items()}
@@ -36,13 +36,13 @@ def _fused(call: Call) -> Sequence[Tensor]:
     ]
 
 
-def _constant(call: Call, tensor: Tensor) -> Tensor:
+def _constant(call: OnnxCall, tensor: Tensor) -> Tensor:
     """An input that the operator reads while the graph is compiled, where it can: as a constant, if it is one."""
     array = call.array(next(place for place, given in enumerate(call.inputs) if given is tensor))
     return tensor if array is None else call.e.const(array, tensor.dtype)
 
 
-def _outputs(call: Call) -> list[Type]:
+def _outputs(call: OnnxCall) -> list[Type]:
     """Types of all outputs of the prototype, those that nothing reads included: GE has a descriptor for each."""
     spec = get(call.node.op_type)
     known = [call.out(index) if value.name else None for index, value in enumerate(call.node.outputs)]

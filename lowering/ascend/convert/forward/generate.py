@@ -6,12 +6,12 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 from fa_compiler.op_registry.dtypes import from_onnx
 
 
 @handles("ConstantOfShape")
-def _filled(call: Call) -> Tensor:
+def _filled(call: OnnxCall) -> Tensor:
     """Zeros of float32 unless a value of one element says otherwise."""
     attr = call.node.attributes.get("value")
     array = np.zeros((1,), np.float32) if attr is None else attr.as_tensor().numpy()
@@ -20,7 +20,7 @@ def _filled(call: Call) -> Tensor:
 
 
 @handles("Trilu")
-def _trilu(call: Call) -> Tensor:
+def _trilu(call: OnnxCall) -> Tensor:
     """The diagonal is an attribute in GE; one that is computed becomes a comparison of positions."""
     x, upper = call.x(), bool(call.integer("upper", 1))
     diagonal = call.integers(1) if call.has(1) else [0]
@@ -32,20 +32,20 @@ def _trilu(call: Call) -> Tensor:
     return call.e.op("SelectV2", kept, x, call.like(0, x), out=call.out())
 
 
-def _distance(call: Call, rows: int | Tensor, columns: int | Tensor) -> Tensor:
+def _distance(call: OnnxCall, rows: int | Tensor, columns: int | Tensor) -> Tensor:
     """Column minus row, [rows, columns] in int64."""
     down, across = (_positions(call, size) for size in (rows, columns))
     return call.binary("Sub", call.unsqueeze(across, [0]), call.unsqueeze(down, [1]))
 
 
-def _positions(call: Call, size: int | Tensor) -> Tensor:
+def _positions(call: OnnxCall, size: int | Tensor) -> Tensor:
     limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
     out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
     return call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
 
 
 @handles("EyeLike")
-def _eye_like(call: Call) -> Tensor:
+def _eye_like(call: OnnxCall) -> Tensor:
     """Ones where column minus row is k."""
     x, out = call.x(), call.out()
     number = call.integer("dtype", 0)
@@ -58,7 +58,7 @@ def _eye_like(call: Call) -> Tensor:
 
 
 @handles("OneHot")
-def _one_hot(call: Call) -> Tensor:
+def _one_hot(call: OnnxCall) -> Tensor:
     """ONNX counts negative indices from the end, GE leaves their rows off; depth and values have one and two elements
     in ONNX, and are scalars in GE."""
     indices = call.x(0) if call.x(0).dtype in ("DT_INT32", "DT_INT64") else call.cast(call.x(0), "DT_INT64")
@@ -77,7 +77,7 @@ def _one_hot(call: Call) -> Tensor:
 
 
 @handles("CumSum")
-def _cumulated(call: Call) -> Tensor:
+def _cumulated(call: OnnxCall) -> Tensor:
     axes = call.integers(1)
     axis = call.e.ints(call.front(axes[0], call.x().rank)) if axes else call.x(1)
     exclusive, reverse = bool(call.integer("exclusive", 0)), bool(call.integer("reverse", 0))

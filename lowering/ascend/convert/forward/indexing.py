@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 
 
-def _never_negative(call: Call, index: int) -> bool:
+def _never_negative(call: OnnxCall, index: int) -> bool:
     array = call.array(index)
     if array is not None:
         return bool((array >= 0).all())
@@ -18,7 +18,7 @@ def _never_negative(call: Call, index: int) -> bool:
 
 
 @handles("Gather")
-def _gather(call: Call) -> Tensor:
+def _gather(call: OnnxCall) -> Tensor:
     axis = call.axis(0)
     negative = not _never_negative(call, 1)
     return call.e.op(
@@ -26,7 +26,7 @@ def _gather(call: Call) -> Tensor:
     )
 
 
-def _wrapped(call: Call, index: int, size: int | Tensor) -> Tensor:
+def _wrapped(call: OnnxCall, index: int, size: int | Tensor) -> Tensor:
     """Indices counted from the front, for an operator whose prototype does not promise negative ones."""
     indices = call.x(index)
     if _never_negative(call, index):
@@ -37,14 +37,14 @@ def _wrapped(call: Call, index: int, size: int | Tensor) -> Tensor:
 
 
 @handles("GatherElements")
-def _gather_elements(call: Call) -> Tensor:
+def _gather_elements(call: OnnxCall) -> Tensor:
     axis = call.axis(0)
     indices = _wrapped(call, 1, call.size(call.x(), axis))
     return call.e.op("GatherElements", call.x(), indices, dim=axis, out=call.out())
 
 
 @handles("Scatter", "ScatterElements")
-def _scatter_elements(call: Call) -> Tensor:
+def _scatter_elements(call: OnnxCall) -> Tensor:
     """GE's ScatterElements knows sums only; a largest or smallest value goes to the operator that scatters at indices
     of all axes."""
     axis = call.axis(0)
@@ -70,21 +70,21 @@ def _scatter_elements(call: Call) -> Tensor:
 
 
 @handles("GatherND")
-def _gather_nd(call: Call) -> Tensor:
+def _gather_nd(call: OnnxCall) -> Tensor:
     """With batch dimensions, their positions are put before the indices."""
     batch = call.integer("batch_dims", 0)
     indices = call.x(1) if batch == 0 else _batched(call, batch)
     return call.e.op("GatherNd", call.x(0), indices, negative_index_support=True, out=call.out())
 
 
-def _batched(call: Call, batch: int) -> Tensor:
+def _batched(call: OnnxCall, batch: int) -> Tensor:
     indices = call.x(1)
     sizes = [call.size(indices, axis) for axis in range(indices.rank - 1)]
     parts = [call.cast(_grid(call, [*sizes, 1], axis), indices.dtype) for axis in range(batch)]
     return _joined(call, [*parts, indices])
 
 
-def _grid(call: Call, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
+def _grid(call: OnnxCall, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
     """The position along one axis, at every place of a tensor of these sizes, in int64."""
     size = sizes[axis]
     limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
@@ -95,7 +95,7 @@ def _grid(call: Call, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
     return call.e.op("BroadcastTo", positions, call.vector(sizes), out=Type("DT_INT64", shape))
 
 
-def _joined(call: Call, parts: Sequence[Tensor]) -> Tensor:
+def _joined(call: OnnxCall, parts: Sequence[Tensor]) -> Tensor:
     """Tensors one behind the other along the last axis."""
     shapes = [part.shape for part in parts if part.shape is not None]
     width = -1 if any(shape[-1] < 0 for shape in shapes) else sum(shape[-1] for shape in shapes)
@@ -105,7 +105,7 @@ def _joined(call: Call, parts: Sequence[Tensor]) -> Tensor:
 
 
 @handles("ScatterND")
-def _scatter_nd(call: Call) -> Tensor:
+def _scatter_nd(call: OnnxCall) -> Tensor:
     x, indices, updates = call.x(0), call.x(1), call.x(2)
     operators = {
         "none": "TensorScatterUpdate",
@@ -127,7 +127,7 @@ def _scatter_nd(call: Call) -> Tensor:
 
 
 @handles("TopK")
-def _top_k(call: Call) -> Sequence[Tensor]:
+def _top_k(call: OnnxCall) -> Sequence[Tensor]:
     """GE counts in int32, and takes a scalar; results that ONNX allows in any order come sorted."""
     x = call.x()
     counts = call.integers(1)
@@ -142,7 +142,7 @@ def _top_k(call: Call) -> Sequence[Tensor]:
 
 
 @handles("ArgMax", "ArgMin")
-def _arg_extremum(call: Call) -> Tensor:
+def _arg_extremum(call: OnnxCall) -> Tensor:
     """The first of equal elements, in GE as in ONNX; the axis is dropped and put back where it is to stay."""
     if call.integer("select_last_index", 0):
         raise CannotMapError("GE finds the first of equal elements, not the last")
@@ -154,6 +154,6 @@ def _arg_extremum(call: Call) -> Tensor:
 
 
 @handles("NonZero")
-def _non_zero(call: Call) -> Tensor:
+def _non_zero(call: OnnxCall) -> Tensor:
     """ONNX gives [rank, count], which is GE's transposed form."""
     return call.e.op("NonZero", call.x(), transpose=True, dtype="DT_INT64", out=call.out())

@@ -8,7 +8,7 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 from fa_compiler.lowering.ascend.dtypes import attr_number
 
 _FIX = "fix the sizes with --input-shape"
@@ -16,7 +16,7 @@ _END = np.iinfo(np.int64).max
 
 
 @handles("Reshape")
-def _reshape(call: Call) -> Tensor:
+def _reshape(call: OnnxCall) -> Tensor:
     """ONNX's 0 copies a size and its allowzero does not; what GE makes of a 0 is not promised, so that the target
     never holds one that copies: sizes that are known in every run are written out, others are read from the input."""
     x, out = call.x(), call.out()
@@ -40,7 +40,7 @@ def _reshape(call: Call) -> Tensor:
     return call.e.op("Reshape", x, call.vector(parts), out=out)
 
 
-def _with_copies(call: Call) -> Tensor:
+def _with_copies(call: OnnxCall) -> Tensor:
     """The target with the input's sizes in place of zeros."""
     x, target = call.x(), call.x(1)
     length = -1 if target.shape is None else target.shape[0]
@@ -52,7 +52,7 @@ def _with_copies(call: Call) -> Tensor:
 
 
 @handles("Flatten")
-def _flatten(call: Call) -> Tensor:
+def _flatten(call: OnnxCall) -> Tensor:
     x, out = call.x(), call.out()
     axis = call.integer("axis", 1)
     if out.shape is not None and -1 not in out.shape:
@@ -68,13 +68,13 @@ def _flatten(call: Call) -> Tensor:
     return _halved(call, x, axis)
 
 
-def _halved(call: Call, x: Tensor, axis: int) -> Tensor:
+def _halved(call: OnnxCall, x: Tensor, axis: int) -> Tensor:
     """`x` as a matrix whose rows are the axes before `axis`, with sizes that are read when the model runs. Neither is
     -1, which would be any number where the other is 0."""
     return call.reshape(x, [_count(call, x, 0, axis), _count(call, x, axis, _END)])
 
 
-def _count(call: Call, x: Tensor, begin: int, end: int) -> Tensor:
+def _count(call: OnnxCall, x: Tensor, begin: int, end: int) -> Tensor:
     """The product of the sizes from axis `begin` to `end`, as a vector of one element."""
     sizes = call.cut(call.shape(x), [begin], [end])
     out = Type("DT_INT64", (1,))
@@ -82,13 +82,13 @@ def _count(call: Call, x: Tensor, begin: int, end: int) -> Tensor:
 
 
 @handles("Transpose")
-def _transpose(call: Call) -> Tensor:
+def _transpose(call: OnnxCall) -> Tensor:
     perm = call.listed("perm")
     perm = list(reversed(range(call.x().rank))) if perm is None else perm
     return call.e.op("Transpose", call.x(), call.e.ints(perm), out=call.out())
 
 
-def _axes(call: Call, rank: int | None) -> list[int] | None:
+def _axes(call: OnnxCall, rank: int | None) -> list[int] | None:
     """The axes of Squeeze and Unsqueeze, an attribute before opset 13; None where they are computed."""
     axes = call.listed("axes")
     axes = call.integers(1) if axes is None else axes
@@ -98,7 +98,7 @@ def _axes(call: Call, rank: int | None) -> list[int] | None:
 
 
 @handles("Squeeze")
-def _squeeze(call: Call) -> Tensor:
+def _squeeze(call: OnnxCall) -> Tensor:
     x = call.x()
     if call.has(1) and call.integers(1) is None:
         return call.e.op("SqueezeV3", x, call.x(1), out=call.out())
@@ -109,7 +109,7 @@ def _squeeze(call: Call) -> Tensor:
 
 
 @handles("Unsqueeze")
-def _unsqueeze(call: Call) -> Tensor:
+def _unsqueeze(call: OnnxCall) -> Tensor:
     x = call.x()
     if call.has(1) and call.integers(1) is None:
         return call.e.op("UnsqueezeV3", x, call.cast(call.x(1), "DT_INT64"), out=call.out())
@@ -120,7 +120,7 @@ def _unsqueeze(call: Call) -> Tensor:
 
 
 @handles("Shape")
-def _shape(call: Call) -> Tensor:
+def _shape(call: OnnxCall) -> Tensor:
     x = call.x()
     whole = call.e.op(
         "Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
@@ -134,7 +134,7 @@ def _shape(call: Call) -> Tensor:
 
 
 @handles("Size")
-def _size(call: Call) -> Tensor:
+def _size(call: OnnxCall) -> Tensor:
     x = call.x()
     if x.dtype == "DT_BF16":
         out = Type("DT_INT64", ())
@@ -144,7 +144,7 @@ def _size(call: Call) -> Tensor:
 
 
 @handles("Concat")
-def _concat(call: Call) -> Tensor:
+def _concat(call: OnnxCall) -> Tensor:
     inputs = call.present()
     if len(inputs) == 1:
         return inputs[0]
@@ -154,7 +154,7 @@ def _concat(call: Call) -> Tensor:
 
 
 @handles("Split")
-def _split(call: Call) -> Sequence[Tensor]:
+def _split(call: OnnxCall) -> Sequence[Tensor]:
     """Sizes are an attribute before opset 13; without them the parts are equal, and from opset 18 on the last may be
     smaller."""
     x = call.x()
@@ -184,7 +184,7 @@ def _split(call: Call) -> Sequence[Tensor]:
 
 
 @handles("Slice")
-def _slice(call: Call) -> Tensor:
+def _slice(call: OnnxCall) -> Tensor:
     """Bounds and axes are attributes before opset 10. Bounds count from the end where negative, and are cut to the
     axis, in GE as in ONNX; those of axes of known size are written as what they come to."""
     x = call.x()
@@ -222,7 +222,7 @@ def _slice(call: Call) -> Tensor:
     )
 
 
-def _length(call: Call, begins: list[int] | None) -> int:
+def _length(call: OnnxCall, begins: list[int] | None) -> int:
     if begins is not None:
         return len(begins)
     shape = call.x(1).shape
@@ -244,7 +244,7 @@ def _bounds(begin: int, end: int, step: int, size: int) -> tuple[int, int]:
 
 
 @handles("Expand")
-def _expand(call: Call) -> Tensor:
+def _expand(call: OnnxCall) -> Tensor:
     """ONNX lets both sides broadcast, and the target be shorter; BroadcastTo wants the result's shape. Where that is
     not known it is computed: the larger of both sizes, or 0 where one is 0."""
     x, out = call.x(), call.out()
@@ -270,7 +270,7 @@ def _expand(call: Call) -> Tensor:
 
 
 @handles("Pad")
-def _pad(call: Call) -> Tensor:
+def _pad(call: OnnxCall) -> Tensor:
     """Pads are all beginnings and then all ends, for the axes of input 3. Negative ones cut, which PadV3 does not."""
     x = call.x()
     mode = call.word("mode", "constant")
@@ -298,12 +298,12 @@ def _pad(call: Call) -> Tensor:
     return _padded(call, x, call.e.ints([*begins, *ends]), mode, number)
 
 
-def _padded(call: Call, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:
+def _padded(call: OnnxCall, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:
     given = number if mode == "constant" else None
     return call.e.op("PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out())
 
 
-def _spread(call: Call) -> Tensor:
+def _spread(call: OnnxCall) -> Tensor:
     """Computed pads of some axes as pads of all."""
     pads, rank = call.x(1), call.x().rank
     if not call.has(3):
@@ -319,7 +319,7 @@ def _spread(call: Call) -> Tensor:
     return call.vector(parts)
 
 
-def _cut_and_pad(call: Call, pads: Tensor, mode: str, number: Tensor) -> Tensor:
+def _cut_and_pad(call: OnnxCall, pads: Tensor, mode: str, number: Tensor) -> Tensor:
     """With computed pads: cut where they are negative, pad where they are not."""
     x, rank = call.x(), call.x().rank
     content = call.content(1)

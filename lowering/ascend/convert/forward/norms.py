@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, handles
 
 _PER_AXIS = 13
 """The opset since which Softmax runs over one axis; before, over all from its axis on."""
 
 
 @handles("Softmax", "LogSoftmax")
-def _softmax(call: Call) -> Tensor:
+def _softmax(call: OnnxCall) -> Tensor:
     """Before opset 13 the axes from `axis` on are one."""
     x, out = call.x(), call.out()
     op_type = "SoftmaxV2" if call.node.op_type == "Softmax" else "LogSoftmaxV2"
@@ -32,7 +32,7 @@ def _softmax(call: Call) -> Tensor:
 
 
 @handles("LayerNormalization")
-def _layer_norm(call: Call) -> Sequence[Tensor]:
+def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     """GE wants a bias, and both weights in the shape of the normalised axes. LayerNorm gives the variance, LayerNormV3
     the reciprocal of the deviation, as ONNX does; only float32 gives them in ONNX's type."""
     x = call.x()
@@ -58,7 +58,7 @@ def _layer_norm(call: Call) -> Sequence[Tensor]:
     return made[: len(call.node.outputs)]
 
 
-def _of_shape(call: Call, weight: Tensor, x: Tensor, axis: int) -> Tensor:
+def _of_shape(call: OnnxCall, weight: Tensor, x: Tensor, axis: int) -> Tensor:
     """A weight in the shape of the normalised axes; ONNX lets it broadcast to them."""
     wanted = None if x.shape is None else x.shape[axis:]
     if wanted is None or weight.shape == wanted:
@@ -71,13 +71,13 @@ def _of_shape(call: Call, weight: Tensor, x: Tensor, axis: int) -> Tensor:
     return call.e.op("BroadcastTo", weight, target, out=weight.with_shape(wanted))
 
 
-def _zeros(call: Call, like: Tensor) -> Tensor:
+def _zeros(call: OnnxCall, like: Tensor) -> Tensor:
     return call.e.op("Fill", call.shape(like), call.like(0, like), out=Type(like.dtype, like.shape))
 
 
 @handles("RMSNormalization")
 @handles("SimplifiedLayerNormalization")
-def _rms_norm(call: Call) -> Sequence[Tensor]:
+def _rms_norm(call: OnnxCall) -> Sequence[Tensor]:
     """The axes that are normalised are those of the scale."""
     x, axis = call.x(), call.axis(-1)
     gamma = _of_shape(call, call.x(1), x, axis)
@@ -89,7 +89,7 @@ def _rms_norm(call: Call) -> Sequence[Tensor]:
 
 
 @handles("BatchNormalization")
-def _batch_norm(call: Call) -> Sequence[Tensor]:
+def _batch_norm(call: OnnxCall) -> Sequence[Tensor]:
     """With the statistics it was trained with, an affine function of each channel, which is axis 1."""
     trains = call.integer("training_mode", 0) or (call.opset < 7 and not call.integer("is_test", 0))
     if trains or any(call.wanted(index) for index in range(1, len(call.node.outputs))):
@@ -104,13 +104,13 @@ def _batch_norm(call: Call) -> Sequence[Tensor]:
     return [call.binary("Add", call.binary("Mul", centred, call.cast(factor, x.dtype)), call.cast(bias, x.dtype))]
 
 
-def _channels(call: Call, vector: Tensor, rank: int) -> Tensor:
+def _channels(call: OnnxCall, vector: Tensor, rank: int) -> Tensor:
     """A vector of channels as a tensor that broadcasts along axis 1."""
     return call.unsqueeze(vector, list(range(1, rank - 1)))
 
 
 @handles("InstanceNormalization")
-def _instance_norm(call: Call) -> Tensor:
+def _instance_norm(call: OnnxCall) -> Tensor:
     """Each channel of each sample by its own mean and variance."""
     x = call.x()
     axes = call.e.ints(range(2, x.rank))
@@ -127,7 +127,7 @@ def _instance_norm(call: Call) -> Tensor:
 
 
 @handles("SkipLayerNormalization", domain=MICROSOFT)
-def _skip_layer_norm(call: Call) -> Sequence[Tensor]:
+def _skip_layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     """Normalises the sum of its first two inputs and the bias over the last axis; output 3 is that sum."""
     if call.wanted(1) or call.wanted(2):
         raise CannotMapError("its mean or deviation is read", "leave out what reads it")

@@ -8,14 +8,14 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 from fa_compiler.lowering.ascend.convert.forward.contractions import matmul
 
 _TYPES = ("DT_INT8", "DT_UINT8", "DT_INT16", "DT_UINT16")
 _RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in _TYPES}
 
 
-def _along(call: Call, vector: Tensor) -> Tensor:
+def _along(call: OnnxCall, vector: Tensor) -> Tensor:
     """A scale or zero point that broadcasts with the input: one number, or one for each place along `axis`."""
     if call.integer("block_size", 0):
         raise CannotMapError("GE has no scale for blocks", "quantise each tensor or each channel")
@@ -26,7 +26,7 @@ def _along(call: Call, vector: Tensor) -> Tensor:
 
 
 @handles("DequantizeLinear")
-def _dequantize(call: Call) -> Tensor:
+def _dequantize(call: OnnxCall) -> Tensor:
     """(x - zero point) * scale: the difference is exact in float32 up to 16 bits, and the zero point of int32 is 0."""
     if call.x().dtype not in (*_RANGES, "DT_INT32"):
         raise CannotMapError("its integers are not exact in float32", "use 8 or 16 bits")
@@ -38,7 +38,7 @@ def _dequantize(call: Call) -> Tensor:
 
 
 @handles("MatMulInteger")
-def _matmul_integer(call: Call) -> Tensor:
+def _matmul_integer(call: OnnxCall) -> Tensor:
     """The product of what is left without the zero points, in int32. Those of the first operand are for its rows."""
     a, b = (call.cast(call.x(place), "DT_INT32") for place in (0, 1))
     if min(a.rank, b.rank) < 2:
@@ -52,7 +52,7 @@ def _matmul_integer(call: Call) -> Tensor:
 
 
 @handles("QuantizeLinear")
-def _quantize(call: Call) -> Tensor:
+def _quantize(call: OnnxCall) -> Tensor:
     """The quotient rounded with halves to even, plus the zero point, kept inside the type."""
     dtype = call.out().dtype
     if dtype not in _RANGES or call.x().dtype != "DT_FLOAT":
@@ -65,7 +65,7 @@ def _quantize(call: Call) -> Tensor:
 
 
 @handles("DynamicQuantizeLinear")
-def _quantize_dynamically(call: Call) -> Sequence[Tensor]:
+def _quantize_dynamically(call: OnnxCall) -> Sequence[Tensor]:
     """The range of the values and 0 becomes 0 to 255; of zeros alone the scale is 1."""
     x = call.x()
     axes = call.e.ints(range(x.rank))

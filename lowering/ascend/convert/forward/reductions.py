@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 
 
-def reduce_over(call: Call, op_type: str, x: Tensor) -> Tensor:
+def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
     """`x` reduced over the axes of the node: no axes are all, or none with noop_with_empty_axes."""
     keep = bool(call.integer("keepdims", 1))
     out = Type(x.dtype, call.out().shape)
@@ -34,12 +34,12 @@ def reduce_over(call: Call, op_type: str, x: Tensor) -> Tensor:
 
 
 @handles("ReduceSum", "ReduceMean", "ReduceProd")
-def _reduce(call: Call) -> Tensor:
+def _reduce(call: OnnxCall) -> Tensor:
     return reduce_over(call, call.node.op_type, call.x())
 
 
 @handles("ReduceMax", "ReduceMin")
-def _reduce_extremum(call: Call) -> Tensor:
+def _reduce_extremum(call: OnnxCall) -> Tensor:
     """Of truth values it is any or all of them."""
     if call.x().dtype == "DT_BOOL":
         return reduce_over(call, "ReduceAny" if call.node.op_type == "ReduceMax" else "ReduceAll", call.x())
@@ -47,40 +47,40 @@ def _reduce_extremum(call: Call) -> Tensor:
 
 
 @handles("ReduceSumSquare")
-def _reduce_sum_square(call: Call) -> Tensor:
+def _reduce_sum_square(call: OnnxCall) -> Tensor:
     return reduce_over(call, "ReduceSum", call.unary("Square", call.x()))
 
 
 @handles("ReduceL1")
-def _reduce_l1(call: Call) -> Tensor:
+def _reduce_l1(call: OnnxCall) -> Tensor:
     return reduce_over(call, "ReduceSum", call.unary("Abs", call.x()))
 
 
 @handles("ReduceL2")
-def _reduce_l2(call: Call) -> Tensor:
+def _reduce_l2(call: OnnxCall) -> Tensor:
     return call.unary("Sqrt", reduce_over(call, "ReduceSum", call.unary("Square", call.x())))
 
 
 @handles("ReduceLogSum")
-def _reduce_log_sum(call: Call) -> Tensor:
+def _reduce_log_sum(call: OnnxCall) -> Tensor:
     return call.unary("Log", reduce_over(call, "ReduceSum", call.x()))
 
 
 @handles("ReduceLogSumExp")
-def _reduce_log_sum_exp(call: Call) -> Tensor:
+def _reduce_log_sum_exp(call: OnnxCall) -> Tensor:
     return reduce_over(call, "ReduceLogSumExp", call.x())
 
 
 @handles("GlobalAveragePool")
-def _global_average(call: Call) -> Tensor:
+def _global_average(call: OnnxCall) -> Tensor:
     return _over_space(call, "ReduceMean")
 
 
 @handles("GlobalMaxPool")
-def _global_max(call: Call) -> Tensor:
+def _global_max(call: OnnxCall) -> Tensor:
     return _over_space(call, "ReduceMax")
 
 
-def _over_space(call: Call, op_type: str) -> Tensor:
+def _over_space(call: OnnxCall, op_type: str) -> Tensor:
     axes = call.e.ints(range(2, call.x().rank))
     return call.e.op(op_type, call.x(), axes, keep_dims=True, noop_with_empty_axes=False, out=call.out())

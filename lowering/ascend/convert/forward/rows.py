@@ -7,7 +7,7 @@ scale 1 and shift 0; Round has decimals 0, and rounds halves to even as ONNX doe
 from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, STANDARD, Call
+from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, STANDARD, OnnxCall
 
 ROWS = {
     "Abs": "Abs",
@@ -62,7 +62,7 @@ ROWS = {
 """ONNX operator: GE operator."""
 
 
-def _row(call: Call) -> Tensor:
+def _row(call: OnnxCall) -> Tensor:
     return call.e.op(ROWS[call.node.op_type], *call.inputs, out=call.out())
 
 

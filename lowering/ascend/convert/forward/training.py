@@ -8,12 +8,12 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, handles
 from fa_compiler.passes.nodes import is_op
 
 
 @handles("TanhGrad", domain=MICROSOFT)
-def _tanh_grad(call: Call) -> Tensor:
+def _tanh_grad(call: OnnxCall) -> Tensor:
     """The second input is the output of Tanh in some versions of ONNX Runtime and its input in others: the graph
     tells which."""
     value = call.node.inputs[1]
@@ -28,25 +28,25 @@ def _tanh_grad(call: Call) -> Tensor:
 
 
 @handles("SoftmaxGrad_13", domain=MICROSOFT)
-def _softmax_grad(call: Call) -> Tensor:
+def _softmax_grad(call: OnnxCall) -> Tensor:
     """From the gradient and the probabilities."""
     return call.e.op("SoftmaxGrad", call.x(1), call.x(0), axes=[call.axis(-1)], out=call.out())
 
 
 @handles("GeluGrad", domain=MICROSOFT)
-def _gelu_grad(call: Call) -> Tensor:
+def _gelu_grad(call: OnnxCall) -> Tensor:
     return call.e.op("GeluGradV2", call.x(0), call.x(1), approximate="none", out=call.x(1))
 
 
 @handles("BiasGeluGrad_dX", domain=MICROSOFT)
-def _bias_gelu_grad(call: Call) -> Tensor:
+def _bias_gelu_grad(call: OnnxCall) -> Tensor:
     """Inputs are dY, X and the bias that was added to X."""
     x = call.binary("Add", call.x(1), call.x(2))
     return call.e.op("GeluGradV2", call.x(0), x, approximate="none", out=Type(x.dtype, x.shape))
 
 
 @handles("LayerNormalizationGrad", domain=MICROSOFT)
-def _layer_norm_grad(call: Call) -> Sequence[Tensor]:
+def _layer_norm_grad(call: OnnxCall) -> Sequence[Tensor]:
     """Inputs are dY, X, scale, mean and the reciprocal of the deviation."""
     dy, x, gamma, mean, rate = (call.x(place) for place in range(5))
     axis = call.axis(-1, of=1)
@@ -58,7 +58,7 @@ def _layer_norm_grad(call: Call) -> Sequence[Tensor]:
 
 
 @handles("GatherGrad", domain=MICROSOFT)
-def _gather_grad(call: Call) -> Tensor:
+def _gather_grad(call: OnnxCall) -> Tensor:
     """Inputs are the shape of the data, the indices and dY: each slice of dY is added where its index says. The axes
     of the indices go to the front of dY for it, and the rows that come out back to their place."""
     shape, indices, dy = call.x(0), call.x(1), call.x(2)
@@ -80,7 +80,7 @@ def _gather_grad(call: Call) -> Tensor:
 
 
 @handles("SoftmaxCrossEntropyLossGrad", domain=MICROSOFT)
-def _cross_entropy_grad(call: Call) -> Tensor:
+def _cross_entropy_grad(call: OnnxCall) -> Tensor:
     """Inputs are dY, the logarithms of the probabilities [N, C, ...] and the labels [N, ...]: (p - 1 at the label) dY,
     over the number of labels where the loss was their mean; 0 at labels to be ignored."""
     if call.has(3) or call.has(4):
@@ -113,7 +113,7 @@ def _cross_entropy_grad(call: Call) -> Tensor:
 
 
 @handles("InPlaceAccumulatorV2", domain=MICROSOFT)
-def _accumulate(call: Call) -> Sequence[Tensor]:
+def _accumulate(call: OnnxCall) -> Sequence[Tensor]:
     """The new gradient, or its sum with the old one unless an input says to overwrite. Output 0 is a flag."""
     overwrite = call.array(2) if call.has(2) else np.zeros(1)
     if overwrite is None:
@@ -129,7 +129,7 @@ def _accumulate(call: Call) -> Sequence[Tensor]:
 
 
 @handles("Scale", domain=MICROSOFT)
-def _scale(call: Call) -> Tensor:
+def _scale(call: OnnxCall) -> Tensor:
     """Divided by the scale, or multiplied with it."""
     scale = call.cast(call.x(1), call.x().dtype)
     scale = call.squeeze(scale, list(range(scale.rank)))

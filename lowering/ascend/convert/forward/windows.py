@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import Call, handles
+from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 
 _FIX = "fix the sizes with --input-shape"
 
 
 @handles("Conv")
-def _conv(call: Call) -> Tensor:
+def _conv(call: OnnxCall) -> Tensor:
     """One spatial axis becomes two, the first of size 1; three are Conv3DV2. A bias in bfloat16 is added behind."""
     x, weight = call.x(0), call.x(1)
     axes = x.rank - 2
@@ -54,7 +54,7 @@ def _pairs(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
 
 
 def _pads(
-    call: Call, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+    call: OnnxCall, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Padding at the beginning and at the end of every spatial axis."""
     mode = call.word("auto_pad", "NOTSET")
@@ -77,7 +77,7 @@ def _pads(
 
 
 @handles("MaxPool", "AveragePool")
-def _pool(call: Call) -> Sequence[Tensor]:
+def _pool(call: OnnxCall) -> Sequence[Tensor]:
     """One spatial axis becomes two. Where the last window would be cut, the sizes differ between rounding up in ONNX
     and in GE; dilations and indices have no counterpart."""
     x = call.x()
@@ -125,7 +125,7 @@ def _exact(
 
 
 @handles("Resize", "Upsample")
-def _resize(call: Call) -> Tensor:
+def _resize(call: OnnxCall) -> Tensor:
     """GE's Resize has ONNX's attributes of opset 11 and its inputs; what opset 18 added keeps its default."""
     if call.opset < 11:
         return _scaled(call)
@@ -154,7 +154,7 @@ def _resize(call: Call) -> Tensor:
     )
 
 
-def _scaled(call: Call) -> Tensor:
+def _scaled(call: OnnxCall) -> Tensor:
     """Before opset 11 there are scales only, coordinates are multiplied with them, and the nearest place is the one
     below; which one it is where an axis shrinks was never said."""
     mode, listed = call.word("mode", "nearest"), call.node.attributes.get("scales")

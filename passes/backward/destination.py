@@ -1,4 +1,4 @@
-"""Where the gradients of an operator land: behind the products they replace, at the place that costs least."""
+"""Where the gradients of an operator go: behind the products they replace, at the place that costs least."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fa_compiler.passes.surgery import replace_value
 
 
 @dataclass(frozen=True)
-class Landing:
+class GradientDestination:
     """A place for a gradient, the axes to sum over first, and the moves to it from the operator's output with those
     axes in front."""
 
@@ -59,10 +59,10 @@ def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement
     return arrangement(layout, roles.batch, roles.kv_heads, roles.kv_seq, depth)
 
 
-def landing_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Landing | None:
+def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> GradientDestination | None:
     """The cheapest place for a gradient; None where it cannot be brought to any."""
     dims = gradient_dims(gradient.role, match, layout)
-    best: Landing | None = None
+    best: GradientDestination | None = None
     for place in gradient.places:
         wanted = match.space.resolve_all(place.dims)
         left = _axes(wanted)
@@ -70,31 +70,36 @@ def landing_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Landin
         plan = moves(dims, (summed, *wanted) if summed else wanted)
         if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(place.factor) < FACTORS:
             continue
-        landing = Landing(place, summed, plan)
-        if best is None or landing.cost <= best.cost:
-            best = landing
+        destination = GradientDestination(place, summed, plan)
+        if best is None or destination.cost <= best.cost:
+            best = destination
     return best
 
 
-def landed(
-    value: ir.Value, dims: Arrangement, landing: Landing, dtype: ir.DataType, builder: Builder, mover: Mover
+def moved_to(
+    value: ir.Value,
+    dims: Arrangement,
+    destination: GradientDestination,
+    dtype: ir.DataType,
+    builder: Builder,
+    mover: Mover,
 ) -> ir.Value:
     """An operator's output of this arrangement and type as the value whose place it takes. Sums and factors are
     computed in float32: the graph may have left 16 bits before it undoes the scale of a loss."""
-    value = mover.apply(value, dims, landing.plan)
-    if landing.summed or not _is_one(landing.place.factor):
+    value = mover.apply(value, dims, destination.plan)
+    if destination.summed or not _is_one(destination.place.factor):
         dtype = ir.DataType.FLOAT
         value = builder.cast(value, dtype)
-    if landing.summed:
+    if destination.summed:
         value = _sum_first(value, dtype, builder)
-    if not _is_one(landing.place.factor):
-        number = builder.constant(np.array(landing.place.factor, dtype=dtype.numpy()), "number")
+    if not _is_one(destination.place.factor):
+        number = builder.constant(np.array(destination.place.factor, dtype=dtype.numpy()), "number")
         value = builder.op("Mul", [value, number], dtype)
-    wanted = builder.info.dtype(landing.place.value)
+    wanted = builder.info.dtype(destination.place.value)
     return value if wanted is None else builder.cast(value, wanted)
 
 
-def land(pairs: list[tuple[Place, ir.Value]], emitter: Emitter) -> None:
+def put_at(pairs: list[tuple[Place, ir.Value]], emitter: Emitter) -> None:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
     for place, result in pairs:
