@@ -102,5 +102,5 @@ $(VENV)/.test: $(VENV)/.package
 $(VENV)-%/.test: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$*
 	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check onnxruntime==$* \
-		onnx onnx-ir numpy ml_dtypes rich pytest pytest-xdist hypothesis
+		onnx onnx-ir networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
 	@touch $@

@@ -280,7 +280,7 @@ def test_refused(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
         model.graph.initializer.append(model.graph.initializer[0])
     assert main(["inspect", str(saved(model, tmp_path / "model.onnx"))]) == 2
     told = {
-        "cycle": "the nodes form a cycle: Mul 'scale_scores' needs what it makes",
+        "cycle": "the nodes form a cycle: MatMul 'scores' -> Mul 'scale_scores' -> ",
         "two producers": "'scaled' is made by Relu 'twice' and by Mul 'scale_scores'",
         "two initializers": "scale initializer name is not unique",
     }

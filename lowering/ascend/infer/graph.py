@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 
@@ -52,11 +51,15 @@ class _Walker:
 
     def graph(self, graph: Graph, passed: Mapping[int, Fact]) -> list[Fact]:
         """The facts of a graph's outputs; `passed` are those of the inputs of the operator that runs it."""
+        import networkx as nx  # a tenth of a second, which only what needs shapes waits for
+
         ops = {op.name: op for op in graph.ops}
-        sources = {op.name: {source.op for source in op.inputs if source is not None} & ops.keys() for op in graph.ops}
+        after = nx.DiGraph()
+        after.add_nodes_from(ops)
+        after.add_edges_from((source.op, op.name) for op in graph.ops for source in op.inputs if source is not None)
         try:
-            order = list(TopologicalSorter(sources).static_order())
-        except CycleError:
+            order = [name for name in nx.topological_sort(after) if name in ops]
+        except nx.NetworkXUnfeasible:
             return []
         facts: dict[tuple[str, int], Fact] = {}
         outputs: list[Fact] = []
