@@ -34,7 +34,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.quantities import D, E, F, G, L, MaskedRows, P, Quantity
 from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
-from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
@@ -411,7 +411,8 @@ class Region:
         return None
 
     def walk(self, product: Contraction, side: int, dims: Arrangement, other: Arrangement) -> bool:
-        """Let the labels two operands share run along the same axes."""
+        """Let the labels two operands share run along the same axes. An axis that runs along two labels is refused: the
+        product walks each of them by itself."""
         if len(dims) != len(product.labels[side]) or len(other) != len(product.labels[1 - side]):
             return False
         mine = dict(zip(product.labels[side], dims, strict=True))
@@ -420,6 +421,10 @@ class Region:
             one, two = self.viewer.space.resolve(mine[label]), self.viewer.space.resolve(theirs[label])
             broadcast = label in product.out and not (one and two)
             if not broadcast and not self.tracer.same(one, two):
+                return False
+        places: dict[Axis, str] = {}
+        for label, dim in (*mine.items(), *theirs.items()):
+            if any(places.setdefault(axis, label) != label for axis in self.viewer.space.resolve(dim)):
                 return False
         return True
 

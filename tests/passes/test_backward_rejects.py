@@ -246,6 +246,26 @@ def test_a_mask_that_repeats_a_single_row_is_declined() -> None:
     declined(parse(body, KEEP, inputs=inputs, outputs=outputs, initializers=NUMBERS), Code.TRAINING)
 
 
+@pytest.mark.parametrize("perm", ["3,0,1,2", "3,1,0,2"])
+def test_heads_of_a_product_that_are_walked_twice(perm: str) -> None:
+    """With the heads of the query beside its rows, each of them meets each head of the scores' gradient, and the sum
+    over the latter is no gradient of the key."""
+    einsum = 'dk = Einsum<equation="bnij,bnik->bjk">(dx, q)'
+    if perm == "3,0,1,2":
+        einsum = "heads = Constant<value=int64[1] {1}>() w = MatMul(qt, dx) dk = ReduceSum<keepdims=1>(w, heads)"
+    lines = {**BODY, "pt": "", "dv": "", "dxt": f"qt = Transpose<perm=[{perm}]>(q)", "dk": einsum}
+    inputs = "float[1,2,6,8] q, float[1,1,6,8] k, float[1,1,6,8] v, float[1,2,6,8] g"
+    shape = "float[8,1,2,6]" if "MatMul" in einsum else "float[1,6,8]"
+    outputs = f"float[1,2,6,8] y, float[1,2,6,8] dq, {shape} dk"
+    original = parse(" ".join(lines.values()), inputs=inputs, outputs=outputs, initializers=NUMBERS)
+    changed, report = fused_pair(original)
+    assert {block.status for block in report.blocks} == {"declined" if "MatMul" in einsum else "fused"}
+    feeds = random_feeds(original)
+    wanted, got = named(original, run(original, feeds)), evaluate(changed, feeds)
+    for name, value in wanted.items():
+        assert_close(got[name], value, 1e-5)
+
+
 FACTORS = {
     "of each head on the probabilities": {
         "y": "ph = Mul(p, h) y = MatMul(ph, v)",
