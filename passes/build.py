@@ -155,11 +155,14 @@ class Builder:
         return value
 
     def drop_unused_constants(self) -> None:
-        """Remove what was made for nodes that were not added in the end; nothing may be built afterwards."""
+        """Remove what was made for nodes that were not added in the end and is still there; nothing may be built
+        afterwards."""
         for key, value in self._made.items():
             if key[0] != "constant" or value.uses():
                 continue
             if (node := value.producer()) is not None:
+                if node.graph is not self.graph:
+                    continue
                 sources = [source for source in node.inputs if source is not None]
                 self.graph.remove(node, safe=True)
                 makers = [source.producer() for source in sources if not source.uses()]

@@ -183,6 +183,11 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
     """Why the type, the shape and the data inside of a tensor do not go together, None if they do. ONNX Runtime refuses
     what is said here."""
     if tensor.data_type == onnx.TensorProto.STRING:
+        raw, wanted = tensor.HasField("raw_data"), math.prod(tensor.dims)
+        if not is_external(tensor) and (raw or len(tensor.string_data) != wanted):
+            held = "raw bytes" if raw else f"{len(tensor.string_data)} strings"
+            shape = list(tensor.dims)[:16]
+            return f"tensor '{tensor.name}' holds {held}, its type and shape {shape} need {wanted} strings"
         return None
     if not is_sized(tensor):
         return f"tensor '{tensor.name}' is of type {tensor.data_type}, which ONNX does not have"

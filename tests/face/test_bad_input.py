@@ -203,6 +203,14 @@ CASES: dict[str, tuple[Make, str]] = {
     "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is no type"),
     "split in more parts than said": (_edited(_split), "node 'split' (Split) has 2 outputs and num_outputs 1"),
     "too many numbers": (_holding([], float_data=[1.0, 2.0]), "'odd' holds 2 numbers, its type and shape [] need 1"),
+    "strings as bytes": (
+        _holding([2], data_type=TensorProto.STRING, raw_data=bytes(8)),
+        "'odd' holds raw bytes, its type and shape [2] need 2 strings",
+    ),
+    "too few strings": (
+        _holding([2], data_type=TensorProto.STRING, string_data=[b"one"]),
+        "'odd' holds 1 strings, its type and shape [2] need 2 strings",
+    ),
     "too many bytes": (_holding([2], raw_data=bytes(12)), "'odd' holds 12 bytes, its type and shape [2] need 8"),
     "large tensor of no type": (_holding([1 << 16], data_type=0, raw_data=bytes(1 << 18)), "'odd' is of type 0"),
     "large tensor, too few": (_holding([1 << 17], raw_data=bytes(1 << 18)), "'odd' holds 262144 bytes"),

@@ -254,6 +254,23 @@ def test_numbers_in_a_branch_of_a_model_of_ir_version_3(version: int) -> None:
     assert ("Constant" in made) == (version == 3) and bool(branch.initializer) == (version == 4)
 
 
+def test_numbers_of_a_branch_that_nothing_needs_in_the_end() -> None:
+    """Nodes that hold them go together with those that were made for nothing: an operand of six batch dimensions is
+    declined when its shape was made already."""
+    tensor = "float[2,2,8,4,2,2,4,8]"
+    model = parse(
+        branches("s = MatMul(q, k) p = Softmax<axis=-1>(s) a = MatMul(p, v)", "b = Neg(v)", tensor),
+        "bool c",
+        inputs=f"float[2,2,4,8] q, float[2,2,8,4] k, {tensor} v",
+        outputs=f"{tensor} y",
+        ir_version=3,
+        opset=17,
+    )
+    result, report = fused(model, "ascend")
+    assert report.count("fused") == 0
+    assert result == ir.to_proto(ir.from_proto(model))
+
+
 @pytest.mark.parametrize("given", [None, 0.75])
 def test_scale_that_can_be_replaced(given: float | None) -> None:
     model = parse(SCALED, "float c", initializers="<float c = {0.25}>")
