@@ -5,6 +5,7 @@
     a name whose bytes are not UTF-8
     a tensor whose data do not fit its shape
     a Split with more outputs than `num_outputs`
+    a Transpose whose `perm` is no permutation
     a call of a function with more inputs or outputs than the function has
     a reference to an attribute that does not exist, or that has another type
 
@@ -58,6 +59,10 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
                 # The checker reads behind the end of its list of sizes, which may end the process.
                 if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
                     return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
+                if attr.name == "perm" and node.op_type == "Transpose" and node.domain in STANDARD:
+                    perm = list(attr.ints)
+                    if sorted(perm) != list(range(len(perm))):
+                        return f"node '{node.name}' (Transpose) has the perm {perm[:16]}, which is no permutation"
             if (found := _metadata_fault(node)) is not None:
                 return found
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):

@@ -184,6 +184,12 @@ CASES: dict[str, tuple[Make, str]] = {
     "sparse initializer": (_edited(_sparse), "sparse initializers"),
     "map": (_edited(_map), "Map types are not supported"),
     "training": (_edited(lambda m: m.training_info.add()), "training_info"),
+    "no permutation": (
+        _edited(
+            lambda m: m.graph.node.append(helper.make_node("Transpose", ["nothing"], ["t"], "turned", perm=[0, 23]))
+        ),
+        "node 'turned' (Transpose) has the perm [0, 23], which is no permutation",
+    ),
     "opset below 1": (_edited(lambda m: setattr(m.opset_import[0], "version", -1)), "no opset -1"),
     "opset beyond 32 bits": (_edited(lambda m: setattr(m.opset_import[0], "version", 1 << 62)), "no opset 46116860"),
     "reference outside a function": (
