@@ -25,6 +25,8 @@ or not depends on where ONNX Runtime runs the body's nodes, so there the same ho
 Refused besides: softcap, the score or probability matrix as an output, and a rounding softmax_precision. So is a causal
 query of one row beside several new keys and a past: ONNX Runtime sees all keys there, and the specification does not.
 So is a float mask that may hold +inf beside other exclusions, where the function body runs: it adds their -inf to it.
+So are operands of three dimensions whose batch sizes differ. The function body takes the query's batch size for all of
+them when it splits their heads, and so moves elements of a smaller key or value to other places.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ class _Attention:
             keys, values = self._joined(4, key), self._joined(5, value)
             k, v, columns = call.operand(keys, "BNSD"), call.operand(values, "BNSD"), Measure(keys, 2)
             presents = self._presents(keys, values)
+        self._check_batches(q, k, v)
         scores = call.scores(q, k, v)
         keys_of = Keys(call, Measure(query, 1 if self._flat(query) else 2), columns, Measure(query, 0))
         plan = self._plan(keys_of, scores)
@@ -111,6 +114,14 @@ class _Attention:
         return Converted(call.record(q, k, v, scores, plan, scale, self._layout(query)), tuple(presents))
 
     # -- operands ---------------------------------------------------------------------------------------
+
+    def _check_batches(self, *operands: Operand) -> None:
+        """Decline operands of three dimensions one of which has a batch of 1 beside a larger one."""
+        split = any(self._flat(self.call.needed(index)) for index in range(3))
+        sizes = {self.call.viewer.space.size(operand.batch) for operand in operands}
+        if split and Dim(1) in sizes and len(sizes) > 1:
+            reason = "query, key and value of three dimensions differ in their batch size"
+            raise self.call.decline(Code.SHAPE, reason)
 
     def _flat(self, value: ir.Value) -> bool:
         return len(self.call.shape(value)) == 3

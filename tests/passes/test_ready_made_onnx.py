@@ -287,6 +287,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "large heads": ({"q": "B 2 S 776", "k": "B 2 T 776", "v": "B 2 T 776"}, "head_size_over_768", "776"),
     "head size not known": ({"q": "B 2 S D", "k": "B 2 T D", "v": "B 2 T D", "D": 8}, "shape", "head size"),
     "heads not known": ({"q": "B N S 8", "k": "B N T 8", "v": "B N T 8", "N": 2}, "shape", "number of heads"),
+    "batch of one, rank 3": ({**FLAT, "v": "1 T 16"}, "shape", "batch size"),
+    "batch of one query, rank 3": ({**FLAT, "q": "1 S 16"}, "shape", "batch size"),
     "one of several new keys": ({**PAST, **CAUSAL, "S": 1}, "ready_made", "one causal row"),
     "scale": ({"scale": -0.5}, "scale", "positive"),
     "a mask that is a number": ({"mask": ("", np.array(-1e9, np.float32))}, "rank", "'mask' has 0 dimensions"),
