@@ -1,1 +1,1 @@
-"""From the record of an attention to the nodes that take its place."""
+"""Builds the nodes that replace a matched attention."""

@@ -2,26 +2,30 @@
 
 Accepted, given a match and the inputs a FlashAttentionScore would have:
 
-    rows        one, proven, or vouched for by `--assume decode`: the operator refuses every other run
-    layout      BSH, BSND or BNSD; key and value of one head size; one batch size, proven
-    band        none, or the causal one from the bottom right corner: one token is the last and sees every key
-    lengths     a mask that keeps the keys below a length or from a start on (lengths.py), where no row is masked
-                everywhere or such a row gave 0, which an entry of no keys gives, or NaN, which is put there. Of pages
-                that have none, all keys
-    atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], without a bias beside it, and rows masked
-                everywhere are the mean of the values, which the operator gives them, or there are none: masked keys
-                have the score -1e12. That they weigh nothing beside other keys is proven for float16, whose products
-                cannot get as low as -1e12 by a common scale; else the user vouches for it (`--assume masks-dominate`)
-                Where it gives keys that very score (NPUIncreFlashAttention) it is the operator's own. A length that the
-                model leaves open has to be that of the keys in the run, as for FlashAttentionScore
-    real_shift  biases that were added, of the query's type, [B or 1,N1,1,S2], with the one row that is vouched for as
-                well: both operators add them after the scale
-    caches      as they are; or both by DequantizeLinear from int8 with constant scales (quantised.py), in the query's
-                type; or gathered from pools of blocks by a table (paging.py), whose gathered copy is then never made
+    rows        one query row. It is proven, or the user vouches for it (`--assume decode`): the operator refuses every
+                run with more rows
+    layout      BSH, BSND or BNSD. Key and value have the same head size; query, key and value are proven to have the
+                same batch size
+    band        none, or the causal one from the bottom right corner: a single token is the last one and sees every key
+    lengths     a mask that keeps the keys below a length or from a start on (lengths.py). A batch entry without keys
+                gives 0. So the model must have no such entry, or give 0 for it, or give NaN, which a Where behind the
+                operator then puts in. Pages without such a mask get the number of all keys as the length
+    atten_mask  any other mask of one row for each batch entry, [B,1,1,S2], with no bias beside it. The operator gives
+                masked keys the score -1e12, so a row that is masked everywhere is the mean of the values. The model
+                must have no such row, or give the mean for it, too. Beside other keys a masked key must have no weight.
+                That is proven for float16, whose products do not get near -1e12 with an ordinary scale; for other types
+                the user vouches for it (`--assume masks-dominate`). A selection with the fill -1e12 itself
+                (NPUIncreFlashAttention) needs no proof and may have biases beside it. Where the model leaves the number
+                of the mask's columns open, it must be the number of keys in the run, as for FlashAttentionScore
+    pse_shift   biases that are added, of the query's type, [B or 1,N1,1,S2]; if the number of query rows is open, they
+                may have as many. Both operators add them after the scale
+    caches      float tensors; or both from int8 by DequantizeLinear with constant scales (quantised.py), in the query's
+                type; or gathered from pools of blocks by a table (paging.py), without making the gathered copy
 
-Emitted for Ascend wherever the product takes it, and for ONNX Runtime where the caches are pages or quantised: for
-float caches that lie together the CPU kernels of both operators read the same bytes at the same speed. Everything else
-stays a FlashAttentionScore: sinks, dropout, packed sequences, guards, other bands. A Decline here says why.
+For Ascend an IncreFlashAttention is emitted wherever the product takes it. For ONNX Runtime it is emitted where the
+caches are pages or quantised: contiguous float caches are read equally fast by the CPU kernels of both operators.
+Everything else stays a FlashAttentionScore: sinks, dropout, packed sequences, guards, other bands. The Decline that is
+raised here says why.
 """
 
 from __future__ import annotations
@@ -59,8 +63,11 @@ MASKED_SCORE = -1e12
 
 @dataclass(frozen=True)
 class Limits:
-    """What excludes keys, the steps of a bias that are left beside it, and what gives keys the operator's own score of
-    masked ones. With `undefined` an entry without keys has to give NaN."""
+    """What excludes keys, and the steps of the bias that are left (`bias`).
+
+    `scored` are the selections that give keys the very score the operator gives masked keys. If `undefined`, a batch
+    entry without keys has to give NaN.
+    """
 
     lengths: Lengths
     bias: tuple[BiasOp, ...]
@@ -69,20 +76,20 @@ class Limits:
 
 
 def _agrees(size: Dim, keys: Dim) -> bool:
-    """Has a mask or bias as many columns as there are keys, in every run in which the model does not broadcast it?
+    """Does a mask or bias of `size` columns have one column for each key, in every run that does not broadcast it?
 
-    An open size may be 1 in a run. The model broadcasts such a mask, and the operator refuses it.
+    A size that is not known may be 1 in a run. The model broadcasts such a mask, and the operator refuses it.
     """
     return size == keys or (size.const != 1 and not (size.is_const and keys.is_const))
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What the emitter knows when it is about to build a node."""
+    """An attention that may become an IncreFlashAttention, with what the emitter has planned for it."""
 
     match: AttentionMatch
     layout: str
-    targets: tuple[Arrangement, Arrangement]  # of key and value
+    targets: tuple[Arrangement, Arrangement]  # key and value in the layout
     inputs: Mapping[str, ir.Value | None]
     builder: Builder
     mover: Mover
@@ -91,7 +98,7 @@ class Decoding:
     pages: Pages | None = None
 
     def step(self) -> Step:
-        """The node's contents. Raises Decline where it has to be a FlashAttentionScore."""
+        """The contents of the node. Raises Decline where the attention has to stay a FlashAttentionScore."""
         self._check()
         caches = self._caches()
         scales = [cache.quantised for cache in caches if cache.quantised is not None]
@@ -131,7 +138,7 @@ class Decoding:
         return Step(inputs, attrs, (*rows, *scores), word, undefined)
 
     def _keys(self, key: ir.Value) -> ir.Value:
-        """How many keys there are, int64 [1]; `key` is in the layout."""
+        """The number of keys, int64 [1]; `key` is arranged in the layout."""
         size, axis = self.match.space.size(self.match.roles.kv_seq), self.layout.index("S")
         own = self.builder.info.shape(key)
         if size.const is not None:
@@ -141,7 +148,7 @@ class Decoding:
         return self.builder.dimension(key, axis)
 
     def _check(self) -> None:
-        """What does not depend on the caches."""
+        """Check everything that does not depend on the caches. Raises Decline."""
         match, mask = self.match, self.match.mask
         rows = match.space.size(match.roles.q_seq)
         if rows.const is None and DECODE not in self.options.assume:
@@ -168,13 +175,13 @@ class Decoding:
             raise self._other("query, key and value are not proven to have one batch size")
 
     def _limits(self) -> Limits:
-        """What excludes keys. A mask may be told by lengths where an entry without keys gives what it gave."""
+        """What excludes keys. A mask may become lengths where the model's result for an entry without keys is kept."""
         mask = self.match.mask
         fills = (step for step in mask.bias[:1] if isinstance(step, Select) and step.fill == MASKED_SCORE)
         scored = tuple(map(Masked.by, fills))
         bias = mask.bias[len(scored) :]
         found = self._lengths(mask.masked)
-        # ONNX Runtime has no Where of bfloat16 to put NaN with; of no keys at all the sum is 0 in the model.
+        # NaN is put in by a Where, which ONNX Runtime lacks for bfloat16. Without any keys the model gives 0, not NaN.
         some = self.pages is not None or self.match.space.size(self.match.roles.kv_seq).is_at_least(1)
         repairs = some and self.match.dtype != ir.DataType.BFLOAT16
         if not found.any and repairs and not mask.masked:
@@ -188,7 +195,7 @@ class Decoding:
         return Limits(Lengths(rest=mask.masked), bias, scored)
 
     def _infinite(self, limits: Limits) -> Limits:
-        """The limits with lengths that are steps of the bias: those that add or put -inf."""
+        """The limits with lengths also read from those steps of the bias that add or select -inf."""
         masks: list[Masked] = []
         bias: list[BiasOp] = []
         for step in limits.bias:
@@ -207,7 +214,7 @@ class Decoding:
         return read_lengths(masks, self.match, self.builder.info, starts=self.pages is None)
 
     def _mask(self, masked: tuple[Masked, ...], limits: Limits) -> ir.Value | None:
-        """The atten_mask of what is excluded besides, or has the score of what is."""
+        """The atten_mask of the keys that lengths do not exclude, and of those that have the score of masked keys."""
         if not masked and not limits.scored:
             return None
         if masked:
@@ -221,7 +228,7 @@ class Decoding:
         return mask
 
     def _check_mask(self, scored: bool) -> None:
-        """Does the operator's atten_mask exclude as the mask did?"""
+        """Check that the operator's atten_mask has the effect of the model's mask. Raises Decline."""
         empty = self.match.mask.empty_rows
         if empty not in ("", "mean"):
             what = {"nan": "is NaN", "zero": "is 0"}.get(empty, "is not masked at all")
@@ -234,14 +241,14 @@ class Decoding:
             raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
 
     def _bounded(self) -> bool:
-        """Is no score as low as that of a masked key? A product of float16 numbers is at most 65504^2."""
+        """Is every score far above that of a masked key? A product of two float16 numbers is at most 65504^2."""
         depth = self.match.space.size(self.match.roles.head_dim).const
         if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
             return False
         return abs(self.match.scale) * depth * FLOAT16_MAX**2 < -MASKED_SCORE / 10
 
     def _shift(self, steps: tuple[BiasOp, ...]) -> ir.Value | None:
-        """The pse_shift."""
+        """The pse_shift that these steps of the bias make; None without steps. Raises Decline."""
         added = all(isinstance(step, Add) for step in steps)
         shift = self.masks(replace(self.match.mask, bias=steps)).real_shift() if added else None
         if added and shift is None:
@@ -261,7 +268,7 @@ class Decoding:
         return shape[axis] if axis < len(shape) else None
 
     def _caches(self) -> list[Cache]:
-        """Key and value: pages, int8 caches where both are, or what FlashAttentionScore would read."""
+        """Key and value: the pools of the pages, two int8 caches, or the operands of a FlashAttentionScore."""
         if self.pages is not None:
             pools = [self.pages.key, self.pages.value]
             for pool in pools:
@@ -292,7 +299,7 @@ class Decoding:
         return None if known is None else Cache(found.value, dims, tuple(plan), found)
 
     def _antiquant(self, found: list[Quantised]) -> dict[str, ir.Value]:
-        """Scales and offsets of key and value: two numbers, or two for each head and number of it."""
+        """Scales and offsets of key and value: one number each, or one each for every head and element of a head."""
         roles, space = self.match.roles, self.match.space
         channels = [
             each.by_channel(roles.kv_heads, depth, space)

@@ -1,6 +1,8 @@
-"""From an AttentionMatch to a FlashAttentionScore node.
+"""Builds the fused node that replaces an AttentionMatch.
 
-The layout is chosen last and only by cost: layout_plan.py.
+The node is an IncreFlashAttention where decode.py allows it, a PromptFlashAttention for products without a
+FlashAttentionScore (prompt.py), and a FlashAttentionScore otherwise. The layout is chosen last, by cost alone
+(layout_plan.py).
 """
 
 from __future__ import annotations
@@ -40,12 +42,12 @@ from fa_compiler.passes.surgery import dead_readers, depends, replace_value, res
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScore"
-"""The Ascend product that is verified for when the user names none."""
+"""The operator that an attention becomes, unless decode.py or prompt.py choose another one."""
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What was built, for the report."""
+    """What the report says of a fused attention."""
 
     node: ir.Node
     layout: str
@@ -54,21 +56,24 @@ class Fused:
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
     word: str
-    """The report's word for what excludes keys."""
+    """The report's word for the inputs that mask or bias the scores, such as "atten_mask+real_shift"."""
 
 
 class Companion(Protocol):
-    """What is emitted together with an attention because it takes its results: its gradient (backward/emit.py)."""
+    """Nodes that are emitted together with an attention because they read its results.
+
+    The only companion is the gradient (backward/emit.py).
+    """
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Its own operands."""
+        """The views of the companion's own operands."""
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
+        """The match with roles that serve both the attention and the companion."""
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
-        """The work in one layout; None when it is impossible there."""
+        """The companion's cost in one layout; None when it is impossible there."""
 
     def build(
         self,
@@ -78,7 +83,7 @@ class Companion(Protocol):
         inputs: Mapping[str, ir.Value | None],
         mover: Mover,
     ) -> Callable[[], None]:
-        """Add the companion of a node and return what puts its results in place. Raises Decline."""
+        """Add the companion's nodes and return a function that puts their results in place. Raises Decline."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,10 @@ class Emitter:
         return self.facts.options
 
     def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
-        """Add the node and let it take the place of the matched result, and so for its companion, if any. Raises
-        Decline before any use is changed."""
+        """Add the fused node, and the companion if there is one, and replace the matched results by theirs.
+
+        A Decline is raised before any use of a value is changed.
+        """
         try:
             return self._emit(match, companion)
         except Decline:
@@ -124,7 +131,7 @@ class Emitter:
         try:
             return self._emit_at(match, places, companion, notes)
         except Decline:
-            # The sizes a later place needs may not be had; the product's own place needs fewest.
+            # A later place may need sizes that cannot be computed. The product's own output needs the fewest.
             return self._emit_at(match, places[:1], companion, notes)
 
     def _emit_at(
@@ -135,7 +142,7 @@ class Emitter:
         remarks: list[str],
         pages: Pages | None = None,
     ) -> Fused:
-        """Raises Decline where there are pages and they cannot be read where they lie."""
+        """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
         plan = self._best_layout(match, places, companion, pages)
         space, builder = match.space, self.builder
         witnesses = [
@@ -178,15 +185,18 @@ class Emitter:
         return Fused(node, plan.name, heads, match.mask, assumed, tuple(notes), word)
 
     def _check_tokens(self, match: AttentionMatch, operands: tuple[ir.Value, ...]) -> None:
-        """Packed, a batch of 1 is not repeated: query, key and value have as many tokens in every run, or none."""
+        """Decline packed operands that are not proven to have the same number of tokens in every run.
+
+        The packed layout does not repeat an operand whose batch is 1.
+        """
         counts = [self.builder.info.shape(operand) for operand in operands]
         if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
             reason = "query, key and value are not proven to have as many tokens in every run"
             raise Decline(Code.SHAPE, reason, match.node)
 
     def finish(self) -> None:
-        """Remove what the fused nodes made superfluous and restore a topological order. Dead nodes that read it go with
-        it."""
+        """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and restore a topological
+        order."""
         if not self.made and not self.builder.nodes:
             return
         graph = self.builder.graph
@@ -233,7 +243,7 @@ class Emitter:
             "input_layout": plan.name,
         }
         if inputs.get("real_shift") is not None:
-            # The bias is added after the scale; the default type 1 scales it, too.
+            # Type 0 adds the bias after the scale. The default, type 1, scales the bias, too.
             if all(attr.name != "pse_type" for attr in spec.attrs):
                 raise Decline(Code.ILLEGAL, f"the prototype of CANN {self.options.cann} has no pse_type", match.node)
             attrs["pse_type"] = 0
@@ -262,7 +272,7 @@ class Emitter:
         return node
 
     def _prompt(self, node: ir.Node, match: AttentionMatch, companion: Companion | None) -> ir.Node:
-        """The product's own operator in the place of a node that it does not have."""
+        """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
             raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
         try:
@@ -295,8 +305,11 @@ class Emitter:
         pages: Pages | None,
         alone: bool,
     ) -> tuple[ir.Node | None, LayoutPlan, Step | None]:
-        """An IncreFlashAttention, with the plan whose destination it takes, where the attention is one that the target
-        takes as such. Raises Decline where there are pages and it is not."""
+        """The IncreFlashAttention, its layout plan and its step, where the target can run the attention as one.
+
+        Elsewhere None, `plan` and None; but with `pages` a Decline is raised. `alone` says that the attention has no
+        companion.
+        """
         roles = match.roles
         key, value = (
             arrangement(plan.name, roles.batch, roles.kv_heads, roles.kv_seq, depth)
@@ -329,7 +342,10 @@ class Emitter:
     def _requantised(
         self, step: Step, match: AttentionMatch, plan: LayoutPlan, notes: list[str]
     ) -> tuple[Step, LayoutPlan]:
-        """The step with a QuantizeLinear behind it, which then is where it lands."""
+        """The step with the QuantizeLinear behind the attention fused, and the plan with its output as the destination.
+
+        Both are unchanged where no QuantizeLinear can be fused.
+        """
         try:
             found = requantised(plan.destination.value, self.options, self.builder.info)
         except Decline as decline:
@@ -342,7 +358,7 @@ class Emitter:
         return replace(step, inputs={**step.inputs, "quant_scale2": scale}), replace(plan, destination=destination)
 
     def _sink(self, match: AttentionMatch, mover: Mover) -> ir.Value | None:
-        """One number for each head."""
+        """The sink as one float32 number for each head; None where there is no sink."""
         sink, heads = match.sink, match.roles.heads
         if sink is None:
             return None
@@ -358,14 +374,17 @@ class Emitter:
         return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), own, plan)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
-        """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""
+        """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
         target = self.options.platform
         for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
             if target != "ort" or violation.extension is None:
                 raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)
 
     def _output_name(self, node: str, output: str, statistics: bool) -> str:
-        """Unused outputs have no name where nobody has to compute them; a gradient needs the statistics."""
+        """The name of an output; empty where it is not used and the target need not compute it.
+
+        With `statistics` a gradient uses softmax_max and softmax_sum.
+        """
         used = output == "attention_out" or (statistics and output in ("softmax_max", "softmax_sum"))
         if used or self.options.target == "ascend":
             return self.builder.names.new(f"{node}_{output}")
@@ -390,7 +409,7 @@ class Emitter:
         return attrs
 
     def _declare_shapes(self, match: AttentionMatch, plan: LayoutPlan, node: ir.Node) -> None:
-        """Shapes of all outputs: the schema of a foreign domain tells nothing to those who do not have it."""
+        """Declare the shapes of all outputs, for tools that do not have the operator's schema to infer them."""
         roles, space = match.roles, match.space
         groups = [roles.batch, roles.heads, roles.q_seq]
         groups = [roles.batch + roles.q_seq, roles.heads] if plan.name == PACKED else groups
@@ -402,7 +421,8 @@ class Emitter:
                 output.shape = ir.Shape([size.const for size in shape])
 
     def substitutes(self, match: AttentionMatch, mover: Mover) -> list[tuple[ir.Node, ir.Value]]:
-        """Readers of a mere shape or type of an inner value, each with what it gives, computed without that value."""
+        """The nodes that read only the shape or type of an inner value, each with its result computed without that
+        value."""
         views = [part.view for part in match.mask.masked]
         views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
         terms = [view.base for view in views]
@@ -411,7 +431,7 @@ class Emitter:
             read = reader.inputs[0]
             maker = None if read is None else read.producer()
             assert maker is not None
-            # A mask that is expanded to the scores' shape is no part of the scores whose shape that is.
+            # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
             parts = [each for each in terms if not depends(each, maker)]
             found.append((reader, mover.shape_vector(dims, reader, parts)))
         for reader, dtype in match.types:
@@ -421,7 +441,7 @@ class Emitter:
         return found
 
     def substitute(self, substitutes: list[tuple[ir.Node, ir.Value]]) -> None:
-        """Let these values take the place of the nodes' results."""
+        """Replace the result of each node by the value beside it."""
         for reader, value in substitutes:
             old = reader.outputs[0]
             named = old.is_graph_output()
@@ -431,14 +451,14 @@ class Emitter:
     def result(
         self, match: AttentionMatch, value: ir.Value, dims: Arrangement, destination: Destination, mover: Mover
     ) -> ir.Value:
-        """The operator's result, of this arrangement, as the destination has it."""
+        """The operator's result, arranged as `dims`, brought to the arrangement and type of the destination."""
         value = multiplied(value, dims, match.output_factors, self.builder, mover)
         value = mover.apply(value, dims, destination.plan)
         wanted = self.builder.info.dtype(destination.value)
         return value if wanted is None else self.builder.cast(value, wanted)
 
     def put_at(self, destination: Destination, result: ir.Value) -> None:
-        """Let a result take the place of the destination's value."""
+        """Replace the destination's value by a result."""
         maker = destination.value.producer()
         assert maker is not None
         self.replaced.append(maker)

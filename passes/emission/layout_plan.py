@@ -1,8 +1,8 @@
-"""What a layout costs: from where each operand is read, where the result lands, and the copies between.
+"""The cost of a layout: where its operands are read from, which value the result replaces, and the copies between.
 
-Every layout is right, because the arrangements of operands and result are known; so the cheapest is taken. The result
-may take the place of a value further down than the second product's: Transposes and Reshapes behind it are absorbed as
-long as nothing else reads what lies between.
+Every layout gives the same result, because the arrangements of operands and result are known. The cheapest is taken.
+The result may replace a value further down than the output of the second product: Transposes and Reshapes behind it are
+absorbed as long as nothing else reads the values between.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from fa_compiler.passes.nodes import is_op, only_reader
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 Place = tuple[ir.Value, Arrangement, int]
-"""A value the fused result may replace, its arrangement, and the work that makes superfluous."""
+"""A value the fused result may replace, its arrangement, and the cost of the nodes that are then not needed."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A value the fused result can replace, and the moves from the operator's output to it."""
+    """A value the fused result can replace, and the moves from the operator's output to it.
+
+    `saved` is the cost of the existing nodes that are then not needed.
+    """
 
     value: ir.Value
     dims: Arrangement
@@ -36,8 +39,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class Source:
-    """A value an operand is read from, and the moves from it to the layout. `kept` is the work of the existing nodes
-    between the view's base and this value."""
+    """A value an operand is read from, and the moves from it to the layout.
+
+    `kept` is the cost of the existing nodes between the view's base and this value.
+    """
 
     value: ir.Value
     dims: Arrangement
@@ -46,13 +51,16 @@ class Source:
 
     @property
     def cost(self) -> int:
-        """The work to get the operand, whether by existing or by new nodes."""
+        """The cost of the nodes that make the operand, existing ones and new ones."""
         return self.kept + cost(self.plan)
 
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """One layout with everything it costs."""
+    """One layout with the sources of its operands and the destination of its result.
+
+    If `paged`, key and value are read from pages.
+    """
 
     name: str
     operands: tuple[Source, ...]
@@ -63,15 +71,15 @@ class LayoutPlan:
 
     @property
     def cost(self) -> int:
-        """Copies needed minus copies saved. Pages are read where they lie."""
+        """The cost of the copies needed minus that of the copies saved. Pages are read in place and cost nothing."""
         read = self.operands[:1] if self.paged else self.operands
         return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
 
 
 def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
-    """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
+    """The output of the second product, and the values behind it that only rearrange it.
 
-    Looking at them may split axes further.
+    Following them may split axes of the match further.
     """
     viewer = Viewer(facts, match.space)
     value, dims, saved = match.output, match.output_dims, 0
@@ -87,7 +95,10 @@ def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
 
 
 def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], info: ShapeInfo) -> LayoutPlan | None:
-    """A layout with its cheapest sources and destination; None where an operand or the result cannot be arranged so."""
+    """The layout `name` with its cheapest sources and destination.
+
+    None where an operand or the result cannot be brought into this layout.
+    """
     roles, space = match.roles, match.space
     targets: tuple[tuple[View, Arrangement], ...] = (
         (match.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.head_dim)),
@@ -111,7 +122,10 @@ def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], inf
 
 
 def best_destination(output: Arrangement, places: list[Place]) -> Destination | None:
-    """The place that a result of this arrangement gets to with least work, that which it saves taken off."""
+    """The place that costs least for a result arranged as `output`, after the saved cost is subtracted.
+
+    None where the result can be brought to none of the places.
+    """
     best: Destination | None = None
     for value, dims, saved in places:
         plan = moves(output, dims)
@@ -124,8 +138,11 @@ def best_destination(output: Arrangement, places: list[Place]) -> Destination | 
 
 
 def cheapest_source(view: View, target: Arrangement, space: AxisSpace, info: ShapeInfo) -> Source | None:
-    """The stop of a view from which the target is reached with least work; among equals the one that needs no new
-    nodes. None is taken that may be short of an axis."""
+    """The stop of a view from which the target costs least; None where it can be reached from no stop.
+
+    Of equal stops the last is taken, which needs the fewest new nodes. A stop that may lack an axis in some run
+    (`AxisSpace.short_dims`) is not taken.
+    """
     best: Source | None = None
     kept = 0
     for index, (value, dims) in enumerate(view.stops):

@@ -1,20 +1,22 @@
-"""Masks that say how many keys each batch entry has: keys from a length on are excluded, or keys before a start.
+"""Masks that say how many keys each batch entry has: they exclude the keys from a length on, or those before a start.
 
     kept := Below(j + c, length) | not Below(j + c, start) | All(kept, ..., rest, ...)
                                                             j the key's index, c a known number
 
-    accepted    `j + c < length` where the length is an integer tensor of one element, or one for each batch entry, and
-                every spelling of it that positions.py reads: compared with `<`, `<=` and their opposites, negated,
-                joined by And with others, made a float mask by Where or arithmetic; `j + c >= start` likewise
-    emitted     the lengths in int64, [1] or [batch], held between 0 and the number of keys: the operator refuses
-                others, where the mask is merely all true or all false. With starts, batches padded on the left: lengths
-                are those of what lies between start and end, and kv_padding_size, one number, is what lies behind
-                the end
-    refused     everything else stays a mask: lengths by head, keys counted with steps, an Or; starts of pages, or
-                beside lengths that differ between batch entries
+    accepted    `j + c < length`, where the length is an integer tensor of one element or of one for each batch entry,
+                in every spelling that positions.py reads: compared with `<`, `<=` and their opposites, negated, joined
+                with others by And, made a float mask by Where or arithmetic. `j + c >= start` likewise: batches that
+                are padded on the left
+    emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of keys. The operator
+                refuses lengths outside it, for which a mask is just all true or all false. With starts the length is
+                the number of keys from the start to the end, and kv_padding_size, one number, is that of the keys
+                behind the end
+    refused     everything else stays a mask: lengths by head, key indices with a step, an Or; starts where the keys are
+                pages, and starts beside lengths that differ between batch entries
 
-The comparison holds of mathematical integers: positions.py takes numbers only where their type holds them, and an
-element is compared as it is. The result is computed as min(max(length, c), keys + c) - c, in which nothing overflows.
+The comparison is one of mathematical integers: positions.py reads numbers only where their type holds them, and the
+elements of the tensor are compared as they are. The result is computed as min(max(length, c), keys + c) - c, in which
+nothing overflows.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Length:
-    """Keys j with `j + shift` less than the element of `value` are `kept`, or the others are; `dims` arranges it."""
+    """A bound on the key index j: keys with `j + shift < value` are the kept ones if `kept`, else the excluded ones.
+
+    `dims` is the arrangement of `value`.
+    """
 
     value: ir.Value
     dims: Arrangement
@@ -49,7 +54,10 @@ class Length:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Every length, of which the least counts, every start, of which the largest does, and the masks left beside."""
+    """The lengths and starts that masks consist of, and the masks that are left (`rest`).
+
+    Of several lengths (`found`) the smallest counts, of several starts the largest.
+    """
 
     found: tuple[Length, ...] = ()
     starts: tuple[Length, ...] = ()
@@ -61,7 +69,7 @@ class Lengths:
         return bool(self.found or self.starts)
 
     def build(self, match: AttentionMatch, keys: ir.Value, mover: Mover) -> dict[str, ir.Value]:
-        """The operator's inputs; `keys` is the number of all, int64 [1]."""
+        """The operator's inputs; `keys` is the number of all keys, int64 [1]."""
         builder = mover.builder
         end = _combined("Min", self.found, match, keys, mover) or keys
         start = _combined("Max", self.starts, match, keys, mover)
@@ -82,7 +90,7 @@ def _combined(
     total: ir.Value | None = None
     for length in lengths:
         plan = moves(length.dims, (match.roles.batch if any(length.dims) else (),))
-        assert plan is not None  # of a length by batch
+        assert plan is not None  # `_length` takes only values by batch entry
         given = mover.apply(builder.cast(length.value, INT64), length.dims, plan)
         shift = builder.ints([length.shift])
         most = builder.op("Add", [keys, shift], INT64) if length.shift else keys
@@ -94,7 +102,7 @@ def _combined(
 
 
 def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
-    """What the excluded keys of an attention say of lengths, and of starts where they may."""
+    """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
     found: list[Length] = []
     rest: list[Masked] = []
     for mask in masks:
@@ -111,7 +119,10 @@ def read_lengths(masks: Sequence[Masked], match: AttentionMatch, info: ShapeInfo
 
 
 def excluding(step: BiasOp, info: ShapeInfo) -> Masked | None:
-    """The mask that a step of a bias is, where it adds or puts nothing but -inf: such keys count nothing."""
+    """The mask that is equal to a step of a bias; None where there is none.
+
+    A step is a mask where it gives some keys -inf and leaves the others as they are: a key with -inf has no weight.
+    """
     if isinstance(step, Select):
         return Masked.by(step) if step.fill == -math.inf else None
     shape = info.shape(step.operand.view.base) if isinstance(step, Add) and step.sign > 0 else None
@@ -124,7 +135,7 @@ def excluding(step: BiasOp, info: ShapeInfo) -> Masked | None:
 
 
 def _leaves(number: Number) -> set[float | None]:
-    """What a number may be; None where that depends on the position."""
+    """The constants that a number may be; None stands for one that depends on the position."""
     if isinstance(number, Case):
         return _leaves(number.chosen) | _leaves(number.other)
     return {number.const if isinstance(number, Affine) else number}
@@ -153,7 +164,7 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
 
 
 def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Positions) -> Length | None:
-    """A bound on the key's index by an element of its batch entry."""
+    """The bound on the key index that a comparison states; None where it is not one for each batch entry."""
     roles, rank = match.roles, positions.rank
     shift = part.affine.offset.const
     columns = [k for k, dim in enumerate(dims) if dim and dim == roles.kv_seq]
@@ -169,7 +180,7 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
     placed: Arrangement = ()
     for size, place in zip(sizes, part.index, strict=True):
         along = [k for k in range(rank) if place == Affine.index(k, rank)]
-        # The value is taken whole: neither a part of it nor one element of several.
+        # All elements of the value have to be used: neither a slice of it, nor one of several.
         if size != (positions.sizes[along[0]] if along else 1) or (not along and place.const != 0):
             return None
         placed = (*placed, dims[along[0]] if along else ())
@@ -180,7 +191,7 @@ def _length(part: Below, dims: Arrangement, match: AttentionMatch, positions: Po
 
 
 def _beside(part: Formula, dims: Arrangement) -> Masked | None:
-    """A part that stays the boolean tensor it is read from."""
+    """A part that stays a mask, read from its boolean tensor; None where the graph has no such tensor."""
     if isinstance(part, Always | AtLeastZero):
         return None
     given = part if isinstance(part, Given) else part.origin

@@ -1,7 +1,7 @@
-"""From a mask plan to the tensors atten_mask and real_shift, in the shapes the target takes.
+"""Builds the tensors atten_mask and real_shift of a mask plan, in the shapes the target takes.
 
-The CPU kernel takes masks that broadcast; for Ascend they are written out along the dimensions it wants in full, and
-the report tells how many bytes that adds.
+The CPU kernel takes masks that broadcast. For Ascend they are expanded along the dimensions it requires in full, and
+the report says how many bytes that adds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MaskBuilder:
         return roles.batch, roles.heads, roles.q_seq, roles.kv_seq
 
     def atten_mask(self) -> ir.Value | None:
-        """True where a position is excluded."""
+        """The atten_mask, true where a position is excluded; None where none is."""
         parts = self.match.mask.masked
         if not parts:
             mode = self.match.mask.mode
@@ -66,8 +66,11 @@ class MaskBuilder:
         return mask
 
     def ends(self) -> ir.Value | None:
-        """Where each of the packed sequences ends, counted over all batches: behind every token with another label than
-        the next one, and behind the last of a batch."""
+        """The ends of the packed sequences, counted in tokens over all batches.
+
+        A sequence ends behind a token whose label differs from that of the next token, and behind the last token of a
+        batch.
+        """
         view, builder = self.match.mask.packed, self.builder
         if view is None:
             return None
@@ -79,7 +82,7 @@ class MaskBuilder:
         plan = moves(own_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
-        # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
+        # The labels may have a batch of 1 in a run in which the operands have more: they are repeated to that number.
         labels = self.mover.repeated(self.mover.apply(view.base, own_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
@@ -88,7 +91,7 @@ class MaskBuilder:
         )
         same = builder.op("Equal", [earlier, later], ir.DataType.BOOL)
         differs = builder.op("Not", [same], ir.DataType.BOOL)
-        # Of no tokens there is no last one, either.
+        # True for the last token; empty where there are no tokens.
         always = builder.op("Equal", [last, last], ir.DataType.BOOL)
         ending = builder.op("Concat", [differs, always], ir.DataType.BOOL, {"axis": 1})
         places = builder.op("NonZero", [self._flat(ending)], ir.DataType.INT64)
@@ -98,7 +101,7 @@ class MaskBuilder:
         return self.builder.op("Reshape", [value, self.builder.ints([-1])], self.builder.info.dtype(value))
 
     def real_shift(self) -> ir.Value | None:
-        """The bias: its steps carried out in order."""
+        """The bias, its steps computed in order; None where it has no steps. Raises Decline."""
         steps = self.match.mask.bias
         if not steps:
             return None
@@ -126,7 +129,7 @@ class MaskBuilder:
         return total
 
     def _goes_on(self, operand: Viewed, value: ir.Value) -> bool:
-        """Are these 16-bit numbers that ONNX Runtime adds to the scores in float32, as they are computed?"""
+        """Does ONNX Runtime compute this 16-bit operand in float32 and add it to the scores without rounding it?"""
         maker, info = value.producer(), self.builder.info
         if not operand.unrounded or maker is None or info.dtype(value) == ir.DataType.FLOAT:
             return False
@@ -137,12 +140,16 @@ class MaskBuilder:
         return is_op(maker, *UNROUNDED)
 
     def _unrounded(self, value: ir.Value) -> ir.Value:
-        """What to read of such numbers. ONNX Runtime leaves out a Cast from more bits there."""
+        """The unrounded form of an operand for which `_goes_on` is true.
+
+        ONNX Runtime leaves out a Cast that narrows such an operand, so the Cast's input is read.
+        """
         maker, builder, dtype = value.producer(), self.builder, self.builder.info.dtype(value)
         assert maker is not None
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return maker.inputs[0]
-        # Of these ONNX Runtime has kernels of 16 bits, which it takes in front of a Cast, but not between others.
+        # ONNX Runtime has 16-bit kernels for these operators. It uses them in front of a Cast, but not between
+        # operators that it computes in float32. Here they are computed in float32, too.
         if is_op(maker, *MOVES) or (is_op(maker, *LIMITS) and not maker.attributes):
             operands = [
                 each if each is None or builder.info.dtype(each) != dtype else builder.cast(each, ir.DataType.FLOAT)
@@ -170,15 +177,15 @@ class MaskBuilder:
         return self.builder.op("Where", [condition, *(reversed(pair) if keep else pair)], dtype)
 
     def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
-        """A number in a type; a finite one stays finite."""
+        """A number as a constant of a type. A finite number is clamped so that it stays finite."""
         if math.isfinite(value):
             value = min(max(value, -LARGEST[dtype]), LARGEST[dtype])
         return self.builder.constant(np.array(value, dtype=dtype.numpy()), "number")
 
     def _shift_type(self, steps: tuple[BiasOp, ...]) -> ir.DataType:
-        """The query's type for a single bias of that type, else float32, in which no sum overflows.
+        """The type of the bias: the query's for a single bias of that type, else float32, in which no sum overflows.
 
-        For ONNX Runtime a bias that was just computed goes on in float32, as it did to the scores (mask_terms.py).
+        A 16-bit bias that ONNX Runtime adds to the scores unrounded becomes float32 (mask_terms.py). Raises Decline.
         """
         query = self.match.dtype
         only = steps[0] if len(steps) == 1 else None
@@ -196,7 +203,7 @@ class MaskBuilder:
         return self.match.node
 
     def _full_groups(self, views: list[View], rows: bool, heads: bool) -> frozenset[int]:
-        """Which of the groups batch, heads, rows, columns Ascend wants written out in full."""
+        """The indices of the groups batch, heads, rows, columns that the target requires in full."""
         if self.options.target != "ascend":
             return frozenset()
         wanted = {3}
@@ -220,7 +227,7 @@ class MaskBuilder:
         return self._arranged(value, view, full)
 
     def _whole(self, view: View) -> View:
-        """The view from the first of its stops that is not short of an axis in some run."""
+        """The view, read from the first of its stops that has all its axes in every run, if there is one."""
         space, info = self.match.space, self.builder.info
         for value, dims in view.stops:
             if not space.short_dims(dims, info.shape(value)):
@@ -228,12 +235,12 @@ class MaskBuilder:
         return view
 
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
-        """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
+        """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of."""
         space = self.match.space
         own_dims = space.resolve_all(view.base_dims)
         rows = self.match.roles.q_seq
         for axis, dim in enumerate(own_dims):
-            # Of a mask with more rows than the query, each is a row of the result.
+            # A mask may have more rows than the query: then each of its rows is a row of the result.
             narrow = dim == rows and not space.may_broadcast(rows)
             if narrow and is_constant_along(value, axis, self.builder.info):
                 value = narrowed(value, axis, self.builder)

@@ -1,4 +1,4 @@
-"""A fused node as the registry's checks want it: tensors by REG_OP name, with shapes and known contents."""
+"""A fused node in the form the registry checks: tensors by REG_OP name, with their shapes and known contents."""
 
 from __future__ import annotations
 

@@ -8,16 +8,18 @@
     table  := layout(any integer tensor)
 
     accepted    a pool whose blocks hold the tokens of all key-value heads, arranged as (blocks, tokens, heads x size)
-                or (blocks, heads, tokens, size) or what a Reshape makes one of these; a table of one row for each batch
-                entry, or one for all; both caches by the same table; keys in the order blocks, then tokens in the block
+                or (blocks, heads, tokens, size), or so that a Reshape gives one of these; a table of one row for each
+                batch entry, or of one row for all; the same table for both caches; keys in the order of the blocks, and
+                within a block in the order of its tokens
     emitted     the pools as they are, and the table in int32, [batch, blocks of an entry]
     refused     pools that would have to be copied, tables that are not the same for key and value or run along heads,
-                pools of sizes that may differ, blocks of no known size
+                pools whose sizes may differ, blocks of unknown size
 
-Sound because a Gather of whole blocks puts token t of the keys into block table[t // size], slot t % size, which is
-how the operator reads them. A Gather counts negative indices from the end: block count is added to those. In every run
-in which the Gather succeeds all entries then name blocks that are there, and fit int32, as a pool of 2^31 blocks does
-not exist. An index too large that nothing uses fails in the original only.
+Sound because a Gather of whole blocks finds token t of the keys in block table[t // size], slot t % size, and the
+operator reads it there, too. A Gather counts negative indices from the end; the operator does not, so the number of
+blocks is added to them. In every run in which the Gather succeeds, all table entries then name existing blocks. They
+fit int32, because no pool has 2^31 blocks. An index that is too large and that no key uses makes only the original
+fail.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ FOLDED: tuple[str, ...] = ("BNSD", "BSND")
 APART: tuple[str, ...] = ("BNSD",)
 """Layouts of the query beside pools of (blocks, tokens, heads x size) and of (blocks, heads, tokens, size).
 
-A table without columns is none to the operator: beside a query in BSH it would take the first pool for plain keys.
+BSH is left out. The operator ignores a table without columns; beside a query in BSH it would then read the first kind
+of pool as contiguous keys.
 """
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Where keys or values lie, one after the other or in blocks, which the first dimension then counts, and the moves
-    to the form the operator takes."""
+    """The tensor that keys or values are read from, and the moves that bring it to the form the operator takes.
+
+    It is contiguous, or a pool whose first dimension counts blocks.
+    """
 
     value: ir.Value
     dims: Arrangement
@@ -62,7 +67,10 @@ class Cache:
 
 @dataclass(frozen=True)
 class Pages:
-    """Both pools, their one table, and the layouts of the query that go with them."""
+    """Both pools, the table they share, and the layouts that the query may have beside them.
+
+    `pages` are the axes that count the blocks of a batch entry, `blocks` is the number of blocks in a pool.
+    """
 
     key: Cache
     value: Cache
@@ -73,7 +81,7 @@ class Pages:
     layouts: tuple[str, ...]
 
     def block_table(self, match: AttentionMatch, pool: ir.Value, mover: Mover) -> ir.Value:
-        """The table in int32, [batch, blocks of an entry], counted from the first block of the arranged pool on."""
+        """The table in int32, [batch, blocks of an entry], without negative indices."""
         builder, dims = mover.builder, match.space.resolve_all(self.table.base_dims)
         plan = moves(dims, (match.roles.batch, match.space.resolve(self.pages)))
         if plan is None:
@@ -92,7 +100,11 @@ class Pages:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """A cache as a Gather: the dimensions of its data, those by blocks among them, and the table with its own."""
+    """A cache that a Gather makes.
+
+    `data` is the arrangement of the Gather's data and `indices` that of the table; `blocks` are the axes of the data
+    that count blocks.
+    """
 
     node: ir.Node
     data: Arrangement
@@ -103,8 +115,10 @@ class _Gathered:
 
 
 def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
-    """The pages an attention reads; None where its caches are not gathered as blocks of tokens. Raises Decline where
-    they are, but the operator cannot read them so. Axes may be split."""
+    """The pages an attention reads; None where its keys are not gathered as blocks of tokens.
+
+    Raises Decline where they are, but the operator cannot read these pages. Axes of the match may be split.
+    """
     found = [_gathered(view, match, viewer) for view in (match.key, match.value)]
     roles, space = match.roles.refined(viewer.space), viewer.space
     parts = [None if each is None else _tokens(each, roles.kv_seq, space.resolve_all(each.data)) for each in found]
@@ -139,7 +153,7 @@ def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
 
 
 def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | None:
-    """The Gather a cache comes from, through layouts and a DequantizeLinear."""
+    """The Gather behind a cache, found through layout operators and a DequantizeLinear; None where there is none."""
     value, dims, quant = view.base, view.base_dims, None
     while not is_op(node := value.producer(), "Gather"):
         inner = quantised(value, dims, match.dtype, viewer.info) if quant is None else None
@@ -173,8 +187,8 @@ def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | 
 def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement, Axes] | None:
     """The table, its arrangement and the axes of a block's tokens, where indices are table * size + token.
 
-    A table entry counted from the end gives slots that are, of the same block; so do those of no other entry. What
-    overflows is out of range for the operator.
+    A table entry that counts from the end gives slots that count from the end, and in the same block. No other entry
+    gives negative slots. An entry whose slots overflow is out of range for the operator.
     """
     while (moved := _through(value, dims, viewer)) is not None:
         value, dims = moved
@@ -201,7 +215,7 @@ def _slots(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value
 
 
 def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Value, Arrangement] | None:
-    """The base of a value that is arranged as `dims`, and its arrangement; None where it is its own."""
+    """The base of a value arranged as `dims`, and the base's arrangement; None where the value is its own base."""
     view = viewer.view(value, factors=False)
     if view is None or view.base is value or len(view.dims) != len(dims):
         return None
@@ -211,7 +225,7 @@ def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Val
 
 
 def _tokens(found: _Gathered, columns: Axes, data: Arrangement) -> tuple[Axes, Axes] | None:
-    """The axes of the keys that the table's columns and a block's tokens are; None where blocks hold no tokens."""
+    """The axes of `columns` that count blocks, and those that count tokens in a block; None without either."""
     owned: set[Axis] = {axis for dim in data for axis in dim}
     count = next((index for index, axis in enumerate(columns) if axis in owned), len(columns))
     pages, tokens = columns[:count], columns[count:]
@@ -219,7 +233,7 @@ def _tokens(found: _Gathered, columns: Axes, data: Arrangement) -> tuple[Axes, A
 
 
 def _table(found: _Gathered, viewer: Viewer) -> View:
-    """The table behind the indices, casts between integers left out."""
+    """The table that the indices come from, without the layout operators and integer casts between."""
     value, dims = found.table, found.indices
     while True:
         moved = _through(value, dims, viewer)
@@ -242,7 +256,10 @@ def _pool(
     match: AttentionMatch,
     viewer: Viewer,
 ) -> Cache | None:
-    """The blocks of a cache in one of the two forms, as long as that takes no copy."""
+    """The pool of a cache in one of the two forms; None where that takes a copy.
+
+    The form is (blocks, tokens, heads x size) if `folded`, else (blocks, heads, tokens, size).
+    """
     data, space = found.node.inputs[0], viewer.space
     assert data is not None
     value, dims, quant = data, found.data, found.quantised

@@ -1,19 +1,19 @@
-"""A FlashAttentionScore as the PromptFlashAttention that computes the same: for products that have only the latter.
+"""Turns a FlashAttentionScore into an equal PromptFlashAttention, for products that have only the latter.
 
 | FlashAttentionScore | PromptFlashAttention | because |
 | --- | --- | --- |
 | scale_value, head_num | the same, num_heads | |
-| pse_type 0, or 1 with the scale 1 | pse_shift | it is added after the scale, always |
-| key of fewer heads | num_key_value_heads | FlashAttentionScore reads it off the shapes |
-| atten_mask, sparse_mode 1 to 4 | the same, True excludes | the same rows of the table of modes |
+| pse_type 0, or 1 with the scale 1 | pse_shift | it is always added after the scale |
+| key of fewer heads | num_key_value_heads | FlashAttentionScore takes it from the shapes |
+| atten_mask, sparse_mode 1 to 4 | the same, True excludes | both have the same modes 1 to 4 |
 | sparse_mode 0, unlimited tokens | the same | only the mask counts then |
 | no mask | no mask, sparse_mode 0 | the mode means nothing then |
 | inner_precise 2 | 2 | rows without a key give 0 in both |
-| inner_precise 0, 1 | 0 | there are no such rows: they were proven or vouched to be absent |
+| inner_precise 0, 1 | 0 | no row is without a key: that was proven, or the user vouched for it |
 
 Refused: statistics that something reads, dropout, prefixes, sinks, rope, packed sequences and every other input;
-layouts other than BSH, BSND and BNSD; on 310P rows without a key, for nothing is known of what it gives there.
-Sizes, masks by head and types are left to the operator's own constraints.
+layouts other than BSH, BSND and BNSD; on 310P rows without a key, because it is not known what 310P gives for them.
+Sizes, masks by head and types are checked by the operator's own constraints.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _INPUTS = {"query": "query", "key": "key", "value": "value", "real_shift": "pse_
 
 @dataclass(frozen=True)
 class PromptCall:
-    """What the PromptFlashAttention is given."""
+    """The inputs and attributes of a PromptFlashAttention."""
 
     inputs: Mapping[str, ir.Value]
     attrs: Mapping[str, int | float | str]
 
 
 def is_wanted(options: Options) -> bool:
-    """Has the product PromptFlashAttention, and no FlashAttentionScore?"""
+    """Does the product have PromptFlashAttention, but not FlashAttentionScore?"""
     if options.target != "ascend":
         return False
     socs = product(options.ascend_product).socs
@@ -55,7 +55,7 @@ def is_wanted(options: Options) -> bool:
 
 
 def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
-    """What a PromptFlashAttention in the place of a FlashAttentionScore is given. Raises Decline, naming the node."""
+    """The PromptFlashAttention that computes the same as a FlashAttentionScore. Raises Decline, naming the node."""
     spec = get(TRAINING)
     attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
     bound = bind_inputs(spec, list(node.inputs), attrs)
@@ -88,9 +88,10 @@ def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
 
 
 def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, options: Options) -> ir.Node:
-    """Add the PromptFlashAttention to the graph, for the result `old`: in float16 if the user agreed to it.
+    """Add the PromptFlashAttention to the graph. Its result has the shape of `old`.
 
-    Raises Decline, naming `node`, where the product cannot be trusted with it.
+    A call of another type than float16 or bfloat16 is cast to float16 if the user agreed to that. Raises Decline,
+    naming `node`, where the product is not known to compute the same.
     """
     if call.attrs["inner_precise"] == 2 and product(options.ascend_product).name == "310P":
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
@@ -146,7 +147,7 @@ def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[st
 
 
 def _kv_heads(node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo) -> int:
-    """The heads of key, which FlashAttentionScore reads off the shapes."""
+    """The number of key heads, which FlashAttentionScore takes from the shapes. Raises Decline."""
     shapes = [info.shape(given[name]) for name in ("query", "key")]
     if isinstance(heads, int) and all(shape is not None and len(shape) == len(layout) for shape in shapes):
         query, key = (shape for shape in shapes if shape is not None)

@@ -1,19 +1,21 @@
 """Values behind a DequantizeLinear from int8 with constant scales, and results before a QuantizeLinear to int8.
 
-(x - zero point) * scale is the operator's (x + offset) * scale with offset = -zero point, exactly: with one scale, or
-one for each head, each number of a head, or both. A Cast from int8 and a Mul by a constant is the same with zero points
-of 0, and may have scales along several axes; one number is left to the products.
+DequantizeLinear computes (x - zero point) * scale. The operator computes (x + offset) * scale, which is exactly the
+same with offset = -zero point. There is one scale, or one for each head, for each element of a head, or for both. A
+Cast from int8 and a Mul by a constant compute the same with zero points of 0, and the constant may run along several
+axes. A constant of one number is usually part of the product's scale already, so that only the Cast is left.
 
-A result becomes round(x / scale) + zero point in ONNX, saturated, with ties to even; the operator computes
-round(x * quant_scale2 + quant_offset2). These are the same bits where
+QuantizeLinear computes round(x / scale) + zero point, saturated, with ties to even. The operator computes
+round(x * quant_scale2 + quant_offset2). Both give the same bits where
 
     the scale is a power of two     the quotient and the product are then both exact
-    the zero point is 0             added before the rounding, another one moves ties, and rounds what is near them
+    the zero point is 0             the operator adds it before it rounds, where any other zero point would move ties
+                                    and round the sum
     x is float32                    the operator does not round it to 16 bits in between
 
-NaN is -128 in ONNX Runtime, and so in the operator's kernel.
+NaN becomes -128 in ONNX Runtime, and in the operator's kernel, too.
 
-Ascend is left out: it rounds by way of float16.
+For Ascend no QuantizeLinear is fused, because the operator rounds to float16 first.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Quantised:
-    """The int8 value, its scales and zero points, and the axes that those run along; None where each is one number."""
+    """An int8 value with its scales and zero points.
+
+    `channels` are the axes that both run along; None where each is one number.
+    """
 
     value: ir.Value
     scale: np.ndarray
@@ -53,7 +58,7 @@ class Quantised:
 
 
 def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
-    """What a value of type `dtype`, arranged as `dims`, is dequantised from; None where it is not."""
+    """The int8 source of a value of type `dtype`, arranged as `dims`; None where it is not dequantised."""
     node = value.producer()
     if node is not None and is_op(node, "Mul"):
         return _multiplied(node, dims, dtype, info)
@@ -73,13 +78,13 @@ def quantised(value: ir.Value, dims: Arrangement, dtype: ir.DataType, info: Shap
         return None
     axis, shape = int_attr(node, "axis", 1) % len(dims), info.shape(value)
     if scale.size != 1 and (shape is None or shape[axis] != scale.size):
-        return None  # The model fails in every run.
+        return None  # Such a model fails in every run.
     channels = None if scale.size == 1 else dims[axis]
     return Quantised(x, scale.reshape(-1), zero.reshape(-1).astype(np.int64), channels)
 
 
 def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: ShapeInfo) -> Quantised | None:
-    """A Mul of a constant and of int8 numbers cast to `dtype`."""
+    """The int8 source of a Mul of a constant and a Cast from int8; None for other nodes."""
     for operand, factor in (node.inputs, node.inputs[::-1]):
         maker, scale = None if operand is None else operand.producer(), constant(factor)
         x = None if maker is None else _widened(maker, info)
@@ -97,22 +102,24 @@ def _multiplied(node: ir.Node, dims: Arrangement, dtype: ir.DataType, info: Shap
 
 
 def _widened(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
-    """What a Cast makes of int8 numbers, which every type of floats holds."""
+    """The int8 input of a Cast; None for other nodes. Every float type holds all int8 numbers exactly."""
     x = node.inputs[0] if is_op(node, "Cast") else None
     return x if x is not None and info.dtype(x) == ir.DataType.INT8 else None
 
 
 @dataclass(frozen=True)
 class Requantised:
-    """The QuantizeLinear that reads a result, and the quant_scale2 that says the same."""
+    """The QuantizeLinear that reads a result, and the quant_scale2 that is equal to it."""
 
     node: ir.Node
     scale: float
 
 
 def requantised(result: ir.Value, options: Options, info: ShapeInfo) -> Requantised | None:
-    """The QuantizeLinear to int8 that is all that reads a result; None where none does. Raises Decline where the
-    operator's rounding is not proven to be the same."""
+    """The QuantizeLinear that is the only reader of a result; None where there is no such reader.
+
+    Raises Decline where the operator is not proven to round as it does.
+    """
     readers = distinct_consumers(result)
     node = readers[0] if len(readers) == 1 else None
     maker = result.producer()

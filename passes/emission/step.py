@@ -1,4 +1,4 @@
-"""An IncreFlashAttention that is settled, and its node."""
+"""The contents of an IncreFlashAttention, and the node that is built from them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ OP = "IncreFlashAttention"
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs and attributes of an IncreFlashAttention, what the user vouched for, and the report's word for its
-    keys."""
+    """The inputs and attributes of an IncreFlashAttention.
+
+    `assumed` is what the user vouched for, `word` the report's word for what masks, bounds or biases the keys.
+    """
 
     inputs: dict[str, ir.Value | None]
     attrs: dict[str, int | float | str]
     assumed: tuple[str, ...]
     word: str
     undefined: ir.Value | None = None
-    """Lengths, where an entry without keys has to give NaN, and not the operator's 0."""
+    """The lengths, where a batch entry of length 0 has to give NaN instead of the operator's 0."""
 
     def result(self, out: ir.Value, builder: Builder) -> ir.Value:
-        """The operator's result `out` as the model had it."""
+        """The operator's result `out`, with NaN for entries without keys where the model gave NaN."""
         rank, dtype = len(builder.info.shape(out) or ()), builder.info.dtype(out)
         if self.undefined is None or dtype is None:
             return out
