@@ -1,5 +1,7 @@
-"""Caches that grow by a Concat become buffers that are written in place, where a user asks for it: caches.py says
-which, readers.py who reads them so, buffers.py why that is the same.
+"""Caches that grow by a Concat become buffers that are written in place, where the user asks for it.
+
+caches.py finds the caches, readers.py says which attention can read a buffer, plan.py joins the two, and buffers.py
+changes the graph and says why the result stays the same.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ METADATA = "fa_compiler.caches"
 """The entry of a changed model's metadata that names its buffers: a JSON list of objects with `past`, `present`, the
 `axis` of the tokens, and `length`, the input that counts them."""
 MIN_OPSET = 11
-"""The first with ScatterND and Range."""
+"""The first opset with both ScatterND and Range."""
 
 
 def use_buffers(
     model: ir.Model, info: ShapeInfo, names: Names, blocks: list[Block]
 ) -> tuple[list[Block], list[CacheLine]]:
-    """Make buffers of a fused model's caches. The blocks with what their nodes use now, and a line for each cache."""
+    """Turn the caches of a fused model into buffers.
+
+    Returns the blocks, with the extensions that their nodes now use, and a line for each cache.
+    """
     graph = model.graph
     found: list[Cache] = []
     lines: dict[ir.Value, CacheLine] = {}

@@ -1,19 +1,19 @@
-"""Caches as buffers: with B a buffer whose first L rows are the past, and s new rows N,
+"""Caches as buffers. B is a buffer whose first L rows are the past, and N are the s new rows. Then
 
     past       = Slice(B, 0, L)
     W          = ScatterND(B, places L to L + s, N)
     present    = Concat(past, N) = Slice(W, 0, L + s)
 
-B takes the place of the input past, with an open number of rows, W that of the output present, and L is a new input of
-the model. Where B and W are bound to one piece of memory, ONNX Runtime's ScatterND writes s rows and copies nothing.
+B replaces the input past; its number of rows is open. W replaces the output present, and L is a new input of the model.
+Where B and W are bound to the same memory, ONNX Runtime's ScatterND writes s rows and copies nothing.
 
-    who reads past or present               gets
-    fused attention (readers.py)            W and the number L + s: it reads those rows only, so this is the Slice
-    Shape                                   the same sizes, L or L + s among them
-    anything else                           the Slice, which copies; the report says who
+    reader of past or present               gets
+    fused attention (readers.py)            W and the number L + s. It reads only these rows, so this equals the Slice
+    Shape                                   the same sizes, with L or L + s among them
+    anything else                           the Slice, which copies; the report names these readers
 
-Reading Slice(B, 0, L) is right before and after W was written, for the two have no row in common. Rows behind L + s may
-hold anything, NaN as well.
+Slice(B, 0, L) may be read before or after W is written, because it has no row in common with the new ones. The
+rows behind L + s may hold anything, also NaN.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ROOM = "cache_room"
 
 
 Reader = tuple[ir.Node, int, ir.Value]
-"""A node, which of its inputs, and what that is."""
+"""A node, the index of one of its inputs, and the value there."""
 
 
 @dataclass
 class Change:
-    """The change of one graph to a plan; `copied` says which nodes read a copy of each cache."""
+    """Changes one graph according to a plan; `copied` names the nodes that read a copy of each cache."""
 
     builder: Builder
     plan: Plan
@@ -75,15 +75,15 @@ class Change:
         restore_order(graph)
 
     def _open(self, value: ir.Value, cache: Cache, room: str) -> None:
-        """Declare the shape of a buffer."""
+        """Declare the shape of a buffer, whose number of rows is open."""
         given = value.shape or cache.past.shape
-        assert given is not None  # of a candidate
+        assert given is not None  # every candidate has one
         value.shape = ir.Shape([room if axis == cache.axis else size for axis, size in enumerate(given)])
         known = [Dim.symbol(room) if axis == cache.axis else size for axis, size in enumerate(cache.sizes)]
         self.builder.info.set(value, known, value.dtype)
 
     def _length(self, cache: Cache) -> ir.Value:
-        """How many tokens are cached, int64 [1]: an input of the model."""
+        """The number of cached tokens, int64 [1]: an input of the model."""
         name = self.plan.lengths[cache.past]
         if name not in self._inputs:
             value = ir.Value(name=name, shape=ir.Shape([1]), type=ir.TensorType(INT64))
@@ -92,13 +92,13 @@ class Change:
         return self._inputs[name]
 
     def _count(self, cache: Cache) -> tuple[Dim, ir.Value]:
-        """How many rows are new, int64 [1]."""
+        """The number of new rows, as a size and as int64 [1]."""
         shape = self.builder.info.shape(cache.new)
-        assert shape is not None  # of an operand of a Concat
+        assert shape is not None  # an operand of a Concat of known rank
         return shape[cache.axis], self.builder.length(cache.new, cache.axis)
 
     def _total(self, cache: Cache) -> ir.Value:
-        """How many tokens there are with the new ones, int64 [1]."""
+        """The number of cached and new tokens together, int64 [1]."""
         size, count = self._count(cache)
         key = self.plan.lengths[cache.past], size
         if key not in self._totals:
@@ -106,7 +106,7 @@ class Change:
         return self._totals[key]
 
     def _written(self, cache: Cache) -> ir.Value:
-        """The buffer with the new rows. Caches of one shape are written at the same places, which are computed once."""
+        """The buffer with the new rows. Caches of the same shape are written at the same places, computed once."""
         builder, (size, count) = self.builder, self._count(cache)
         key = self.plan.lengths[cache.past], cache.sizes[: cache.axis], size
         if key not in self._places:
@@ -117,7 +117,10 @@ class Change:
         return builder.op("ScatterND", [cache.past, self._places[key], cache.new], cache.past.dtype)
 
     def _serve(self, cache: Cache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value) -> Iterator[ir.Node]:
-        """Give those who read so many rows their sizes, or a copy of them; the nodes that are superfluous then."""
+        """Give each reader of the first `length` rows their sizes, if it is a Shape, or a copy of them.
+
+        Yields the nodes that are superfluous then.
+        """
         builder = self.builder
         for node, index, value in readers:
             if is_op(node, "Shape") and node.graph is builder.graph:
@@ -125,13 +128,13 @@ class Change:
                 named = old.is_graph_output()
                 replace_value(old, builder.alias(sizes) if named else sizes, rename=named)
                 yield node
-            elif node.inputs[index] is value:  # and no buffer that it can read as such
+            elif node.inputs[index] is value:  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
                 node.replace_input_with(index, builder.op("Slice", [buffer, *ends], buffer.dtype))
                 self.copied.setdefault(cache.past, []).append(label(node) or node.op_type)
 
     def _sizes(self, reader: ir.Node, cache: Cache, length: ir.Value) -> ir.Value:
-        """What a Shape gives of the first rows of a buffer."""
+        """The result of a Shape on the first `length` rows of a buffer."""
         rank = len(cache.sizes)
         axes = range(rank)[int_attr(reader, "start", 0) : int_attr(reader, "end", rank)]
         parts = [length if axis == cache.axis else self.builder.dimension(cache.past, axis) for axis in axes]
@@ -139,6 +142,6 @@ class Change:
 
 
 def _readers(cache: Cache, values: Sequence[ir.Value]) -> list[Reader]:
-    """Who reads the values, but for the nodes that the buffer makes superfluous."""
+    """The readers of the values, without the nodes that the buffer makes superfluous."""
     gone = set(cache.aliases)
     return [(use.node, use.idx, value) for value in values for use in value.uses() if use.node not in gone]

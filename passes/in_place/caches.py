@@ -1,17 +1,17 @@
-"""Caches that grow by a Concat: what was cached is an input of the model, and that with new rows behind it an output.
+"""Caches that grow by a Concat: an input of the model holds the cached rows, and an output those and new rows.
 
-    past      := an input of the model, no initializer; tokens along one axis, their number open
-    present   := Concat(same(past), new; axis of the tokens), which is, as same(present), one output of the model
+    past      := an input of the model that is no initializer; one of its axes counts tokens, and its size is open
+    present   := Concat(same(past), new; axis of the tokens); one of the values same(present) is an output of the model
     same(x)   := x | Identity(same(x)) | Concat(same(x)) | Cast(same(x); to its own type)
 
-    accepted  any element type, rank and axis, so [B,N,S,D] as well as [B,S,N,D]; any number of new rows; operands of a
-              Concat of no rows, which add nothing (torch joins an empty first cache); other readers of past and
-              present, of whatever kind: they are served by buffers.py
-    refused   a number of cached tokens that the model fixes: constants beside it may know it, too; new rows in front,
-              or before and behind; a past that several Concats take, or that is read within a subgraph; a present that
-              is no output, or several: the buffer would be needed twice
+    accepted  any element type, rank and axis, so [B,N,S,D] as well as [B,S,N,D]; any number of new rows; operands of
+              the Concat without rows, which add nothing (torch joins an empty first cache); other readers of past and
+              present, of any kind: buffers.py serves them
+    refused   a number of cached tokens that the model fixes, because constants in the model may depend on it; new rows
+              in front, or on both sides; a past that several Concats take, or that is read within a subgraph; a present
+              that is no output, or several outputs, which would need the buffer twice
 
-A cache of cross attention, which nothing is appended to, is no such cache and stays as it is.
+The cache of a cross attention stays as it is, because nothing is appended to it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
 
 NAMES = ("past", "cache")
-"""An input with one of these in its name is reported, whatever reads it."""
+"""An input whose name contains one of these is reported as a cache, whatever reads it."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache. `olds` are past and what is the same, `wholes` what the Concat gives and what is the same, of which
-    `present` is the model's output. `sizes` are those of past."""
+    """One cache.
+
+    `olds` are `past` and the values equal to it. `wholes` are the result of the Concat and the values equal to it,
+    among them `present`, the model's output. `sizes` is the shape of `past`.
+    """
 
     past: ir.Value
     present: ir.Value
@@ -47,7 +50,7 @@ class Cache:
 
     @property
     def tokens(self) -> Dim:
-        """How many tokens are cached."""
+        """The number of cached tokens."""
         return self.sizes[self.axis]
 
     @property
@@ -58,7 +61,7 @@ class Cache:
 
 
 def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
-    """The inputs that may be caches: of rank 3 at least, what a Concat begins with or named as caches are."""
+    """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat or named like a cache."""
     for value in graph.inputs:
         shape = info.shape(value)
         uses = (use for each in same(value, info) for use in each.uses())
@@ -69,9 +72,9 @@ def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
 
 
 def read_cache(past: ir.Value, info: ShapeInfo) -> Cache:
-    """The cache that an input is. Raises Decline where it is none that grows by a Concat."""
+    """The cache whose `past` is an input. Raises Decline where the input is no cache that grows by a Concat."""
     olds, sizes = same(past, info), info.shape(past)
-    assert sizes is not None  # of a candidate
+    assert sizes is not None  # every candidate has some
     readers = [node for value in olds for node in value.consumers()]
     if past.is_initializer() or any(value.is_graph_output() for value in olds):
         raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
@@ -98,7 +101,7 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> Cache:
 
 
 def same(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, ...]:
-    """The value and those that are nothing but it."""
+    """The value, and the values that are equal to it because only such nodes lie between (see above)."""
     found = [value]
     for each in found:
         for node in each.consumers():
@@ -117,7 +120,7 @@ def _passes_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> bool:
 
 
 def _parts(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
-    """The operands that may add something."""
+    """The operands of a Concat that may have elements."""
     found = []
     for value in concat.inputs:
         shape = None if value is None else info.shape(value)

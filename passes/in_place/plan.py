@@ -1,9 +1,8 @@
-"""What becomes of the caches of a fused model, before anything is changed: which are read by which attention, and which
-inputs count their tokens.
+"""The plan for the caches of a fused model: which attention reads which cache, and which input counts its tokens.
 
-One input counts the tokens of all caches whose lengths have one name, or that one attention reads together: the
-original fails where those differ. Others get one each. Where no attention reads a cache in place, nothing is gained by
-buffers, and there is no plan.
+Caches share an input where their lengths are the same symbol, or where one attention reads them together: the original
+fails where those lengths differ. Other caches get an input each. Where no attention reads a cache in place, buffers
+gain nothing, and there is no plan.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LENGTH = "cache_length"
 
 @dataclass(frozen=True)
 class Attention:
-    """A fused attention, and those of its inputs that are caches it can read where they lie."""
+    """A fused attention, and those of its inputs that are caches it can read in place."""
 
     node: ir.Node
     inputs: dict[str, Cache]
@@ -31,7 +30,10 @@ class Attention:
 
 @dataclass(frozen=True)
 class Plan:
-    """The caches in the order of the graph, who reads them in place, and the input that counts the tokens of each."""
+    """The caches in the order of the graph, and the attention that reads them in place.
+
+    `lengths` has the name of the input that counts the tokens of each cache, by its `past`.
+    """
 
     caches: tuple[Cache, ...]
     attention: tuple[Attention, ...]
@@ -59,7 +61,7 @@ def make_plan(graph: ir.Graph, caches: Sequence[Cache], names: Names) -> Plan | 
 
 
 def _group(groups: dict[Dim, Dim], size: Dim) -> Dim:
-    """The size that stands for all that are equal to one."""
+    """The size that stands for all sizes that count as equal to `size`."""
     while groups[size] != size:
         size = groups[size]
     return size

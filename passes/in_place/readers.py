@@ -1,11 +1,11 @@
-"""Fused attention that reads a buffer where it lies: it takes the number of keys, and nothing behind the last one.
+"""Fused attention that reads a buffer in place: it takes the number of keys and reads nothing behind the last key.
 
-FlashAttentionScore   actual_seq_kvlen (EXT-KEY-LENGTH), where its layout has the tokens along the axis of the
-                      cache: any of key, value and key_rope may have room for more, and what else it reads is as it
-                      was: masks, bands, biases, rows that are masked everywhere
-IncreFlashAttention   actual_seq_lengths, where key and value are caches and there is no mask, bias or padding on
-                      the left, which are measured from the end of the buffer; lengths that it has stay: they are
-                      at most the number of keys
+FlashAttentionScore   The number is actual_seq_kvlen (EXT-KEY-LENGTH). The layout must have the tokens along the axis of
+                      the cache. Any of key, value and key_rope may have room for more keys. Masks, bands, biases and
+                      rows that are masked everywhere mean the same as before.
+IncreFlashAttention   The number is actual_seq_lengths. Key and value must both be caches. There must be no mask, bias
+                      or padding on the left, because the operator measures these from the end of the buffer.
+                      Lengths that the node has already stay: they are at most the number of keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FROM_THE_END = ("atten_mask", "pse_shift", "kv_padding_size", "block_table")
 
 
 def cache_inputs(node: ir.Node, axes: Mapping[ir.Value, int]) -> dict[str, ir.Value]:
-    """The inputs of an attention that it can read out of a buffer; `axes` are those of the caches' tokens."""
+    """The inputs that an attention can read out of a buffer; `axes` has the axis of the tokens for each cache."""
     if node.domain != DOMAIN or node.op_type not in LENGTHS:
         return {}
     inputs = _bound(node)
@@ -39,7 +39,7 @@ def cache_inputs(node: ir.Node, axes: Mapping[ir.Value, int]) -> dict[str, ir.Va
 
 
 def read_buffers(node: ir.Node, buffers: Mapping[str, ir.Value], total: ir.Value) -> None:
-    """Let an attention read these inputs out of buffers with `total` keys, int64 [1]."""
+    """Let an attention read these inputs from buffers that hold `total` keys, int64 [1]."""
     inputs = _bound(node) | dict(buffers)
     length = LENGTHS[node.op_type]
     if inputs[length] is None:
@@ -56,7 +56,7 @@ def _bound(node: ir.Node) -> dict[str, Any]:
 
 
 def _one(value: Any) -> ir.Value | None:
-    """The tensor of an input; None of an absent one or of a list of several."""
+    """The tensor of an input; None where it is absent or a list of several tensors."""
     if isinstance(value, Sequence):
         value = value[0] if len(value) == 1 else None
     return value if isinstance(value, ir.Value) else None
