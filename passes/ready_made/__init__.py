@@ -1,6 +1,7 @@
-"""Attention operators that a model may already hold, and their conversion into FlashAttentionScore.
+"""Converts the attention operators of ONNX, ONNX Runtime and ATC's parser that a model holds to FlashAttentionScore.
 
-Each family has its file with the grammar of what it accepts. What is not converted is left as it is, with the reason.
+Each family of operators has a file, which begins with the grammar of what it accepts. An operator that is not converted
+stays as it is, and the report says why.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ REASONS = {
 
 
 def convert(call: Conversion) -> Converted:
-    """The record of a ready-made operator; raises Decline."""
+    """The conversion of an attention operator. Raises Decline."""
     node = call.node
     family = FAMILIES.get((node.domain, node.op_type))
     if family is not None:

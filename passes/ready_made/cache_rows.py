@@ -1,4 +1,4 @@
-"""Rows of a cache [B, K, P, D]: named by batch entry, head and place, and written in place (row_places.py)."""
+"""Writes rows of a cache [B, K, P, D] in place, each by its batch entry, head and position (row_places.py)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from fa_compiler.passes.row_places import row_places
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The rows of caches with `heads` heads for as many batch entries as there are."""
+    """The rows of caches with `heads` heads and `batch` batch entries."""
 
     call: Conversion
     heads: int
     batch: Measure
 
     def updated(self, cache: ir.Value, new: ir.Value, before: ir.Value, rows: ir.Value) -> ir.Value:
-        """The cache with new rows [B, K, S, D] from `before` on, int64 [B] or [1]; `rows` is S, int64 [1]."""
+        """The cache with the new rows [B, K, S, D] from position `before` on.
+
+        `before` is int64 [B] or [1], and `rows` is S, int64 [1].
+        """
         builder = self.call.builder
         offsets = builder.units("Unsqueeze", builder.range(rows), (0, 1, 3))
         places = builder.op("Add", [builder.units("Unsqueeze", before, (1, 2, 3)), offsets], INT64)
         return builder.op("ScatterND", [cache, self.index(places, rows), new], self.call.info.dtype(new))
 
     def index(self, places: ir.Value, count: ir.Value) -> ir.Value:
-        """Batch entry, head and place of every row, int64 [B, K, count, 3]; places are [B or 1, 1, count, 1]."""
+        """Batch entry, head and position of every row, int64 [B, K, count, 3]; `places` are [B or 1, 1, count, 1]."""
         heads = self.call.builder.ints([self.heads])
         return row_places(self.call.builder, (self.entries(), heads), places, count)
 
     def entries(self) -> ir.Value:
-        """How many batch entries there are, int64 [1]."""
+        """The number of batch entries, int64 [1]."""
         return self.call.builder.length(self.batch.value, self.batch.axis)

@@ -1,9 +1,9 @@
-"""One ready-made operator under conversion: its operands as named axes, and the record that is made of them.
+"""The conversion of one attention operator: its operands as named axes, and the AttentionMatch that is made of them.
 
-Every family reads its own inputs and attributes and hands the same things over: where batch, heads, rows and depth of
-query, key and value lie (`Operand`), what is added to or excluded from the scores (`MaskPlan`), the scale, and what
-takes the place of the other outputs. `record` makes an AttentionMatch of it, so that layouts, destinations and the
-registry's checks are those of every other attention.
+Every family reads the inputs and attributes of its operators and passes on the same things: the batch, head, row and
+depth axes of query, key and value (`Operand`), what is added to the scores or excluded from them (`MaskPlan`), the
+scale, and the values that replace the other outputs. `record` makes an AttentionMatch of them. Layouts, destinations
+and the registry's checks are then those of every other attention.
 
 Refused here, for all families: a head size or a number of heads that is not known before the run, types the operator
 does not take, and sizes that contradict each other.
@@ -45,7 +45,7 @@ ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 
 @dataclass(frozen=True)
 class Operand:
-    """Query, key or value: a view and which of its axes mean what."""
+    """Query, key or value: a view, and its axes by what they mean."""
 
     view: View
     batch: Axes
@@ -56,7 +56,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Converted:
-    """The record of the attention, and the values that take the place of the operator's further outputs."""
+    """The record of the attention, and pairs of a further output of the operator and the value that replaces it."""
 
     match: AttentionMatch
     outputs: tuple[tuple[ir.Value, ir.Value], ...] = ()
@@ -64,7 +64,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The operator and what its conversion needs."""
+    """An attention operator, and what its conversion needs."""
 
     node: ir.Node
     facts: Facts
@@ -73,22 +73,22 @@ class Conversion:
 
     @staticmethod
     def of(node: ir.Node, facts: Facts, builder: Builder) -> Conversion:
-        """A call with an axis space of its own."""
+        """The conversion of a node, with an axis space of its own."""
         return Conversion(node, facts, builder, Viewer(facts, AxisSpace()))
 
     @property
     def info(self) -> ShapeInfo:
-        """What is known of all values."""
+        """The shapes and types of values."""
         return self.facts.info
 
     @property
     def sets(self) -> ValueSets:
-        """Which numbers values hold."""
+        """The sets of numbers that values can hold."""
         return self.facts.sets
 
     @property
     def bounds(self) -> Bounds:
-        """How large numbers are."""
+        """The bounds of the numbers that values can hold."""
         return self.facts.bounds
 
     @property
@@ -99,52 +99,52 @@ class Conversion:
     # -- what the node says -----------------------------------------------------------------------------
 
     def input(self, index: int) -> ir.Value | None:
-        """An optional input."""
+        """An optional input; None where it is absent."""
         return input_of(self.node, index)
 
     def needed(self, index: int) -> ir.Value:
-        """An input the operator cannot do without."""
+        """A required input. Raises Decline where it is absent."""
         value = self.input(index)
         if value is None:
             raise self.decline(Code.SHAPE, f"input {index} of {self.node.op_type} is missing")
         return value
 
     def wanted(self, index: int) -> ir.Value | None:
-        """An output somebody reads."""
+        """An output; None where nothing reads it."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value if value is not None and (value.uses() or value.is_graph_output()) else None
 
     def number(self, name: str, default: float) -> float:
-        """A float attribute."""
+        """A float attribute or its default."""
         attr = self.node.attributes.get(name)
         return default if attr is None else attr.as_float()
 
     def decline(self, code: Code, reason: str, hint: str | None = None) -> Decline:
-        """The exception that gives this operator up."""
+        """A Decline of this operator, to be raised."""
         return Decline(code, reason, self.node, hint)
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The shape of a value whose rank has to be known."""
+        """The shape of a value. Raises Decline where its rank is unknown."""
         shape = self.info.shape(value)
         if shape is None:
             raise self.decline(Code.RANK, f"the rank of {value.name!r} is unknown")
         return shape
 
     def dim(self, value: ir.Value, axis: int) -> Dim:
-        """One dimension of a value that has to have it."""
+        """One dimension of a value. Raises Decline where the value does not have it."""
         shape = self.shape(value)
         if not -len(shape) <= axis < len(shape):
             raise self.decline(Code.RANK, f"{value.name!r} has {len(shape)} dimensions")
         return shape[axis]
 
     def size(self, value: ir.Value, axis: int) -> int | None:
-        """One dimension, when it is the same in every run."""
+        """One dimension; None where it may differ between runs."""
         return self.dim(value, axis).const
 
     # -- operands ---------------------------------------------------------------------------------------
 
     def operand(self, value: ir.Value, layout: str, heads: int = 0) -> Operand:
-        """An operand in one of the operator's layouts; `heads` counts those of BSH and SBH."""
+        """An operand in one of the operator's layouts; `heads` is the number of heads in the H of BSH and SBH."""
         shape = self.shape(value)
         if len(shape) != len(layout):
             raise self.decline(Code.RANK, f"{value.name!r} does not have the {len(layout)} dimensions of {layout}")
@@ -161,7 +161,7 @@ class Conversion:
         return Operand(view, axes["B"], axes["N"], axes["S"], axes["D"])
 
     def split_heads(self, value: ir.Value, heads: int) -> ir.Value:
-        """A key or value [batch, rows, heads * depth] as [batch, heads, rows, depth]; one of rank 4 is that already."""
+        """A key or value [batch, rows, heads * depth] as [batch, heads, rows, depth]; rank 4 is kept."""
         if len(self.shape(value)) == 4:
             return value
         if heads <= 0:
@@ -170,13 +170,13 @@ class Conversion:
         depth = width.exact_div(heads)
         if depth is None and width.is_const:
             raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
-        # A size that is left to Reshape is refused where another is 0.
+        # A known size is written out, because Reshape refuses -1 in a run in which another size is 0.
         size = -1 if depth is None or depth.const is None else depth.const
         apart = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
         return self.builder.op("Transpose", [apart], dtype, {"perm": (0, 2, 1, 3)})
 
     def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
-        """The furthest view of the value in which its elements can be arranged like the target."""
+        """The furthest view of a value that can be arranged in dimensions of the target's sizes, and its axes there."""
         for shallow in (False, True):
             view = self.viewer.view(value, factors=False, shallow=shallow)
             if view is None:
@@ -188,7 +188,10 @@ class Conversion:
         raise self.decline(Code.SHAPE, f"{value.name!r} could not be taken apart into heads")
 
     def together(self, one: Axes, other: Axes, what: str) -> Axes:
-        """Two dimensions that the operator walks together; one of them may be known to be 1."""
+        """Unify two dimensions that the operator walks together, and return their axes.
+
+        One of the two may be known to be 1. Raises Decline where they differ.
+        """
         space = self.viewer.space
         one, other = space.resolve(one), space.resolve(other)
         if one and other and not space.unify(one, other):
@@ -196,16 +199,18 @@ class Conversion:
         return space.resolve(one or other)
 
     def aligned(self, value: ir.Value, scores: Arrangement) -> View:
-        """The furthest view of a value that broadcasts to the scores, its dimensions running along theirs."""
+        """The furthest view of a value that broadcasts to the scores, along the axes of the scores."""
         return self.along(value, self.viewer.alignment(value, scores, self.node))
 
     def adding(self, value: ir.Value, scores: Arrangement) -> Add[Viewed]:
-        """A value that broadcasts to the scores as a part of their bias."""
+        """The step of a bias that adds a value which broadcasts to the scores."""
         return Add(self.node, Viewed(self.aligned(value, scores)))
 
     def along(self, value: ir.Value, dims: Arrangement) -> View:
-        """The furthest view of a value whose dimensions run along these axes of the scores. An Expand that may be what
-        makes the scores larger stays."""
+        """The furthest view of a value whose dimensions run along these axes of the scores.
+
+        The view stops at an Expand that may be what makes the scores larger.
+        """
         sizes, size = self.info.shape(value) or (), self.viewer.space.size
         fits = all(own.const == 1 or own == size(dim) for own, dim in zip(sizes, dims, strict=True))
         for shallow in (False, True) if fits else (True,):
@@ -218,7 +223,7 @@ class Conversion:
     # -- the record -------------------------------------------------------------------------------------
 
     def scores(self, query: Operand, key: Operand, value: Operand) -> Arrangement:
-        """Let the operands' axes walk together; the scores as [batch, heads, rows, columns].
+        """Unify the operands' axes, and return those of the scores as [batch, heads, rows, columns].
 
         Query head n reads key head n // group.
         """
@@ -237,7 +242,7 @@ class Conversion:
         return batch, space.resolve(query.heads), space.resolve(query.rows), columns
 
     def _same(self, one: Axes, other: Axes, what: str) -> Axes:
-        """Two dimensions that the operator walks together and does not broadcast."""
+        """As `together`, for dimensions that the operator does not broadcast."""
         if bool(self.viewer.space.resolve(one)) != bool(self.viewer.space.resolve(other)):
             raise self.decline(Code.SHAPE, f"the operands were not proven to have the same {what}")
         return self.together(one, other, what)
@@ -253,8 +258,10 @@ class Conversion:
         layout: str,
         sink: Sink | None = None,
     ) -> AttentionMatch:
-        """The record of the attention; a scale that is None is 1 / sqrt(head size). The result is the operator's first
-        output, in one of the operator's layouts."""
+        """The record of the attention, whose result is the operator's first output in the given layout.
+
+        A scale of None stands for 1 / sqrt(head size). Raises Decline.
+        """
         space = self.viewer.space
         batch, heads, rows, columns = map(space.resolve, scores)
         depth, width = space.resolve(query.depth), space.resolve(value.depth)
@@ -287,7 +294,7 @@ class Conversion:
         )
 
     def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
-        """The type to compute in: that of the result, or float32 when the operands differ from it."""
+        """The type to compute in: that of the result, or float32 where an operand has another type."""
         wanted = self.info.dtype(self.node.outputs[0])
         types = {self.info.dtype(operand.view.base) for operand in (query, key, value)}
         if wanted not in FLOATS or not types <= set(FLOATS):

@@ -1,12 +1,12 @@
-"""ai.onnx.preview FlexAttention: the attention that its definition spells, matched like any other.
+"""ai.onnx.preview FlexAttention: its definition is written out in plain operators and matched like any other attention.
 
     scores = scale * query key'       [B, N, S, D]; key heads repeated for their groups
     scores = score_mod(scores)        in softmax_precision, float32 unless given
     probabilities = prob_mod(softmax(scores)), then the product with the values
 
-The definition is written out beside the operator; scores.py, mask.py and probabilities.py say what of the two graphs is
-taken, and nothing of it is left when it is refused. Refused before: graphs that make random numbers, hold further
-graphs or nodes of several outputs, and groups of heads beside a graph.
+The nodes of the definition are added beside the operator, and removed again when the match is refused. What the graphs
+score_mod and prob_mod may hold follows from scores.py, mask.py and probabilities.py. Refused before the match: graphs
+that make random numbers or hold further graphs or nodes of several outputs, and groups of heads beside such a graph.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ TERMS = {
     Code.NO_VALUE_MATMUL: Code.PROBABILITY_TERM,
     Code.NOT_ATTENTION: Code.PROBABILITY_TERM,
 }
-"""What it means here that a product was not reached: there is one, behind something in a modifier's graph."""
+"""The code to report instead of one that says a product is missing.
+
+The definition has both products, so the search stopped at a node in the graph of score_mod or prob_mod.
+"""
 PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, ir.AttributeType.INTS)
 
 
@@ -63,7 +66,7 @@ def _scale(call: Conversion) -> float | None:
 
 
 def _written_out(call: Conversion) -> Converted:
-    """The match of the definition, its result taken for the operator's."""
+    """The match of the definition, with the operator's output as its result."""
     anchor = _definition(call)
     try:
         match = Matcher(call.facts).match(anchor)
@@ -98,7 +101,7 @@ def _definition(call: Conversion) -> SoftmaxAnchor:
 
 
 def _inlined(call: Conversion, name: str, value: ir.Value) -> ir.Value:
-    """The result of a modifier's graph on a value."""
+    """The result of the graph `name` (score_mod or prob_mod) on a value; the value itself without such a graph."""
     attr = call.node.attributes.get(name)
     if attr is None:
         return value

@@ -1,19 +1,21 @@
-"""The caches of a GroupQueryAttention, taken out of the operator.
+"""The caches of a GroupQueryAttention, computed by standard operators outside of it.
 
-With `past` of P keys, `seqlens_k` + 1 keys a batch entry, S new rows and `total_sequence_length` keys in the longest:
+past has room for P keys, and S rows are new. Batch entry b has seqlens_k[b] + 1 keys in all, the longest one
+total_sequence_length.
 
-    before[b]   0 in a prompt, where S is total_sequence_length, whatever past holds; else seqlens_k[b] + 1 - S
-    present     [B, K, max(P, total_sequence_length), D]: past up to `before`, and there the S new rows, all of them
-                where a batch entry is shorter, too. What lies behind them depends on the memory: ONNX Runtime writes
-                zeros where past and present are buffers of their own, and leaves what it finds where they are one
+    before[b]   the number of keys that are taken from past: 0 in a prompt, that is where S is total_sequence_length,
+                whatever past holds; else seqlens_k[b] + 1 - S
+    present     [B, K, max(P, total_sequence_length), D]: the first `before` keys of past, then all S new rows, even
+                where the batch entry has fewer keys. The rows behind these depend on the memory: ONNX Runtime writes
+                zeros where past and present are separate buffers, and leaves the rows as they are in a shared one
 
-Both cases are rebuilt exactly by standard operators, each under the user's word for it. In one buffer the update is a
-ScatterND alone: it finds its output where its input is, and writes the new rows only; nothing else reads past. Apart,
-past, new rows and zeros are joined and every row of present is gathered from there, which costs ONNX Runtime a copy
-more than the operator made. Buffers on Ascend are their own.
+Both cases are rebuilt exactly, and the user says which of them holds. With a shared buffer the update is one ScatterND.
+Its output lies where its input does, so it writes only the new rows; nothing else reads past. With separate buffers
+past, new rows and zeros are joined, and every row of present is gathered from there. That costs ONNX Runtime one copy
+more than the operator made. On Ascend the buffers are separate.
 
-That past has the keys that `before` counts, and present room for the new ones, is what ONNX Runtime insists on: it
-takes a cache that grows by the new rows, or one with room for all keys, and lengths within present.
+ONNX Runtime makes sure that past holds the first `before` keys and that present has room for the new ones: it accepts
+only a cache that grows by the new rows, or one with room for all keys, and only lengths within present.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.symbolic import Dim
 
 SINCE = 12
-"""The opset of Max of int64; the other operators are older."""
+"""The first opset with Max of int64; the other operators are older."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """The sizes of one run of the operator: `rows` and `total` int64 [1], `lengths` and `before` int64 [B], and whether
-    it is a prompt."""
+    """The sizes of one run of the operator, computed in the graph.
+
+    `rows` (S) and `total` (total_sequence_length) are int64 [1]; `lengths` (seqlens_k + 1) and `before` are int64 [B];
+    `prompt`, bool [1], says whether the run is a prompt.
+    """
 
     rows: ir.Value
     total: ir.Value
@@ -50,7 +55,7 @@ class Step:
 
     @staticmethod
     def of(call: Conversion, query: ir.Value, lengths: ir.Value, total: ir.Value) -> Step:
-        """What `lengths`, seqlens_k, and total_sequence_length say."""
+        """The sizes that follow from seqlens_k (`lengths`) and total_sequence_length (`total`). Raises Decline."""
         builder = call.builder
         if builder.opset < SINCE:
             raise call.decline(Code.READY_MADE, f"its positions cannot be computed in opset {builder.opset}")
@@ -65,13 +70,13 @@ class Step:
         return Step(rows, most, own, before, prompt)
 
     def after(self, call: Conversion) -> ir.Value:
-        """The keys of each batch entry with every new row, int64 [B]."""
+        """The number of keys of each batch entry when all S new rows count, int64 [B]."""
         return call.builder.op("Add", [self.before, self.rows], INT64)
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Makes the present of a past. Both caches have one shape, [B, K, `room`, D]."""
+    """Makes present from past, for keys and for values. Both have the shape [B, K, `room`, D]."""
 
     call: Conversion
     step: Step
@@ -81,7 +86,7 @@ class Caches:
 
     @staticmethod
     def of(call: Conversion, query: ir.Value, step: Step, pasts: Sequence[ir.Value], heads: int) -> Caches:
-        """Raises Decline where nobody vouches for how the caches are bound."""
+        """The caches of a call. Raises Decline where the user does not say how past and present are bound."""
         for each in pasts:
             if len(call.shape(each)) != 4:
                 raise call.decline(Code.RANK, f"{each.name!r} is not [batch, heads, keys, head size]")
@@ -104,13 +109,13 @@ class Caches:
         return Caches(call, step, rows, SEPARATE_CACHES, room)
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
-        """What present holds; `new` is [B, K, S, D]."""
+        """The present of a past and new rows [B, K, S, D]."""
         if self.assumed == SHARED_CACHES:
             return self._sized(self.rows.updated(past, new, self.step.before, self.step.rows), new)
         return self._sized(self._gathered(past, new), new)
 
     def _gathered(self, past: ir.Value, new: ir.Value) -> ir.Value:
-        """Every row of present out of past, the new rows, and a row of zeros."""
+        """The present, each row of it gathered from past, the new rows, or a row of zeros."""
         builder = self.call.builder
         zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
         rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
@@ -134,7 +139,7 @@ class Caches:
         return self._op("Concat", parts, attrs={"axis": 0})
 
     def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:
-        """The value, with the shape that it has been given."""
+        """The present, after its shape has been declared."""
         shape = self.call.shape(new)
         self.call.builder.info.set(present, (shape[0], shape[1], self.room, shape[3]), self._dtype(new))
         return present
@@ -159,14 +164,14 @@ class Caches:
 
 
 def _bindable(call: Conversion) -> bool:
-    """Are the caches inputs and outputs of a graph?"""
+    """Are both pasts inputs of a graph, and both presents outputs?"""
     pasts, presents = (call.input(3), call.input(4)), call.node.outputs[1:3]
     given = all(past is not None and past.is_graph_input() for past in pasts)
     return given and len(presents) == 2 and all(present.is_graph_output() for present in presents)
 
 
 def _unsaid(call: Conversion) -> Decline:
-    """Why a past is not taken as it is."""
+    """The Decline where the user has not said how past and present are bound."""
     reason = "what present holds behind the last key depends on whether past and present are one buffer"
     hint = (
         f"--assume {SHARED_CACHES} where each past is bound together with its present (IOBinding), --assume "

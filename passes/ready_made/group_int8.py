@@ -1,17 +1,18 @@
 """The int8 caches of a GroupQueryAttention.
 
-    present     holds past as it is, and the new keys or values quantised: round(x * (1 / scale)) with ties to even,
-                held between -128 and 127; what is not a number becomes 127. The product with the reciprocal, rounded
-                to float32, is what ONNX Runtime computes; QuantizeLinear divides
+    present     past as it is, and the new keys or values quantised: round(x * (1 / scale)) with ties to even, clamped
+                to the range from -128 to 127; NaN becomes 127. ONNX Runtime multiplies by the reciprocal in float32,
+                so this is no QuantizeLinear, which divides
     attention   reads present * scale
 
-    k_quant_type, v_quant_type   PER_TENSOR, one scale, or PER_CHANNEL, one for each number of each key head; both alike
+    k_quant_type, v_quant_type   PER_TENSOR (one scale) or PER_CHANNEL (one for each element of each key head); both
+                                 the same
     k_scale, v_scale             constants
 
-Taken where the attention becomes an IncreFlashAttention, which reads int8 where it lies: one row, proven or vouched
-for, no sink and no bias, and a window of one batch entry only. Taken also where rows are proven to be several: the
-products outweigh the float copy of the caches that is made then. Refused besides: caches of 4 bits or float8, and any
-for Ascend, which has no float32 there.
+Accepted where the attention becomes an IncreFlashAttention, which reads int8 caches in place: there is one row, proven
+or vouched for, no sink and no bias, and a window only with a single batch entry. Also accepted where several rows are
+proven: the caches are then copied to float32, and the products cost more than that copy. Refused besides: caches of
+4 bits or float8, and all of them for Ascend, where the operator has no float32.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ LARGEST, SMALLEST = 127.0, -128.0
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of one cache, float32: of one element, or [1, K, 1, D]."""
+    """The scale of one cache, float32 [1] or [1, K, 1, D]."""
 
     call: Conversion
     array: np.ndarray
 
     @staticmethod
     def of(call: Conversion, heads: int, size: int | None) -> tuple[Scale, Scale] | None:
-        """Those of keys and values; None where the caches are not quantised."""
+        """The scales of keys and values; None where the caches are not quantised. Raises Decline."""
         kinds = {text_attr(call.node, name, "NONE") for name in TYPES}
         if kinds == {"NONE"}:
             return None
@@ -58,7 +59,7 @@ class Scale:
         return scales[0], scales[1]
 
     def packed(self, new: ir.Value) -> ir.Value:
-        """New keys or values [B, K, S, D] as int8."""
+        """New keys or values [B, K, S, D], quantised to int8."""
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         reciprocal = builder.constant(np.float32(1.0) / self.array, "scale")
         rounded = builder.op("Round", [builder.op("Mul", [new, reciprocal], dtype)], dtype)
@@ -68,7 +69,7 @@ class Scale:
         return builder.cast(held, ir.DataType.INT8)
 
     def unpacked(self, cache: ir.Value) -> ir.Value:
-        """A cache in float32."""
+        """A cache, dequantised to float32."""
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         if self.array.size == 1:
             scale = builder.constant(self.array.reshape(()), "scale")

@@ -1,24 +1,28 @@
 """com.microsoft GroupQueryAttention.
 
     query, key, value   [B, S, N * D], [B, S, K * D], [B, S, K * D], or all three side by side in query
-    past_key, past_value   [B, K, P, D] of keys before; how they are joined is in group_cache.py
-    seqlens_k           keys after a batch's last one are excluded; every query row is computed all the same
-    causal              1 unless given: key j is attended when j <= before + i, `before` counting the keys of past
+    past_key, past_value   the earlier keys and values, [B, K, P, D]; group_cache.py joins the new ones with them
+    seqlens_k           the keys behind the last one of a batch entry are excluded; still every query row is computed
+    causal              1 by default: key j is attended when j <= before + i, where `before` is the number of keys that
+                        are taken from past
     local_window_size   w keys at most: before + i - w < j
-    attention_bias      added; it is as wide as total_sequence_length, and filled up where present is wider: what lies
-                        there is behind every row's last key
+    attention_bias      added; it is as wide as total_sequence_length. Where present is wider the bias is padded: the
+                        keys there are behind every row's last key
     head_sink, smooth_softmax
-                        one more score in every row, the operator's sink; 0 for smooth_softmax
-    do_rotary           the positions are turned before (rotary.py)
-    k_scale, v_scale    of int8 caches (group_int8.py)
-    present_key, present_value   the keys and values by heads
+                        one more score in every row, the sink of FlashAttentionScore; for smooth_softmax it is 0
+    do_rotary           query and key are rotated before the attention (rotary.py)
+    k_scale, v_scale    the scales of int8 caches (group_int8.py)
+    present_key, present_value   all keys and values, [B, K, T, D]
 
-Without a past ONNX Runtime insists on as many keys as rows, and on total_sequence_length being their number. With one
-it takes prompts, several rows of one batch entry, and one row of each. It has two kernels. That for float32, several
-keys, causal, present outputs and no sink gives 0 for a row without a key, and takes -inf and the lowest float32 in
-attention_bias for an excluded key (keys.py). The other computes such rows as any other. In the rows of a prompt that
-lie behind a batch's last key it looks back from that key, so a window is refused there unless there is one row. Where
-a bias may exclude keys, and how many there are is open, the user has to vouch for a key in every row.
+Without a past ONNX Runtime requires as many keys as rows, and total_sequence_length to be their number. With a past it
+takes prompts, several rows of one batch entry, or one row of each batch entry.
+
+It has two kernels. The streaming one runs for float32, several keys, causal attention, present outputs and no sink. It
+gives 0 for a row without a key, and an attention_bias of -inf or the lowest float32 excludes a key there (keys.py).
+Where a bias may exclude keys and it is open whether there are several, the user has to vouch for a key in every row.
+The other kernel computes a row without a key like any other row. For the rows of a prompt that lie behind the last key
+of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
+with a past.
 
 Refused besides: softcap; sliding_window_cache; norms inside the operator; the score or probability matrix as an output.
 """
@@ -109,7 +113,7 @@ def _prompt(call: Conversion, query: ir.Value, key: ir.Value, value: ir.Value) -
 
 @dataclass(frozen=True)
 class Added:
-    """What attention_bias excludes and adds, and what is taken for granted there."""
+    """What attention_bias excludes and adds, and what the user vouches for."""
 
     masked: tuple[Masked, ...] = ()
     bias: tuple[BiasOp, ...] = ()
@@ -117,7 +121,7 @@ class Added:
 
     @staticmethod
     def of(call: Conversion, keys: Keys, scores: Arrangement) -> Added:
-        """That of the call; none where it has no bias."""
+        """The attention_bias of a call; empty where there is none. Raises Decline."""
         addend = call.input(ADDEND)
         if addend is None:
             return Added()
@@ -136,7 +140,7 @@ class Added:
 
 
 def _behind(call: Conversion, keys: Keys, scores: Arrangement, step: Step) -> MaskPlan:
-    """What the rows behind a past see. Every row sees its own key, unless it lies behind a batch entry's end."""
+    """The plan of a call with a past. Every row sees its own key, unless it lies behind the end of its batch entry."""
     width = int_attr(call.node, "local_window_size", -1)
     alone = _single(call)
     if not int_attr(call.node, "causal", 1):
@@ -159,13 +163,13 @@ def _behind(call: Conversion, keys: Keys, scores: Arrangement, step: Step) -> Ma
 
 
 def _single(call: Conversion) -> bool:
-    """Is there one row, proven or vouched for?"""
+    """Is there a single row, proven or vouched for?"""
     rows = call.size(call.needed(0), 1)
     return rows == 1 or (rows is None and DECODE in call.options.assume)
 
 
 def _heads(call: Conversion) -> tuple[int, int]:
-    """Of the query, and of keys and values."""
+    """The number of query heads, and that of key and value heads."""
     return int_attr(call.node, "num_heads", 0), int_attr(call.node, "kv_num_heads", 0)
 
 
@@ -193,7 +197,7 @@ def _check(call: Conversion) -> None:
 
 
 def _check_quantised(call: Conversion) -> None:
-    """Int8 caches are taken where IncreFlashAttention reads them, and where rows are several."""
+    """Decline int8 caches, unless an IncreFlashAttention would read them or there are several rows."""
     query = call.needed(0)
     rows = call.size(query, 1)
     if rows is not None and rows > 1:
@@ -209,9 +213,10 @@ def _check_quantised(call: Conversion) -> None:
 
 
 def _streamed(call: Conversion, behind: bool = False) -> bool:
-    """Does ONNX Runtime take its second kernel: float32, causal, with present outputs, without a sink, several keys?
+    """Does ONNX Runtime run its streaming kernel: float32, causal, with present outputs, without a sink, several keys?
 
-    Keys are several where rows are, and may be `behind` a past; a row that has its own key is the same in both kernels.
+    There are several keys where there are several rows; a single row may have several behind a past, if `behind`. A row
+    that has its own key gives the same in both kernels.
     """
     node = call.node
     if not int_attr(node, "causal", 1) or (call.size(call.needed(0), 1) == 1 and not behind):

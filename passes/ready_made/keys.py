@@ -1,13 +1,14 @@
-"""Which keys a row may see, as boolean tensors computed from positions: True where a key is excluded.
+"""The keys that each row may see, as boolean tensors computed from positions: True where a key is excluded.
 
-Used where the operator's own words (sparse_mode) do not say it: bounds that differ from batch to batch, sequences of
-several lengths. With i the row and j the key, both from 0:
+They are used where no sparse_mode says the same: for bounds that differ between batch entries, and for sequences of
+several lengths. i is the index of the row and j that of the key, both from 0:
 
     beyond(lengths)      j >= length                        [B, 1, 1, T]
     before(starts)       j < start                          [B, 1, 1, T]
     outside(low, high)   j - i < low or j - i > high        [S, T], or [B, 1, S, T] when a bound is [B, 1, 1, 1]
 
-A float mask that excludes a row's every key gives 0 there, in ai.onnx Attention and GroupQueryAttention:
+In ai.onnx Attention and GroupQueryAttention a row whose keys are all excluded by a float mask gives 0. The plan of a
+float mask is therefore
 
     float mask                                            plan
     ----------------------------------------------------  ----------------------------------------------
@@ -44,7 +45,7 @@ Bound = ir.Value | int | None
 
 @dataclass(frozen=True)
 class Measure:
-    """A length: that of one dimension of a value."""
+    """A length, given as one dimension of a value."""
 
     value: ir.Value
     axis: int
@@ -52,7 +53,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class Window:
-    """A band with bounds that can be computed in the graph."""
+    """A band, and its bounds as they are computed in the graph.
+
+    `low` or `high` is None where the band has no such bound, or one that cannot be computed.
+    """
 
     band: Band
     low: Bound
@@ -69,15 +73,15 @@ class Keys:
     batch: Measure
 
     def beyond(self, lengths: ir.Value) -> ir.Value:
-        """Keys from a length on; lengths [B]."""
+        """The keys from a length on; `lengths` are [B]."""
         return self._op("Not", self._op("Less", self._range(self.columns), self.by_batch(lengths)))
 
     def before(self, starts: ir.Value) -> ir.Value:
-        """Keys before a start; starts [B]."""
+        """The keys before a start; `starts` are [B]."""
         return self._op("Less", self._range(self.columns), self.by_batch(starts))
 
     def outside(self, low: Bound, high: Bound) -> ir.Value:
-        """Keys outside a band; at least one bound is given."""
+        """The keys outside a band; at least one bound is given."""
         rows = self.call.builder.units("Unsqueeze", self._range(self.rows), (1,))
         keys = self._range(self.columns)
         parts: list[ir.Value] = []
@@ -95,9 +99,10 @@ class Keys:
         window: Window | None,
         mode: SparseMode | None = None,
     ) -> MaskPlan:
-        """The plan of these parts; a row that they leave without a key gives 0. There is no window beside a mode.
+        """The plan of these parts, in which a row without a key gives 0. There is no window beside a mode.
 
-        The window becomes a sparse_mode where one says the same in every run and nothing else depends on the row.
+        The window becomes a sparse_mode where one says the same in every run and no mask depends on the row; for Ascend
+        only where there is no mask.
         """
         space = self.call.viewer.space
         rows, columns = space.size(scores[2]), space.size(scores[3])
@@ -116,9 +121,9 @@ class Keys:
     def excluded(
         self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
     ) -> tuple[list[Masked], SparseMode | None]:
-        """A mask that excludes where its truth value is `when`: by its structure (structure.py) where it has one.
+        """The exclusions of a mask that excludes keys where its truth value is `when`.
 
-        With `band` that may be a sparse_mode.
+        A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a sparse_mode.
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
@@ -130,7 +135,7 @@ class Keys:
         return [Masked(call.along(part.given.value, part.dims), part.given.when) for part in found.padding], found.mode
 
     def plain(self, addend: ir.Value, scores: Arrangement) -> MaskPlan:
-        """The plan of an addend alone, as for an Add of the same numbers in plain operators (mask.py)."""
+        """The plan of an addend alone, as for an Add of the same numbers to the scores (mask.py)."""
         call = self.call
         values = TermValues(call.viewer)
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
@@ -139,7 +144,10 @@ class Keys:
         return planner.plan((term,), RowGuard.NONE)
 
     def packed(self, mask: ir.Value, when: bool, scores: Arrangement, dense: MaskPlan) -> MaskPlan:
-        """The plan with packed sequences, where the mask of a plan, its only part, says nothing else (packing.py)."""
+        """The plan with packed sequences where the mask says nothing else (packing.py), else `dense`.
+
+        `dense` is the plan whose only part is this mask.
+        """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = Placed(mask, call.viewer.alignment(mask, scores, call.node))
@@ -155,7 +163,7 @@ class Keys:
         return MaskPlan(mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _has_room(self, found: Structure) -> bool:
-        """Only the CPU kernel takes a mask beside a band."""
+        """Can the padding stand beside the band? Only the CPU kernel takes a mask beside a band."""
         return self.call.options.target == "ort" or not found.padding
 
     def _check_computable(self, window: Window) -> None:
@@ -166,8 +174,10 @@ class Keys:
     def added(
         self, mask: ir.Value, full: ir.Value, scores: Arrangement, lowest: float, filler: float = -math.inf
     ) -> tuple[list[Masked], tuple[BiasOp, ...]]:
-        """What a float mask excludes and adds, where numbers up to `lowest` exclude; `full` is the mask filled up with
-        `filler`."""
+        """What a float mask excludes and what it adds. Numbers up to `lowest` exclude a key.
+
+        `full` is the mask, padded with `filler` to the number of keys.
+        """
         call, builder = self.call, self.call.builder
         view, whole = call.aligned(full, scores), full is mask or filler > lowest
         values, bounds = call.sets.of(mask), call.bounds.of(mask)
@@ -183,7 +193,7 @@ class Keys:
         return [Masked(call.aligned(excluded, scores))], bias
 
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
-        """A mask with its last dimension made as long as the keys."""
+        """A mask, its last dimension padded with `filler` to the number of keys. Raises Decline."""
         builder, dtype, shape = self.call.builder, self.call.info.dtype(mask), self.call.shape(mask)
         exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
         if dtype is None or not (exact or dtype.is_floating_point()):
@@ -201,7 +211,7 @@ class Keys:
         return values is not None and all(x == 0.0 or x <= lowest for x in values)
 
     def length(self, measure: Measure) -> ir.Value:
-        """The length as a vector of one element."""
+        """The length, int64 [1]."""
         return self.call.builder.length(measure.value, measure.axis)
 
     def _range(self, measure: Measure) -> ir.Value:
@@ -214,11 +224,11 @@ class Keys:
         return builder.range(self.length(measure))
 
     def by_batch(self, vector: ir.Value) -> ir.Value:
-        """A number for each batch as [B, 1, 1, 1]."""
+        """One number for each batch entry, [B], as int64 [B, 1, 1, 1]."""
         return self.call.builder.units("Unsqueeze", self.call.builder.cast(vector, INT64), (1, 2, 3))
 
     def more(self, number: ir.Value, by: int) -> ir.Value:
-        """A computed number and a constant."""
+        """The sum of a computed number and a constant."""
         return number if by == 0 else self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
 
     def less(self, number: ir.Value, by: ir.Value) -> ir.Value:

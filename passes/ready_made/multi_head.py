@@ -1,25 +1,27 @@
 """com.microsoft MultiHeadAttention and DecoderMaskedMultiHeadAttention.
 
     query, key, value   [B, S, N * D], [B, T, N * D], [B, T, N * E]
-                        key and value [B, N, T, D] (cross attention with cached keys)
-                        key [B, T, N, 2, D] and no value; query [B, S, N, 3, D] and neither
-    bias                added to query, key and value before; to the query alone beside cached keys
+                        or key and value [B, N, T, D] (cross attention with cached keys)
+                        or key [B, T, N, 2, D], which holds the values, too; or query [B, S, N, 3, D], which holds all
+    bias                added to query, key and value first; beside cached keys only to the query
     key_padding_mask, attention_bias, unidirectional, mask_filter_value
                         padding.py
-    past_key, past_value   concatenated before key and value; present_key, present_value become what was concatenated
-    past_sequence_length   of caches with room for more keys [B, N, M, D]: the new keys are written behind as many
-                        (cache_rows.py), and what lies behind these is excluded. Mask and bias are as wide as the keys
-                        so far, and filled up to M. What present holds there is what past does, in one buffer and in
-                        two, so that nobody has to vouch for either
+    past_key, past_value   concatenated in front of key and value; the results become present_key and present_value
+    past_sequence_length   the number of keys in caches [B, N, M, D] that have room for more. The new keys are written
+                        behind them (cache_rows.py), and the keys behind the new ones are excluded. Mask and bias are as
+                        wide as the keys so far, and are padded to M. The excluded rows of present are those of past,
+                        whether the two are one buffer or not, so the user need not say which
 
-DecoderMaskedMultiHeadAttention means the same, of one row, with past_sequence_length beside its past. ONNX Runtime's
-CPU kernel runs it with past_present_share_buffer, or with cached keys and values in place of a past and of new ones.
+DecoderMaskedMultiHeadAttention computes the same for one row, and has past_sequence_length beside its past. ONNX
+Runtime's CPU kernel runs it with past_present_share_buffer, or with cached keys and values instead of a past and new
+ones.
 
-ONNX Runtime's CPU kernel does not take the packed forms of rank 5; they mean what the operator's documentation says.
+ONNX Runtime's CPU kernel does not take the packed forms of rank 5. Here they mean what the operator's documentation
+says.
 
-Refused: the score matrix as an output; cache_indirection, which names the beam whose cache holds a key; a decoder's
-query, key and value side by side, with which ONNX Runtime crashes, and new keys of several rows, of which it reads the
-wrong ones. Where their number is open, a run with several ends in an error of a Reshape.
+Refused: the score matrix as an output; cache_indirection, which names the beam whose cache holds a key; for a decoder,
+query, key and value side by side in one tensor, with which ONNX Runtime crashes, and new keys of several rows, of which
+it reads the wrong ones. Where the number of new rows is open, a run with several of them ends in an error of a Reshape.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SMALL = 1 << 16
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where an operator has its optional inputs."""
+    """The indices of the optional inputs of an operator."""
 
     bias: int
     mask: int
@@ -98,7 +100,7 @@ def _converted(call: Conversion, places: Inputs, length: ir.Value | None) -> Con
 
 
 def _biased(call: Conversion, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:
-    """The operands with the bias of their projection; cached keys and values have had theirs."""
+    """The operands with the bias of their projection added; cached keys and values already contain theirs."""
     if bias is None:
         return operands
     query, key, _ = operands
@@ -115,7 +117,7 @@ def _biased(call: Conversion, bias: ir.Value | None, *operands: ir.Value) -> tup
 
 
 def part_of(call: Conversion, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
-    """A slice of a value along one axis; of a small constant, a constant. A value that lacks the axis is declined."""
+    """A slice of a value along one axis; that of a small constant is a constant. Raises Decline without the axis."""
     builder, array = call.builder, constant(value, limit=SMALL)
     if call.info.shape(value) is not None:
         call.dim(value, axis)
@@ -126,7 +128,7 @@ def part_of(call: Conversion, value: ir.Value, start: int, end: int, axis: int) 
 
 
 def _operands(call: Conversion) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Query, key and value, each a value of its own."""
+    """Query, key and value, each as a value of its own."""
     query, key, value = call.needed(0), call.input(1), call.input(2)
     if key is None:
         return _unpacked(call, query, 0), _unpacked(call, query, 1), _unpacked(call, query, 2)
@@ -136,10 +138,12 @@ def _operands(call: Conversion) -> tuple[ir.Value, ir.Value, ir.Value]:
 
 
 def _one_row(call: Conversion, value: ir.Value) -> ir.Value:
-    """A decoder's new keys or values [B, 1, N * D]. Of more rows ONNX Runtime reads the wrong ones, and the fused model
-    refuses a run with them."""
+    """A decoder's new keys or values [B, 1, N * D]. Raises Decline where there are several rows.
+
+    ONNX Runtime reads the wrong rows there. Where their number is open, a Reshape refuses a run with several.
+    """
     rows, width = call.size(value, 1), call.size(value, 2)
-    if rows == 1 or width is None:  # without a width there is no head size, which is declined
+    if rows == 1 or width is None:  # an unknown width is declined later, with the head size
         return value
     if rows is not None:
         reason = f"{value.name!r} has {rows} rows, and ONNX Runtime's CPU kernel writes one behind the past"
@@ -164,7 +168,7 @@ def _unpacked(call: Conversion, packed: ir.Value, index: int) -> ir.Value:
 
 @dataclass(frozen=True)
 class Projected:
-    """Query [B, S, N * D], key and value likewise or [B, N, T, D], with what is added to the scores."""
+    """Query [B, S, N * D], key and value likewise or [B, N, T, D], with their past and what is added to the scores."""
 
     call: Conversion
     heads: int
@@ -175,10 +179,10 @@ class Projected:
     mask: ir.Value | None
     addend: ir.Value | None
     length: ir.Value | None = None
-    """How many keys of a past with room for more there are, int32 [1]."""
+    """The number of keys in a past that has room for more, int32 [1]."""
 
     def match(self, presents: bool) -> tuple[AttentionMatch, ir.Value, ir.Value]:
-        """The record, and all keys and values, with `presents` as [B, N, T, D]."""
+        """The record, all keys and all values; with `presents` keys and values are [B, N, T, D]."""
         call, key, value = self.call, self.key, self.value
         cached = _cached(call, key)
         new, added = call.dim(key, 2 if cached else 1), Measure(key, 2 if cached else 1)
@@ -205,7 +209,7 @@ class Projected:
         return Held(before, builder.length(added.value, added.axis))
 
     def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | Held) -> ir.Value:
-        """Old and new keys or values."""
+        """The old and the new keys or values in one tensor."""
         call, dtype = self.call, self.call.info.dtype(new)
         if not isinstance(past, Held):
             return call.builder.op("Concat", [old, new], dtype, {"axis": 2})

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, names
 
 NPU = ("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
-"""What ATC's parser knows in domain npu, and in the standard domain as well."""
+"""The attention operators that ATC's parser knows in the domain npu, and in the standard domain, too."""
 
 READY_MADE = {
     ("ai.onnx.preview", "FlexAttention"),

@@ -9,11 +9,11 @@
     input numbers   0..8                       0..4, 6                      0..5: one key and one value tensor
 
     sparse_mode without a mask                 no mask at all
-    0                                          the mask, and -pre <= j - i <= next, where -pre and next are below 2^20
+    0                                          the mask, and -pre <= j - i <= next; from 2^20 on pre or next is no limit
     1                                          the mask
-    2, 3, 4 with the constant triangle         the bands of FlashAttentionScore; 3 and 4 without lengths
+    2, 3, 4 with the constant triangle         the bands of FlashAttentionScore; 3 and 4 only without lengths
 
-Refused: dropout, prefixes, lengths of the queries (what rows behind them hold is not specified), compressed biases,
+Refused: dropout, prefixes, lengths of the queries (the rows behind them are not specified), compressed biases,
 quantisation, a triangle that is not a constant, floats as masks, and lists of key and value tensors.
 """
 
@@ -34,7 +34,7 @@ from fa_compiler.passes.score_ops import BiasOp, Masked, Scale
 from fa_compiler.passes.values.symbolic import Dim
 
 UNLIMITED = 1 << 20
-"""No sequence is longer, so a token count from here on is no limit."""
+"""No sequence is longer, so that a pre or next of this size or more is no limit."""
 COMPRESSED_ROWS = 1024
 TRIANGLE = 2048
 MASKS = (ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8)
@@ -43,7 +43,7 @@ INCREMENTAL_FILL = -1e12
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the three have in common, by the words of FlashAttentionScore."""
+    """The inputs and attributes of any of the three operators, as FlashAttentionScore names them."""
 
     layout: str
     output_layout: str
@@ -158,7 +158,7 @@ def _bias(call: Conversion, given: Inputs, scores: Arrangement) -> tuple[BiasOp,
 
 
 def _masked(call: Conversion, given: Inputs, scores: Arrangement, masked: list[Masked]) -> Window | None:
-    """The window of the sparse mode; a mask that it does not make superfluous is added to `masked`."""
+    """The window of the sparse_mode, if it has one. A mask that is needed besides is added to `masked`."""
     assert given.mask is not None
     if given.mode in (0, 1):
         masked.append(Masked(call.aligned(_by_row(call, given.mask, (1,)), scores)))
@@ -188,7 +188,7 @@ def _masked(call: Conversion, given: Inputs, scores: Arrangement, masked: list[M
 
 
 def _by_row(call: Conversion, mask: ir.Value, missing: tuple[int, ...]) -> ir.Value:
-    """A mask with a dimension for the batch, and for the heads where it has none."""
+    """A mask as bool; where its rank is below 4, the `missing` dimensions of heads and rows are put in."""
     if call.info.dtype(mask) not in MASKS:
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
     rank = len(call.shape(mask))
@@ -203,7 +203,7 @@ def _text(call: Conversion, name: str) -> str:
 
 
 def _given(call: Conversion, index: int) -> ir.Value | None:
-    """An input; one of no elements stands for none."""
+    """An input; None where it is absent or has no elements, which means the same."""
     value = call.input(index)
     return None if value is None or any(size == 0 for size in call.shape(value)) else value
 

@@ -1,32 +1,32 @@
 """ai.onnx Attention, opset 23 and later.
 
     query, key, value    [B, N, S, D], or [B, S, N * D] with q_num_heads and kv_num_heads
-    attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B, N, S, T]; one that
-                         is known to be shorter than T is filled up with "excluded"
-    past_key, past_value concatenated before key and value; present_key, present_value become what was concatenated
-    nonpad_kv_seqlen     keys from a length on are excluded, batch by batch
+    attn_mask            boolean (True attends) or float (added), of any rank that broadcasts to [B, N, S, T]; a mask
+                         shorter than T is padded with "excluded"
+    past_key, past_value concatenated in front of key and value; the results become present_key and present_value
+    nonpad_kv_seqlen     one length for each batch entry; the keys from it on are excluded
     is_causal, windows   key j is attended when p - left <= j <= p + right, p = i + offset; the offset is the past
                          length, or length - S with nonpad_kv_seqlen, else 0
     softmax_precision    of at least 32 bits: the operator computes the softmax in float32
 
-A row without a key gives 0, whatever the values hold. What else counts as excluded depends on how ONNX Runtime (1.31
-and 1.32) runs the node:
+A row without a key gives 0, whatever the values hold. Which numbers of a float mask exclude a key depends on how ONNX
+Runtime (1.31 and 1.32) runs the node:
 
     its CPU kernel       opset 23 and 24, all types float32 or all float16: an element of a float mask excludes where it
                          is -inf or the type's lowest number
     the function body    everything else, all of opset 25 included: only -inf excludes
 
 The kernel for float16 also rounds score + mask to float16. That rounding decides the result of a row whose every key
-has a number like -1e4, and the operator, which adds in float32, cannot repeat it. A float16 mask is therefore taken
+has a number like -1e4, and the operator, which adds in float32, cannot repeat it. A float16 mask is therefore accepted
 only where its numbers other than the excluding ones are proven small, or where the user vouches that no row is masked
-everywhere. The function body adds in float32. Whether it gets a 16-bit sum or product that the graph computes rounded
-or not depends on where ONNX Runtime runs the body's nodes, so there the same holds of such a mask.
+everywhere. The function body adds in float32. But a 16-bit mask that the graph computes, such as a sum or product,
+reaches it rounded or not, depending on where ONNX Runtime runs the nodes. The same condition holds for such a mask.
 
-Refused besides: softcap, the score or probability matrix as an output, and a rounding softmax_precision. So is a causal
-query of one row beside several new keys and a past: ONNX Runtime sees all keys there, and the specification does not.
-So is a float mask that may hold +inf beside other exclusions, where the function body runs: it adds their -inf to it.
-So are operands of three dimensions whose batch sizes differ. The function body takes the query's batch size for all of
-them when it splits their heads, and so moves elements of a smaller key or value to other places.
+Refused besides: softcap, the score or probability matrix as an output, and a softmax_precision that rounds. Also a
+causal query of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the specification it
+does not. Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body adds
+their -inf to it. Also operands of three dimensions whose batch sizes differ: the function body splits the heads of all
+three by the query's batch size, which moves elements of a smaller key or value to other places.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class _Attention:
         return self.call.split_heads(value, int_attr(self.call.node, "kv_num_heads", 0))
 
     def _joined(self, index: int, new: ir.Value) -> ir.Value:
-        """The past and the new keys or values, whose sizes have to go together but for the length."""
+        """The past and the new keys or values in one tensor. Raises Decline where other sizes than the length
+        differ."""
         split = self._split(new)
         past, fresh = self.call.info.shape(self.call.needed(index)), self._apart(new)
         if past is not None and (len(past) != 4 or any(map(_differ, past, fresh))):
@@ -146,7 +147,7 @@ class _Attention:
         return self.call.builder.op("Concat", [self.call.needed(index), split], self.call.info.dtype(new), {"axis": 2})
 
     def _apart(self, new: ir.Value) -> tuple[Dim | None, ...]:
-        """Batch, heads, length and head size of new keys or values, None for the length, which may be any."""
+        """Batch, heads, length and head size of new keys or values; the length is None, because it may be any."""
         shape = self.call.shape(new)
         if not self._flat(new):
             return *shape[:2], None, shape[3]
@@ -184,7 +185,7 @@ class _Attention:
         return replace(keys.plan(scores, masked, bias, None, mode), assumed=assumed)
 
     def _window(self) -> tuple[int | None, int | None] | None:
-        """How far from its position a query sees, before and after; None when everywhere."""
+        """The lowest and the highest offset from its position at which a query sees a key; None where it sees all."""
         node = self.call.node
         left, right = int_attr(node, "left_window_size", -1), int_attr(node, "right_window_size", -1)
         low, high = -left if left >= 0 else None, right if right >= 0 else None
@@ -203,7 +204,7 @@ class _Attention:
         return Window(band, *(None if bound is None else keys.more(length, bound) for bound in window))
 
     def _check_one_row(self) -> None:
-        """ONNX Runtime lets a single row with a past see all new keys, not only those up to its position."""
+        """Decline a single row with a past and several new keys: ONNX Runtime lets it see keys behind its position."""
         query, key = (self.call.needed(index) for index in (0, 1))
         rows, new = (self.call.dim(value, 1 if self._flat(value) else 2) for value in (query, key))
         if self._in_runtime() and rows != new and (rows.const or 0) < 2:
@@ -221,7 +222,7 @@ class _Attention:
     def _given(
         self, keys: Keys, scores: Arrangement, band: bool
     ) -> tuple[list[Masked], tuple[BiasOp, ...], SparseMode | None, tuple[str, ...]]:
-        """attn_mask as exclusions, bias and, with `band`, a sparse_mode; and what is taken for granted there."""
+        """attn_mask as exclusions, bias and, if `band` allows it, a sparse_mode; and what the user vouches for."""
         call, mask = self.call, self.call.input(3)
         if mask is None:
             return [], (), None, ()
@@ -243,7 +244,7 @@ class _Attention:
         return *keys.added(mask, full, scores, lowest), None, assumed
 
     def _check_excluded(self, mask: ir.Value, scores: Arrangement) -> None:
-        """The function body adds -inf at excluded keys, and +inf there makes NaN of it, which is not read here."""
+        """Decline a mask that may hold +inf: the function body adds -inf to it at excluded keys, which gives NaN."""
         call = self.call
         term = Add(call.node, Placed(mask, call.viewer.alignment(mask, scores, call.node)))
         floating, vouched = call.info.dtype(mask) in FLOATS, BINARY_MASKS in call.options.assume
@@ -262,7 +263,7 @@ class _Attention:
         return finite and float32 and not self._in_runtime() and self._filled_up(mask, keys, scores) is mask
 
     def _check_half(self, mask: ir.Value, lowest: float, cause: str) -> tuple[str, ...]:
-        """What has to be taken for granted for the rounding of a mask, alone or with a score, not to decide a row."""
+        """What the user vouches for so that rounding the mask, or mask + score, decides no row. Raises Decline."""
         call = self.call
         array, values = constant(mask), call.sets.of(mask)
         numbers: Collection[float] | None = call.bounds.of(mask)
@@ -282,7 +283,7 @@ class _Attention:
         )
 
     def _filled_up(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> ir.Value:
-        """A mask that may be shorter than the keys, filled up with "excluded"."""
+        """A mask, padded with "excluded" where it may be shorter than the keys."""
         dtype, columns = self.call.info.dtype(mask), self.call.dim(mask, -1)
         if columns == self.call.viewer.space.size(scores[3]) or dtype is None:
             return mask
@@ -290,7 +291,7 @@ class _Attention:
 
 
 def _is_exact(value: ir.Value) -> bool:
-    """Are the numbers of a 16-bit value what they are in 16 bits, and no result that ONNX Runtime may not round yet?"""
+    """Is a 16-bit value certainly rounded to 16 bits, and not a result that ONNX Runtime may keep unrounded?"""
     node = value.producer()
     if not is_op(node, *UNROUNDED):
         return True

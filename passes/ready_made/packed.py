@@ -4,11 +4,11 @@
                           cut as qkv_hidden_sizes says, else into three equal parts
     mask_index, attention_bias, unidirectional, mask_filter_value
                           padding.py
-    past [2, B, N, P, D]  keys and values, concatenated before the new ones; present likewise
+    past [2, B, N, P, D]  keys and values, concatenated in front of the new ones; present likewise
 
-past_sequence_length is read of a buffer shared by past and present only.
+past_sequence_length matters only where past and present share a buffer.
 
-Refused: do_rotary and such a buffer, which ONNX Runtime's CPU kernel does not take either.
+Refused: do_rotary, and a shared buffer, which ONNX Runtime's CPU kernel does not take either.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""What com.microsoft's operators add to the scores, as ONNX Runtime's CPU kernels do: padding, causality and bias.
+"""What com.microsoft's operators add to the scores in ONNX Runtime's CPU kernels: padding, causality and bias.
 
     scores = (scale * q k' + attention_bias) + M
     M      = lowest              at causal positions: j > past + i, in every row but the last
            = mask_filter_value   at padded positions
            = 0                   elsewhere
 
-`lowest` is float32's and takes the place of mask_filter_value. The last row is never causal, which makes a difference
-with more new keys than rows only: refused. Forms of a padding mask, integers:
+`lowest` is the lowest float32; a position that is causal and padded gets it instead of mask_filter_value. The last row
+is never causal. That makes a difference only where there are more new keys than rows, which is refused. A padding mask
+holds integers and has one of these forms:
 
     [B]         lengths: keys from a length on are padded
-    [2 * B]     ends, then starts: keys from an end on and before a start
-    [3 * B + 2] lengths first, then what only other kernels read
-    [B, T]      padded where not positive; [B, 1] beside more keys is ignored, and refused beside a cache with room
+    [2 * B]     all ends, then all starts: keys from an end on are padded, and keys before a start
+    [3 * B + 2] the lengths first, then numbers that only other kernels read
+    [B, T]      keys are padded where the mask is not positive. ONNX Runtime ignores [B, 1] beside more keys, and
+                refuses it beside a cache with room
     [B, S, T]   the same for each row
 
     what                                        plan
@@ -20,12 +22,12 @@ with more new keys than rows only: refused. Forms of a padding mask, integers:
     causal alone                                sparse_mode
     causal and padding by `lowest`              sparse_mode and atten_mask; a row whose visible keys are all padded
                                                 gives the mean of all values, for all scores are `lowest`
-    causal and padding by another number,       sparse_mode and real_shift: beside any visible key `lowest` counts
-      not below -3e38, bias above -1e38           nothing
+    causal and padding by another number,       sparse_mode and real_shift: beside any visible key a key with the score
+      not below -3e38, bias above -1e38           `lowest` has no weight
     anything else with causality                real_shift: the sum as it is written above
     padding and bias                            real_shift, likewise
-    behind the last of the new keys             atten_mask, beside what else there is, all of it as real_shift: every
-                                                row sees its own key, and no key there counts in any sum
+    keys behind the last new one                atten_mask for these keys, real_shift for padding and bias. Every row
+                                                  sees its own key, so that the keys behind have no weight in any row
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ from fa_compiler.passes.values.symbolic import Dim
 
 FILTER_FLOOR = -3e38
 BIAS_FLOOR = -1e38
-"""Sums above these stay so far above `lowest` that a key with it has probability 0."""
+"""Sums above these are so far above `lowest` that a key with the score `lowest` has the probability 0."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A cache with room for more keys than the first `before` of them and `rows` new ones behind, int64 [1] each."""
+    """A cache with room for more keys: it holds `before` keys and, behind them, `rows` new ones, int64 [1] each."""
 
     before: ir.Value
     rows: ir.Value
@@ -64,8 +66,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Additions:
-    """The additions to the scores of one call; `mask` and `bias` are its inputs, `new` the number of new keys, and
-    `past` what holds the older ones and nothing else, or where they lie beside the new ones."""
+    """The additions to the scores of one call.
+
+    `mask` and `bias` are inputs of the call, and `new` is the number of new keys. `past` is the tensor of the older
+    keys, or the cache with room that holds them and the new ones.
+    """
 
     call: Conversion
     keys: Keys
@@ -101,7 +106,7 @@ class Additions:
         return MaskPlan(bias=self._sum(padded, self.keys.outside(band.low, band.high)))
 
     def _check_order(self, padded: bool, causal: bool) -> tuple[str, ...]:
-        """What has to be taken for granted for the bias to be added to M instead of to the scores; see above."""
+        """What the user vouches for so that the bias may be added to M instead of to the scores. Raises Decline."""
         numbers = [self.filter] if padded else []
         numbers += [-FLOAT32_MAX] if causal else []
         numbers = [number for number in numbers if number not in (0.0, -math.inf)]
@@ -141,7 +146,7 @@ class Additions:
         return self.call.number("mask_filter_value", -10000.0)
 
     def _in_room(self, past: Held, padded: ir.Value | None, band: Window | None) -> MaskPlan:
-        """The plan where keys are the first ones of a cache."""
+        """The plan for a cache with room, in which only the first keys count."""
         end = self.call.builder.op("Add", [past.before, past.rows], INT64)
         behind = Masked(self.call.aligned(self.keys.beyond(end), self.scores))
         above = self._stays_above() or (padded is None and self.bias is None)
@@ -176,7 +181,7 @@ class Additions:
         return replace(plan, empty_rows="mean")
 
     def _stays_above(self) -> bool:
-        """Is the sum at every visible key so far above `lowest` that causal positions count nothing beside it?"""
+        """Is the sum at every visible key so far above `lowest` that causal positions have no weight beside it?"""
         if self.mask is not None and self.filter < FILTER_FLOOR:
             return False
         if self.bias is None:
@@ -187,7 +192,7 @@ class Additions:
         return low is not None and low >= floor
 
     def _sum(self, padded: ir.Value | None, causal: ir.Value | None) -> tuple[BiasOp, ...]:
-        """The numbers of both masks in one bias, where both are given, and the call's own bias added to them."""
+        """The bias that puts in the numbers of the given masks and then adds the call's own bias."""
         operations: list[BiasOp] = []
         for mask, fill in ((padded, self.filter), (causal, -FLOAT32_MAX)):
             if mask is not None:
@@ -197,13 +202,13 @@ class Additions:
         return tuple(operations)
 
     def _whole(self, value: ir.Value, filler: int) -> ir.Value:
-        """A mask or bias for every key, filled up where a cache has room for more of them."""
+        """A mask or bias, padded with `filler` where a cache has room for more keys than it has columns."""
         columns = self.call.viewer.space.size(self.scores[3])
         room = isinstance(self.past, Held) and self.call.dim(value, -1) != columns
         return self.keys.filled_up(value, filler) if room else value
 
     def _causal(self) -> Window | None:
-        """The band of a unidirectional call."""
+        """The band of a unidirectional call; None where it excludes nothing. Raises Decline."""
         if int_attr(self.call.node, "unidirectional", 0) != 1:
             return None
         rows = self.call.viewer.space.size(self.scores[2])
@@ -221,7 +226,7 @@ class Additions:
     # -- padding masks ----------------------------------------------------------------------------------
 
     def _padded(self, mask: ir.Value) -> ir.Value | None:
-        """True where a key is padded, in a shape that broadcasts to the scores."""
+        """True where a key is padded, in a shape that broadcasts to the scores; None where the mask is ignored."""
         call, builder = self.call, self.call.builder
         shape = call.shape(mask)
         columns = call.viewer.space.size(self.scores[3])
@@ -230,7 +235,7 @@ class Additions:
         if len(shape) > 3:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
         room = isinstance(self.past, Held)
-        # Of one key the softmax is 1, whatever finite number is added to its score.
+        # The softmax over a single key is 1, whatever finite number is added to its score.
         unseen = columns.never_one or (self.bias is None and self.filter > FILTER_FLOOR and columns.const != 1)
         if call.dim(mask, -1).const == 1 and unseen and not room:
             return None
@@ -246,7 +251,7 @@ class Additions:
 
     @staticmethod
     def _is_as_long(size: Dim, columns: Dim) -> bool:
-        """Is a mask's size that of the keys in every run in which it is not some other than 1?"""
+        """Is a mask as wide as the keys in every run? ONNX Runtime accepts no other width, except 1."""
         return size == columns or size.never_one
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:

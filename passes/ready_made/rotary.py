@@ -1,13 +1,15 @@
-"""Rotary positions taken out of an operator: RotaryEmbedding of com.microsoft before it, which is the same kernel in
-ONNX Runtime; for Ascend, which does not have it, in plain operators.
+"""Rotary positions, taken out of an attention operator and applied in front of it.
+
+For ONNX Runtime they become com.microsoft RotaryEmbedding, which runs the same kernel. Ascend does not have this
+operator, so that for Ascend they are written out in plain operators.
 
 The position of row i in batch entry b is
 
-    before[b] + i               without position_ids; before is 0 in a prompt
-    position_ids[b, i]          with them, behind a past
-    position_ids[0, 0] + i      with them, in a prompt: of those ONNX Runtime reads the first number only
+    before[b] + i               without position_ids; `before` is 0 in a prompt (group_cache.py)
+    position_ids[b, i]          with position_ids, behind a past
+    position_ids[0, 0] + i      with position_ids, in a prompt, where ONNX Runtime reads only the first number
 
-The width of the tables of cosines and sines says how much of each head is turned.
+The width of the cosine and sine tables says how many elements of each head are rotated.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ DOMAIN = "com.microsoft"
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns queries and keys [B, S, N * D] by their positions, int64 [B, S]."""
+    """Rotates queries and keys [B, S, N * D] by their positions, int64 [B, S]."""
 
     call: Conversion
     positions: ir.Value
 
     @staticmethod
     def of(call: Conversion, step: Step) -> Rotary:
-        """The positions of one run."""
+        """The rotation by the positions of one run."""
         builder, given = call.builder, call.input(POSITIONS)
         offsets = builder.range(step.rows)
         starts = builder.units("Unsqueeze", step.before, (1,))
@@ -49,7 +51,7 @@ class Rotary:
         return Rotary(call, builder.op("Where", [step.prompt, from_first, given], INT64))
 
     def turned(self, value: ir.Value, heads: int) -> ir.Value:
-        """The value behind the turn."""
+        """The rotated queries or keys. Raises Decline."""
         call = self.call
         cos, sin = call.needed(COS), call.needed(SIN)
         width, half = call.size(value, -1), call.size(cos, -1)
