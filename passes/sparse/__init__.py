@@ -1,4 +1,4 @@
-"""Attention to the keys a row selected, by a mask or by gathering them, as SparseFlashAttention with a list."""
+"""Attention to keys that a mask or a gather selects for each row: it becomes SparseFlashAttention with their list."""
 
 from fa_compiler.passes.sparse.fuse import Selected, emit_selected
 from fa_compiler.passes.sparse.listed import emit_listed

@@ -1,4 +1,4 @@
-"""A SparseFlashAttention in the making: operands in BSND, its node, and its result in the place of the attention's."""
+"""Builds a SparseFlashAttention: its operands in BSND, its node, and its result, which replaces the attention's."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ def is_plain(match: AttentionMatch) -> bool:
 
 
 class Companion(Protocol):
-    """What is emitted together with an attention because it takes its results: its gradient (backward/listed.py)."""
+    """Nodes that are emitted together with an attention because they read its results.
+
+    The only companion is the gradient (backward/listed.py).
+    """
 
     every_row: bool
-    """Has every row to be proven to have a key?"""
+    """Must every row be proven to have a key?"""
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Its own operands."""
+        """The views of the companion's own operands."""
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
+        """The match with roles that serve both the attention and the companion."""
 
     def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
         """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
@@ -52,18 +55,23 @@ class Companion(Protocol):
         """
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
-        """Has the operator a name for what rows without a key or a defined softmax give? `full`: each has a key."""
+        """Can the operator give what rows without a key or a defined softmax give? `full`: every row has a key."""
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode, found: Selection | None
     ) -> Callable[[], None] | None:
-        """Add the companion of a node and return what puts its results in place; None where the target forbids it.
-        `found` is the mask that selects, None of gathered keys. Raises Decline."""
+        """Add the companion's nodes and return a function that puts their results in place.
+
+        `found` is the selection in the mask, or None where keys are gathered. Returns None where the target forbids the
+        companion. Raises Decline.
+        """
 
 
 def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
-    """The match as its companion takes it; None where that has no name for what rows without a key give. Where each is
-    proven to have one, what the others would give does not matter."""
+    """The match as the companion takes it; None where the companion cannot express what rows without a key give.
+
+    Where every row is proven to have a key, the match need not say what other rows give.
+    """
     full = companion.every_row and in_every_row()
     if not companion.takes(match, full):
         return None
@@ -72,8 +80,10 @@ def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[]
 
 @dataclass(frozen=True)
 class SparseNode:
-    """One call. The match has the roles of the operator; `sources` are key, value and the key of a second product, if
-    there is one, over `tokens`."""
+    """One SparseFlashAttention that is being built. The match has the roles of the operator.
+
+    `sources` are key, value and, if there is a second product, its key, each with all keys on the axes `tokens`.
+    """
 
     match: AttentionMatch
     sources: tuple[View, ...]
@@ -85,18 +95,18 @@ class SparseNode:
     def of(
         match: AttentionMatch, sources: tuple[View, ...], tokens: Axes, emitter: Emitter, others: tuple[View, ...] = ()
     ) -> SparseNode:
-        """A call whose sizes are told by its operands and the `others`."""
+        """A call that takes its sizes at run time from its operands and the `others`."""
         views, resolve = (*match.views, *sources, *others), match.space.resolve_all
         witnesses = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
         return SparseNode(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
 
     @property
     def builder(self) -> Builder:
-        """Where nodes are made."""
+        """The builder of the graph."""
         return self.emitter.builder
 
     def inputs(self) -> dict[str, ir.Value]:
-        """All inputs but the list. Raises Decline."""
+        """All inputs except the list. Raises Decline."""
         match, roles, rope = self.match, self.match.roles, self.match.rope
         query = self._of_rows(match.query, roles.head_dim)
         whole = (roles.batch, roles.q_seq, roles.heads, roles.head_dim)
@@ -111,7 +121,7 @@ class SparseNode:
         return inputs
 
     def moved(self, view: View, dims: Arrangement, dtype: ir.DataType | None = None) -> ir.Value:
-        """What is viewed in another arrangement, and type if one is given. Raises Decline."""
+        """The viewed value, arranged as `dims` and of type `dtype`, if one is given. Raises Decline."""
         source = cheapest_source(view, dims, self.mover.space, self.builder.info)
         if source is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged for the operator")
@@ -119,7 +129,7 @@ class SparseNode:
         return self.mover.apply(value, source.dims, source.plan)
 
     def mask(self, match: AttentionMatch) -> ir.Value | None:
-        """True where a key or slot is excluded, in the roles of this match; dimensions may be 1. Raises Decline."""
+        """The atten_mask of a match, true where a key or slot is excluded; its dimensions may be 1. Raises Decline."""
         return MaskBuilder(match, self.builder, self.mover, Options(), []).atten_mask()
 
     def emit(
@@ -131,9 +141,12 @@ class SparseNode:
         block: int = 1,
         beside: tuple[Companion, Selection | None] | None = None,
     ) -> Fused | None:
-        """Build the node and let its result take the place of the attention's, and so for its companion, if any; None
-        where the target forbids it, or a batch or row might be broadcast in some run. `word` is the report's for what
-        excludes keys. Raises Decline before any use is changed."""
+        """Build the node, and the companion if there is one, and replace the attention's results by theirs.
+
+        `word` is the report's word for what excludes keys, `mode` the sparse_mode, `block` the sparse_block_size, and
+        `beside` the companion with the selection in the mask. Returns None where the target forbids the node, or where
+        a batch or row might be broadcast in some run. Raises Decline before any use of a value is changed.
+        """
         match, roles, space = self.match, self.match.roles, self.match.space
         shapes = {name: self.builder.info.shape(value) for name, value in inputs.items()}
         batches = {None if shape is None else shape[0] for shape in shapes.values()}

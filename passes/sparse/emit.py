@@ -1,4 +1,4 @@
-"""Making nodes of the sparse family, and the sizes they have."""
+"""Makes the nodes of the sparse operators, and tells the sizes of their outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATISTICS = ("softmax_max", "softmax_sum")
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of query [B,S1,N1,D] and key [B,S2,N2,D]."""
+    """B, S1 and S2 of a query [B,S1,N1,D] and a key [B,S2,N2,D]."""
 
     batch: Dim
     rows: Dim
@@ -41,7 +41,10 @@ def domain_node(
     options: Options,
     wanted: Collection[str] = (),
 ) -> ir.Node | None:
-    """A node of which the `wanted` outputs are read, by default the first; None where the target forbids it."""
+    """A new node, added to the graph; only its `wanted` outputs are named, by default the first.
+
+    None where the target forbids it.
+    """
     try:
         spec = get(op_type, options.cann)
     except RegistryError:
@@ -80,8 +83,11 @@ def domain_node(
 def _sizes(
     name: str, shape: Sequence[object] | None, inputs: Mapping[str, ir.Value], builder: Builder
 ) -> list[Dim] | None:
-    """The sizes of an output: of a gradient those of its input; else results begin with the batch and rows of the
-    query, statistics with key heads between, and what comes behind are numbers."""
+    """The sizes of the output `name`; None where they are not known.
+
+    A gradient has the sizes of its input, and the loss is one number. Other outputs begin with the batch and the rows
+    of the query; statistics have the key heads between these two. Further sizes are constants.
+    """
     if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
         return list(builder.info.shape(own) or ()) or None
     if name == "loss":
@@ -99,7 +105,7 @@ def _sizes(
 
 @dataclass(frozen=True)
 class RowsWithoutKeys:
-    """What is given for rows without a key (cpu_empty_rows), and whether 0 for those whose softmax is undefined."""
+    """What rows without a key give (`empty`, as cpu_empty_rows), and whether rows with an undefined softmax give 0."""
 
     empty: str
     nan_is_zero: bool
@@ -115,11 +121,11 @@ def attention(
     block: int = 1,
     statistics: bool = False,
 ) -> tuple[ir.Node, ir.Value] | None:
-    """A SparseFlashAttention in BSND and its result, with `statistics` for a gradient; None where the target forbids
-    it.
+    """A SparseFlashAttention in BSND and its result; None where the target forbids it.
 
-    A row without a key is 0 on Ascend, and statistics are not to be had in a graph there. The operator's softmax_sum is
-    NaN where a score is NaN or +inf, or all are -inf: that is where a guard against NaN probabilities gives 0.
+    With `statistics` it also computes softmax_max and softmax_sum, for a gradient. On Ascend a row without a key gives
+    0, and the statistics cannot be computed in a graph. softmax_sum is NaN in rows where a score is NaN or +inf, or
+    where all scores are -inf: these are the rows for which a guard against NaN probabilities gives 0.
     """
     attrs: dict[str, int | float | str] = {
         "scale_value": float(np.float32(scale)),

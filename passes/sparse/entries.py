@@ -1,15 +1,16 @@
-"""The lists of selected keys as sparse_indices: less the entries that the mask excludes besides.
+"""The lists of selected keys as sparse_indices, without the entries that the rest of the mask excludes.
 
-An excluded entry becomes a place beyond all keys, which the operator skips wherever it stands:
+An excluded entry is replaced by an index beyond all keys, which the operator skips at any position of the list. How an
+entry is tested depends on the mask:
 
     causal                  entry > row + keys - rows
     hidden keys (padding)   looked up in [B,T]
     anything else           looked up in the mask itself, [B,S,T]
 
-Where the ranked scores are those of a lightning indexer, under the same mask, and the user assumes "close-ranks", the
-lists are those of LightningIndexer (index_scores.py says why they are the same): then neither the scores nor a mask of
-rows times keys is left. Hidden keys get a head of their own there, that scores them by the mask's number and all others
-by 0, so that they come behind the rest.
+Where the TopK ranks the scores of a lightning indexer under the same mask, and the user assumes "close-ranks", a
+LightningIndexer makes the lists (index_scores.py says why they are the same). Then neither the scores nor a mask of
+rows times keys is computed. Hidden keys get an additional head there, which scores them by the mask's number and all
+other keys by 0, so that hidden keys rank last.
 
 A list of blocks cannot leave out a single key of a block. Only the operator's own sparse_mode can, so that a causal
 mask is the only one that may stand beside blocks. With it the operator reads no more entries than the row sees blocks.
@@ -37,21 +38,23 @@ from fa_compiler.passes.values.symbolic import Dim
 
 INT32, FLOAT, BOOL = ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.BOOL
 BEYOND = 2**31 - 1
-"""A place that no sequence has."""
+"""An index that no sequence has."""
 
 BEHIND = float(np.finfo(np.float32).min)
 """The score of a hidden key."""
 
 OPSET = 13
-"""GatherND of a batch, and Squeeze by inputs."""
+"""The first opset with batch_dims of GatherND, and with the axes of Squeeze as an input."""
 SORTS_INTEGERS = 11
-"""TopK of integers, the smallest first."""
+"""The first opset with a TopK of integers that gives the smallest first."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """sparse_indices [B,S1,1,K], the sparse_mode and sparse_block_size they are for; the indexer they come from, if it
-    is one."""
+    """sparse_indices [B,S1,1,K], and the sparse_mode and sparse_block_size that go with them.
+
+    `indexer` is the LightningIndexer that makes them, if one does.
+    """
 
     indices: ir.Value
     mode: int
@@ -67,8 +70,10 @@ class Entries:
         builder: Builder,
         facts: Facts,
     ) -> Entries | None:
-        """The entries that are a LightningIndexer's, of which `whole` are visible; None where they are not known to be
-        the same."""
+        """The entries made by a LightningIndexer under the mask `whole`.
+
+        None where they are not known to be the model's.
+        """
         return _Maker(operands, found, sizes, builder, facts).by_indexer(whole)
 
     @staticmethod
@@ -115,11 +120,11 @@ class _Maker:
     facts: Facts
 
     def visible(self, condition: Condition) -> Visible | None:
-        """What a condition leaves visible, if it is of that kind."""
+        """What a condition leaves visible; None where visible.py does not read it."""
         return visible_part(condition, self.sizes, self.builder.info)
 
     def blocks(self, parts: list[Visible | None]) -> Entries | None:
-        """Entries that are blocks of keys; None where a mask is neither causal nor nothing."""
+        """Entries that are blocks of keys; None where a condition is not causal."""
         if any(part is None or part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
             return None
         indices = self.builder.cast(self.found.indices, INT32)
@@ -131,12 +136,12 @@ class _Maker:
         return Entries(self.builder.units("Unsqueeze", indices, [2]), mode=3 if causal else 0, block=self.found.block)
 
     def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
-        """The entries, those excluded beyond all keys."""
+        """The entries, the excluded ones replaced by an index beyond all keys."""
         beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
         return self.builder.op("Where", [excluded, beyond, indices], INT32)
 
     def without_hidden(self, indices: ir.Value, places: ir.Value, part: Visible) -> ir.Value:
-        """The entries [B,S,K] without hidden keys, looked up at `places`, in any order of the tensors."""
+        """The entries [B,S,K] without hidden keys; `places` are the keys they name, as int64."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=lambda each: str(each.value.name)):
             keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
@@ -146,11 +151,11 @@ class _Maker:
         return indices
 
     def length(self, operand: int, axis: int) -> ir.Value:
-        """A dimension of query (0) or key (1), a vector of one element."""
+        """A dimension of query (0) or key (1), int64 [1]."""
         return self.builder.dimension(self.operands[operand], axis)
 
     def last_seen(self) -> ir.Value:
-        """The last key that each row sees, [1,S,1]."""
+        """The last key that each row sees under a causal mask, [1,S,1]."""
         builder, rows, keys = self.builder, self.sizes.rows.const, self.sizes.keys.const
         if rows is not None and keys is not None and rows <= FOLD_LIMIT:
             last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
@@ -162,7 +167,7 @@ class _Maker:
         return builder.units("Unsqueeze", builder.cast(counted, INT32), [0, 2])
 
     def in_mask(self, condition: Condition) -> ir.Value | None:
-        """Whether a condition holds at the listed keys, [B,S1,K]."""
+        """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked up."""
         builder, value, shape = self.builder, condition.value, self.builder.info.shape(condition.value)
         if shape is None or len(shape) > (4 if condition.heads else 3):
             return None
@@ -188,7 +193,7 @@ class _Maker:
         return value if condition.when else builder.op("Not", [value], BOOL)
 
     def by_indexer(self, whole: Visible) -> Entries | None:
-        """The lists as those of a LightningIndexer; None where they are not known to be the same."""
+        """The entries made by a LightningIndexer; None where they are not known to be the model's."""
         builder, info = self.builder, self.builder.info
         ranked, listed = input_of(self.found.top, 0), info.shape(self.found.indices)
         largest = self.found.top.attributes.get("largest")
@@ -217,7 +222,8 @@ class _Maker:
         indices = node.outputs[0]
         if whole.hidden:
             entries = builder.units("Squeeze", indices, [2])
-            # -1 stands for the last key here; the entry ends the list all the same, or is skipped.
+            # An entry of -1 ends the list. It is looked up as the last key: if that one is hidden, the entry is
+            # skipped.
             kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
             indices = builder.units("Unsqueeze", kept, [2])
         return Entries(indices, mode, node)
@@ -243,7 +249,10 @@ class _Maker:
     def _behind(
         self, hidden: Hidden, query: ir.Value, key: ir.Value, weights: ir.Value
     ) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """With a head and a column more: relu(1 * hidden) weighs the mask's number, and adds 0 for all other keys."""
+        """The operands with one more head and one more column, which score a hidden key by the mask's number.
+
+        The new head is relu(1 * hidden), and its weight is the mask's number. It adds 0 for all other keys.
+        """
         builder = self.builder
         keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
         column = builder.units("Unsqueeze", builder.cast(keys, FLOAT), [2, 3])
@@ -264,8 +273,8 @@ class _Maker:
 def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
     """Is every row proven to have a listed key that nothing excludes?
 
-    So it is without other masks; and where the keys are ranked under the very mask that stands beside the selection,
-    and that is causal with no more rows than keys: then the first key of the list is one that the row sees.
+    It is so without other masks. It is also so where the mask beside the selection is causal, the keys are ranked under
+    the same mask, and there are no more rows than keys: the first key of the list is then one that the row sees.
     """
     listed = facts.info.shape(found.indices)
     if listed is None or not listed[2].is_at_least(1) or found.block != 1:
@@ -276,7 +285,7 @@ def selects_in_every_row(found: Selection, sizes: Sizes, facts: Facts) -> bool:
 
 
 def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
-    """Does a TopK rank the keys under a causal mask, under which every row sees one?"""
+    """Does a TopK rank the keys under a causal mask in which every row sees a key?"""
     info = facts.info
     ranked, largest = input_of(top, 0), top.attributes.get("largest")
     enough = (sizes.keys - sizes.rows).is_at_least(0)
@@ -291,7 +300,7 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
 
 
 def visible_part(condition: Condition, sizes: Sizes, info: ShapeInfo) -> Visible | None:
-    """What a condition leaves visible, if it is of that kind."""
+    """What a condition leaves visible; None where visible.py does not read it."""
     rank = len(info.shape(condition.value) or ())
     if rank not in (2, 4 if condition.heads else 3):
         return None

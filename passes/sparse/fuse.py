@@ -1,16 +1,18 @@
-"""Attention under a mask that admits selected keys: SparseFlashAttention with the list of them.
+"""Attention under a mask that admits selected keys: it becomes SparseFlashAttention with the list of these keys.
 
-    accepted    an attention with a boolean mask in which selection.py finds a list of keys (or of blocks of them) for
-                each row, one for all heads; scores that are the sum of two products; nothing else of the operator used
-    emitted     SparseFlashAttention in BSND with these lists as sparse_indices, less what the mask excludes besides
-                (entries.py)
-    left        (it is then a FlashAttentionScore)
-                a mask for each head; other batches or lengths of the lists than of query and key; lists of more than
-                half of the keys, where going through them takes longer than the mask does; what the target forbids: the
-                products take a few sizes in 16 bits, and give 0 for a row without a key
+    accepted    an attention with a boolean mask in which selection.py finds a list of keys (or of blocks of keys) for
+                each row, the same for all heads; scores that may be the sum of two products; nothing that
+                SparseFlashAttention does not have (`is_plain`)
+    emitted     SparseFlashAttention in BSND with these lists as sparse_indices, without the entries that the rest of
+                the mask excludes (entries.py)
+    left        (the attention becomes a FlashAttentionScore)
+                a mask for each head; lists of another batch or length than query and key; lists of more than half of
+                the keys, which take longer than the mask; what the target forbids: the products take only a few sizes
+                in 16 bits, and give 0 for a row without a key
 
-Sound because the two operators are the same softmax over the same keys: what a mask excludes takes no part in it, as
-what is not listed; ONNX's TopK lists no key twice; a row without a key gives what cpu_empty_rows says.
+Sound because both operators compute the same softmax over the same keys. A key that the mask excludes takes no part in
+it, and neither does a key that is not listed. ONNX's TopK lists no key twice. A row without a key gives what
+cpu_empty_rows says.
 """
 
 from __future__ import annotations
@@ -37,15 +39,17 @@ EMPTY_ROWS = ("", "zero", "mean", "nan")
 
 @dataclass(frozen=True)
 class Selected:
-    """What was built, and the indexer, if there is one."""
+    """The fused attention, and the LightningIndexer that makes its list, if one does."""
 
     fused: Fused
     indexer: ir.Node | None
 
 
 def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion | None = None) -> Selected | None:
-    """Put a SparseFlashAttention in the place of an attention to selected keys, together with its companion, if any;
-    None where it is none."""
+    """Replace an attention to selected keys by a SparseFlashAttention, together with its companion if there is one.
+
+    Returns None where the attention is not accepted (see above); nothing is replaced then.
+    """
     if (
         not is_plain(match)
         or match.mask.empty_rows not in EMPTY_ROWS
@@ -60,7 +64,7 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion 
 
 
 def _may_select(mask: ir.Value) -> bool:
-    """Is there a ScatterElements close above a mask?"""
+    """Is there a ScatterElements among the nearest nodes that a mask is made from?"""
     pending, known = [mask], {mask}
     while pending and len(known) < 4 * MAX_PARTS:
         node = producer(pending.pop(0))
@@ -73,8 +77,11 @@ def _may_select(mask: ir.Value) -> bool:
 
 
 def _heads_apart(match: AttentionMatch) -> AttentionMatch:
-    """The match whose batch and rows are those of the lists: what no mask runs along are heads that a product had among
-    its batch or rows. Any choice is right, for attention does the same for every index of any of them."""
+    """The match with the batch and the rows of the lists.
+
+    An axis of the batch or of the rows that no mask has becomes a head: a product had counted this head among its batch
+    or rows. Any such choice is right, because attention does the same for every index of each of these axes.
+    """
     roles, space = match.roles, match.space
     known = {axis for part in match.mask.masked for dim in space.resolve_all(part.view.base_dims) for axis in dim}
 
@@ -126,7 +133,7 @@ def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, companio
 
 
 def _fits(found: Selection, sizes: Sizes, emitter: Emitter) -> bool:
-    """Is there one list for each row of each batch, of not too many keys?"""
+    """Is there one list for each row of each batch entry, of at most half of the keys?"""
     info = emitter.builder.info
     shape, listed = info.shape(found.scattered), info.shape(found.indices)
     if shape is None or listed is None or (*shape[:2], shape[2] * found.block) != sizes.whole:

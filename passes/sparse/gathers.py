@@ -1,20 +1,20 @@
-"""Keys or values gathered by a list, read as what they were gathered from and the list.
+"""Reads keys or values that are gathered by a list as their source and the list.
 
-    gathered := GatherElements(source, list), axis the tokens      what is not the tokens' dimension is walked together
-              | Gather(source, list), axis the tokens
-              | GatherND(source, list [..., 1]), batch_dims the dimensions before the tokens
-              | GatherND(source, Concat(c, c, ...)), each c but the list proven to be the position along a dimension of
-                the result of the size it indexes: the batch, a head
-              | Slice(gathered) | Split(gathered)                   the head size cut: then the source is cut so
-    source   := seen through layout, repetition included (views.py); one dimension is the tokens
-              | batches and tokens in one dimension, the list plus (position in the batch) * (tokens of a batch), the
-                list the indices of a TopK: then no entry leaves its batch
-    list     := seen through layout and repetition; through casts of integers; where it is the indices of a TopK over
-                as many keys as there are tokens, also through x mod tokens, Where(x < 0, x + tokens, x),
-                Max(x, 0) and Clip(x, 0): such an x is at least 0 and less than tokens, so they change nothing
+    gathered := GatherElements(source, list) along the tokens      all other dimensions are walked together
+              | Gather(source, list) along the tokens
+              | GatherND(source, list [..., 1]), whose batch_dims are the dimensions in front of the tokens
+              | GatherND(source, Concat(c, c, ...)), where one c is the list, and every other c is proven to be the
+                position along a dimension of the result with the size of the indexed one, such as the batch or a head
+              | Slice(gathered) | Split(gathered)                   a part of the head size; the source is cut likewise
+    source   := any value, seen through layout and repetition (views.py); one of its dimensions is the tokens
+              | the same with batch and tokens in one dimension. The list is then the indices of a TopK plus
+                (index of the batch entry) * (tokens of a batch entry), so that no entry leaves its batch entry
+    list     := any value, seen through layout, repetition and casts between integers. Where it is the indices of a TopK
+                over as many keys as there are tokens, also through x mod tokens, Where(x < 0, x + tokens, x),
+                Max(x, 0) and Clip(x, 0): such an x is at least 0 and less than tokens, so these do not change it
 
-A dimension of source and list is walked together with that of the result only where its size is the same in every run:
-GatherElements takes a part of a longer one, which is something else.
+A dimension of the source or the list is walked together with one of the result only where both sizes are the same in
+every run. Of a longer dimension GatherElements reads only a part, which is not such a gather.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 @dataclass(frozen=True)
 class Gathered:
-    """`value[a, k] = source[a, indices[a, k]]`, the axes of all three in one space. `tokens` is the dimension of the
-    source that is indexed; `top` the TopK over as many keys that the indices come from, if it is one; `node` what
-    gathers, None where only a part of its result is meant."""
+    """`value[a, k] = source[a, indices[a, k]]`, with the axes of all three in one space.
+
+    `tokens` are the axes of the source that are indexed. `top` is the TopK that the indices come from, if it ranks as
+    many keys as there are tokens. `node` is the node that gathers, None where `value` is only a part of its result.
+    """
 
     source: View
     tokens: Axes
@@ -49,7 +51,7 @@ class Gathered:
 
 
 def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builder) -> Gathered | None:
-    """How a value of this arrangement was gathered; None where it was not, or not provably."""
+    """How a value arranged as `dims` was gathered; None where it was not, or not provably."""
     if (cut := cut_from(value, viewer.info)) is not None:
         return _part(*cut, dims, viewer, builder)
     node = producer(value)
@@ -69,7 +71,7 @@ def gathered(value: ir.Value, dims: Arrangement, viewer: Viewer, builder: Builde
 def _part(
     whole: ir.Value, axis: int, start: int, dims: Arrangement, viewer: Viewer, builder: Builder
 ) -> Gathered | None:
-    """How a part of what was gathered could have been: from the same part of its source."""
+    """A part of a gathered value, read as gathered from the same part of the source."""
     space, shape = viewer.space, viewer.info.shape(whole)
     if shape is None:
         return None
@@ -116,7 +118,7 @@ class _GatherReader:
         return None if whole is None else self._listed(whole, axis, indices, self.dims[axis : axis + len(listed)])
 
     def by_places(self, node: ir.Node) -> Gathered | None:
-        """GatherND: coordinates that are positions index a dimension of the result, the one that is left is a list."""
+        """GatherND: one coordinate is the list, and every other one is the position along a dimension of the result."""
         source, indices = _operands(node)
         shape, listed = self._shape(source), self._shape(indices)
         batch = int_attr(node, "batch_dims", 0)
@@ -142,7 +144,7 @@ class _GatherReader:
         return self._listed(whole, axis, coordinates[axis - batch][0], (*self.dims[:front], ()))
 
     def _coordinates(self, indices: ir.Value) -> list[tuple[ir.Value, int]]:
-        """The parts of a Concat along the last axis, each one coordinate."""
+        """The operands of a Concat along the last axis, if each is one coordinate; else none."""
         node, shape = producer(indices), self._shape(indices)
         if not is_op(node, "Concat") or node is None or shape is None:
             return []
@@ -152,13 +154,13 @@ class _GatherReader:
         return parts if all((own := self._shape(value)) and own[-1].const == 1 for value, _ in parts) else []
 
     def _along(self, coordinate: ir.Value, size: Dim) -> int | None:
-        """The dimension of the result, of this size, whose position a coordinate is."""
+        """The dimension of the result along which a coordinate is the position, if it has this size."""
         shape = self._shape(coordinate)
         axis = None if shape is None else self._position(coordinate, 1)
         return axis if axis is not None and shape is not None and shape[axis] == size else None
 
     def _position(self, value: ir.Value, step: int) -> int | None:
-        """The dimension whose position, times `step`, a value is everywhere."""
+        """The dimension along which a value is the position times `step`; None where there is none."""
         shape = self._shape(value)
         if shape is None:
             return None
@@ -185,7 +187,7 @@ class _GatherReader:
         return Gathered(source, tokens, view, None) if found is None else Gathered(source, tokens, *found)
 
     def _index_view(self, value: ir.Value, dims: Arrangement) -> View | None:
-        """The view of a list of this arrangement, casts of integers included."""
+        """The view of a list arranged as `dims`, also through casts between integers."""
         view = self.viewer.walked(value, dims)
         node = None if view is None else producer(view.base)
         if view is None or not is_op(node, "Cast") or node is None or node.inputs[0] is None:
@@ -195,7 +197,7 @@ class _GatherReader:
         return inner or view
 
     def _within(self, view: View, keys: Dim) -> tuple[View, ir.Node] | None:
-        """The list as the indices of a TopK over this many keys."""
+        """The list as the indices of a TopK over this many keys, and the TopK; None where it is something else."""
         node = producer(view.base)
         while node is not None and not is_op(node, "TopK"):
             inner = self._unchanged(node, keys)
@@ -211,7 +213,7 @@ class _GatherReader:
         return (view, node) if shape[axis] == keys else None
 
     def _unchanged(self, node: ir.Node, keys: Dim) -> ir.Value | None:
-        """The operand that an operator passes on if it is at least 0 and less than `keys`."""
+        """The operand that a node does not change if it is at least 0 and less than `keys`; None for other nodes."""
         first = input_of(node, 0)
         if first is None or self._shape(first) != self._shape(node.outputs[0]):
             # A Where has its condition first.
@@ -230,7 +232,7 @@ class _GatherReader:
         return None
 
     def _without_batch(self, view: View, tokens: Axes) -> View | None:
-        """The list within its batch, of a list over the tokens of all batches."""
+        """The list of tokens within a batch entry that a list over the tokens of all batch entries is made from."""
         node, shape = producer(view.base), self._shape(view.base)
         batch, length = tokens
         if not is_op(node, "Add") or node is None or shape is None:
@@ -249,7 +251,7 @@ class _GatherReader:
         return None
 
     def _steps(self, offset: ir.Value, length: Dim) -> int | None:
-        """The dimension whose position times `length` an offset is."""
+        """The dimension along which an offset is the position times `length`."""
         if length.const is not None and (axis := self._position(offset, length.const)) is not None:
             return axis
         node = producer(offset)
@@ -262,7 +264,7 @@ class _GatherReader:
         return None
 
     def _number(self, value: ir.Value | None) -> Dim | None:
-        """The one integer a tensor holds."""
+        """The single integer that a tensor holds; None where it is not known."""
         if value is None:
             return None
         content = self.viewer.info.integer(value)

@@ -1,18 +1,18 @@
-"""The scores that a TopK ranks as those of a lightning indexer.
+"""Reads the scores that a TopK ranks as those of a lightning indexer.
 
-    ranked   := I | Add(I, mask)            the mask 0 or one number that outweighs every score (at most -1e30, or -inf)
+    ranked   := I | Add(I, mask)            mask holds 0 and numbers that outweigh every score (at most -1e30, or -inf)
               | Where(c, f, I) | Where(c, I, f)                 f such a number
     I        := sum over the heads of w * R                     a product (MatMul, Einsum), or ReduceSum(Mul(R, w))
-    R        := Relu(P * c) * d | c, d constants, c positive: relu(c x) = c relu(x); both move to the weights
+    R        := Relu(P * c) * d             c, d constants, c positive: relu(c x) = c relu(x); both move to the weights
     P        := q k^T over the head size                        a product of [B,S,H,D] and [B,T,D] in any layout
 
-in float32, with any layout operators between; w is one number for each batch, row and head. Refused: anything else
-between these, heads of keys.
+All of it is in float32, with any layout operators between. w is one number for each batch entry, row and head.
+Refused: any other operator between these, and several key heads.
 
-Exact arithmetic gives the same lists: LightningIndexer ranks the same sums, breaks ties by position as ONNX's TopK
-does, and what a mask excludes comes behind everything else in both, where the attention's own mask drops it. Rounded,
-two keys whose scores are closer than their rounding errors may change places, and where that decides which of them is
-the last one listed, a row attends another key: so it is done only where the user assumes "close-ranks".
+In exact arithmetic the lists are the same. LightningIndexer ranks the same sums and breaks ties by position, as ONNX's
+TopK does. Keys that the mask excludes come last in both, and the attention's own mask drops them. With rounding, two
+keys whose scores are closer than their rounding errors may change places. Where that decides which of them is the last
+one listed, a row attends another key. So a LightningIndexer is emitted only where the user assumes "close-ranks".
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class Mask:
 
 @dataclass(frozen=True)
 class IndexScores:
-    """Query, key and weights as views over the axes of batch, rows, heads, keys and head size. The weights are to be
-    multiplied by `factor`; `mask` is what the scores are masked by, if anything. `rectified` is the Relu's result, of
-    the arrangement `rectified_dims`: `slope` times relu(q k^T)."""
+    """Query, key and weights as views over the `axes` of batch, rows, heads, keys and head size.
+
+    The weights have to be multiplied by `factor`. `mask` is the mask of the scores, if there is one. `rectified` is the
+    result of the Relu, arranged as `rectified_dims`; it is `slope` times relu(q k^T).
+    """
 
     space: AxisSpace
     views: tuple[View, View, View]
@@ -58,13 +60,13 @@ class IndexScores:
 
     @property
     def wanted(self) -> tuple[Arrangement, Arrangement, Arrangement]:
-        """query [B,S,H,D], key [B,T,1,D], weights [B,S,H]."""
+        """The arrangements that LightningIndexer takes: query [B,S,H,D], key [B,T,1,D], weights [B,S,H]."""
         batch, rows, heads, keys, depth = (self.space.resolve(axes) for axes in self.axes)
         return (batch, rows, heads, depth), (batch, keys, (), depth), (batch, rows, heads)
 
 
 def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | None:
-    """The index scores [B,S1,S2] that a TopK ranks, of the shape `whole`; None where they are none."""
+    """The index scores that a TopK ranks, of the shape `whole`, [B,S1,S2]; None where it ranks something else."""
     info = facts.info
     if info.dtype(ranked) != ir.DataType.FLOAT or info.shape(ranked) != whole:
         return None
@@ -77,14 +79,14 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
 
 
 def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
-    """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None where they are none."""
+    """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None for any other value."""
     if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.shape(scores) or ()) != 3:
         return None
     return _ScoreReader(viewer, None).read(scores)
 
 
 def unmasked(ranked: ir.Value, facts: Facts) -> Iterator[tuple[ir.Value, Mask | None]]:
-    """What may be ranked before a mask, and the mask."""
+    """The ways to read a ranked value as scores and a mask on them, first that without a mask."""
     yield ranked, None
     node = producer(ranked)
     operands = [] if node is None else [value for value in node.inputs if value is not None]
@@ -107,8 +109,11 @@ def _outweighs(mask: ir.Value, facts: Facts) -> bool:
 
 @dataclass(frozen=True)
 class _Rectified:
-    """A product of this arrangement under a Relu whose result is `slope` times the rectified product of the operands'
-    bases; `factor` is that with the factors behind it."""
+    """A product, arranged as `dims`, and the Relu it goes through.
+
+    `relu`, arranged as `relu_dims`, is `slope` times the rectified product of the operands' bases. `factor` is `slope`
+    times the factors behind the Relu.
+    """
 
     product: Contraction
     dims: Arrangement
@@ -124,7 +129,7 @@ class _ScoreReader:
     mask: Mask | None
 
     def read(self, scores: ir.Value) -> IndexScores | None:
-        """The scores from the sum over heads down."""
+        """The index scores, read from the sum over the heads on; None where they are something else."""
         batch, rows, keys = dims = self.viewer.base_dims(scores)
         view = self.viewer.walked(scores, dims)
         node = None if view is None else producer(view.base)
@@ -170,7 +175,7 @@ class _ScoreReader:
     def _operands(
         self, product: Contraction, dims: Arrangement
     ) -> tuple[Axes, tuple[tuple[ir.Value, Arrangement], tuple[ir.Value, Arrangement]]]:
-        """What a product sums over, and its operands with their arrangements, given that of the result."""
+        """The axes that a product sums over, and its operands with their arrangements; `dims` is that of its result."""
         info = self.viewer.info
         sizes = {
             label: size
@@ -191,7 +196,7 @@ class _ScoreReader:
         return over, (arranged(0), arranged(1))
 
     def _rectified(self, value: ir.Value, dims: Arrangement) -> _Rectified | None:
-        """The product under a Relu."""
+        """The product that goes through a Relu to a value, factors between included; None where there is none."""
         outer = self.viewer.walked(value, dims, factors=True)
         relu = None if outer is None else producer(outer.base)
         if outer is None or not is_op(relu, "Relu") or relu is None or relu.inputs[0] is None:
@@ -230,6 +235,6 @@ class _ScoreReader:
         return None
 
     def _fits(self, view: View, wanted: Arrangement) -> bool:
-        """Has the view all of these axes and no others?"""
+        """Does the view have exactly these axes?"""
         own = {axis for dim in self.viewer.space.resolve_all(view.base_dims) for axis in dim}
         return own == {axis for dim in wanted for axis in dim}

@@ -1,29 +1,31 @@
-"""Attention to gathered keys: SparseFlashAttention on what they were gathered from, with the list.
+"""Attention to gathered keys: it becomes SparseFlashAttention on the tensors they are gathered from, with the list.
 
-    accepted    an attention whose keys and values are both gathered (gathers.py) from as many tokens by one list
-                [.., K]; masks of its slots that every head shares, as a boolean; factors on query and result; scores
-                that are the sum of two products, if the keys of both are gathered so
-    emitted     SparseFlashAttention in BSND; a slot that is masked gets a place beyond all tokens; of two products the
-                second becomes query_rope and key_rope; with its gradient, if there is one (backward/listed.py)
-                with `--assume close-ranks` the list of a LightningIndexer, where the mask of the slots says no more
-                than the mask of the ranks (slots.py, index_scores.py)
+A slot is one position of the list.
+
+    accepted    an attention whose keys and values are gathered (gathers.py) by one list [.., K] from the same number of
+                tokens; boolean masks of the slots that are the same for all heads; factors on query and result; scores
+                that are the sum of two products, if the keys of both are gathered by the list
+    emitted     SparseFlashAttention in BSND. A masked slot gets an index beyond all tokens. Of two products the second
+                becomes query_rope and key_rope. The gradient, if there is one, is emitted with it (backward/listed.py).
+                With `--assume close-ranks` a LightningIndexer makes the list, where the mask of the slots excludes the
+                same keys as the mask under which they are ranked (slots.py, index_scores.py)
     left        (the attention is then fused on the gathered keys)
                 a bias on the slots, a sink, dropout, masked slots with a score of their own; a mask whose empty rows
-                give the mean of what was gathered, which has no name in the operator: `--assume no-empty-rows`; a list
-                that may have more entries than there are tokens, of which the operator would leave some out; what the
+                give the mean of the gathered values, which the operator cannot give: `--assume no-empty-rows`; a list
+                that may have more entries than there are tokens, some of which the operator would leave out; what the
                 target forbids
 
-What the axes of the query are follows from who has them:
+The role of an axis of the query follows from whether the source and the list have it:
 
     source  list
-    yes     yes     batch; a head of keys where the matcher has it as a head
-    yes     no      a head of keys
+    yes     yes     batch; or a key head, where the matcher has it as a head
+    yes     no      a key head
     no      yes     a row
-    no      no      a head of a group
+    no      no      one of the query heads that share a key head
 
-Sound because gathering and multiplying is what the operator does: slot by slot, an entry that is listed twice counting
-twice in both. Entries below 0 count from the end in ONNX and end the list in the operator: they are made positive
-unless they come from a TopK.
+Sound because the operator itself gathers and multiplies, slot by slot. An entry that is listed twice counts twice in
+both. A negative entry counts from the end in ONNX, but ends the list in the operator. So negative entries are made
+positive, unless the list comes from a TopK, which gives none.
 """
 
 from __future__ import annotations
@@ -58,8 +60,11 @@ EMPTY_ROWS = ("", "zero", "nan")
 
 @dataclass(frozen=True)
 class Listed:
-    """A match with the roles of the sparse operator: its columns are the slots, `tokens` what they are gathered from:
-    key, value and key of the second product, if there is one, as `read`."""
+    """A match with the roles of the sparse operator, whose columns are the slots.
+
+    `read` says how key, value and, if there is a second product, its key are gathered. `tokens` are the axes of the
+    tokens they are gathered from.
+    """
 
     match: AttentionMatch
     read: tuple[Gathered, ...]
@@ -67,17 +72,17 @@ class Listed:
 
     @property
     def sources(self) -> tuple[View, ...]:
-        """What was gathered from."""
+        """The views of the tensors that are gathered from."""
         return tuple(each.source for each in self.read)
 
     @property
     def indices(self) -> View:
-        """The list."""
+        """The view of the list."""
         return self.read[0].indices
 
     @property
     def top(self) -> ir.Node | None:
-        """The TopK that the list is from, if it is from one."""
+        """The TopK that makes the list, if one does."""
         return self.read[0].top
 
     @property
@@ -86,14 +91,14 @@ class Listed:
         return self.top is None
 
     def resolved(self) -> Listed:
-        """The same with axes as they are known by now."""
+        """The same, with its axes in the finest parts known by now."""
         space = self.match.space
         match = replace(self.match, roles=self.match.roles.refined(space))
         return replace(self, match=match, tokens=space.resolve(self.tokens))
 
     @property
     def lists(self) -> Arrangement:
-        """sparse_indices [B,S1,N2 or 1,K]."""
+        """The arrangement of sparse_indices, [B,S1,N2 or 1,K]."""
         roles, space = self.match.roles, self.match.space
         own = {axis for dim in self.indices.base_dims for axis in space.resolve(dim)}
         heads = roles.kv_heads if own.intersection(roles.kv_heads) else ()
@@ -103,8 +108,11 @@ class Listed:
 def emit_listed(
     match: AttentionMatch, emitter: Emitter, notes: list[str], companion: Companion | None = None
 ) -> Selected | None:
-    """Put a SparseFlashAttention in the place of an attention to gathered keys, together with its companion, if any;
-    None where it is none. `notes` is told what the user could vouch for, but by a companion itself."""
+    """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
+
+    Returns None where the attention is not accepted (see above); nothing is replaced then. A line on what the user
+    could vouch for is added to `notes`, unless there is a companion, which does that itself.
+    """
     if not is_plain(match):
         return None
     places = destination_places(match, emitter.facts)
@@ -161,7 +169,7 @@ def _axes(view: View, match: AttentionMatch) -> Axes:
 
 
 def _fits(key: Gathered, columns: Axes, match: AttentionMatch) -> bool:
-    """Is no list longer than there are tokens? A TopK lists no key twice."""
+    """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
     space = match.space
     if key.top is not None:
         axis = int_attr(key.top, "axis", -1)
@@ -171,8 +179,10 @@ def _fits(key: Gathered, columns: Axes, match: AttentionMatch) -> bool:
 
 
 def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
-    """The roles of the query's axes, by the table above. `shared` are the axes of the sources but tokens and depth,
-    `listed` those of the list but its slots."""
+    """The roles of the query's axes, by the table above; None where an axis has none.
+
+    `shared` are the axes of the sources without tokens and head size, `listed` those of the list without its slots.
+    """
     roles, space = match.roles, match.space
     outer = (*roles.batch, *roles.heads, *roles.q_seq)
     if not {*shared, *listed} <= set(outer):
@@ -195,7 +205,7 @@ def _emit(listed: Listed, places: list[Place], emitter: Emitter, companion: Comp
     if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
         size = listed.match.space.size(listed.tokens)
         whole = visible_slots(listed.match, listed.indices, size, emitter.facts)
-        listed = listed.resolved()  # reading the slots may have found axes to be the same
+        listed = listed.resolved()  # reading the slots may have unified axes
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
         slots = listed
@@ -221,8 +231,11 @@ def _emit(listed: Listed, places: list[Place], emitter: Emitter, companion: Comp
 
 
 def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
-    """Is every row proven to have a slot that nothing masks? `whole` is what the masks leave of the keys: as of lists
-    that make a mask, none, or no more than the causal mask the keys were ranked under (entries.py)."""
+    """Is every row proven to have a slot that nothing masks?
+
+    It is so without masks, and where they are the causal mask under which the keys are ranked (entries.py). `whole` is
+    what the masks leave visible of the keys.
+    """
     match, space = listed.match, listed.match.space
     if not space.size(match.roles.kv_seq).is_at_least(1):
         return False
@@ -237,7 +250,7 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
 
 
 def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, ir.Value]) -> Entries | None:
-    """The list as that of a LightningIndexer, where the user assumes so: its slots hold the keys the ranks see."""
+    """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
     match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
     roles, facts = match.roles, call.emitter.facts
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
@@ -252,7 +265,7 @@ def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, 
 
 
 def _entries(listed: Listed, call: SparseNode, key: ir.Value) -> ir.Value:
-    """sparse_indices: the list, masked slots beyond all tokens."""
+    """sparse_indices: the list, with an index beyond all tokens in masked slots."""
     match, builder, lists = listed.match, call.builder, listed.lists
     indices = call.moved(listed.indices, lists)
     if listed.wraps:
@@ -264,7 +277,7 @@ def _entries(listed: Listed, call: SparseNode, key: ir.Value) -> ir.Value:
         negative = builder.op("Less", [indices, zero], ir.DataType.BOOL)
         indices = builder.op("Where", [negative, builder.op("Add", [indices, length], dtype), indices], dtype)
     indices = builder.cast(indices, INT32)
-    # Of the heads a mask may know those that have lists of their own.
+    # The mask may run along those heads only that have lists of their own.
     masked = call.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
     if masked is None:
         return indices

@@ -1,4 +1,4 @@
-"""Reading a boolean atten_mask as a list of selected keys and further conditions.
+"""Reads a boolean atten_mask as a list of selected keys and further conditions.
 
     excluded(X, w)   := where X as a truth value is w, read as a union of conditions
         Not(X)                  excluded(X, not w)
@@ -7,16 +7,15 @@
         Add(X, Y), w            excluded(X) or excluded(Y), where both are proven to hold no positive number (nor NaN):
                                 such a sum is 0 only where both are
         Cast from or to bool, Identity, Unsqueeze of the heads' axis: the same
-        numbers that are all admitted                           none
+        numbers that are all admitted                           no condition
         anything else                                           a condition of its own
-    selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, the indices
-                        those of a TopK, in any integer type: what is not listed is excluded
-                      | the same of blocks of keys, each then repeated for the keys of its block, side by side
-                        (Unsqueeze, Expand and Reshape, as repeat_interleave is exported)
+    selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, with the indices
+                        of a TopK, in any integer type: a key that is not listed is excluded
+                      | the same for blocks of keys, whose elements are then repeated side by side for the keys of each
+                        block (Unsqueeze, Expand and Reshape, as repeat_interleave is exported)
 
-Exactly one selection has to be there. Nothing is assumed of what the TopK ranks: however it breaks ties, and where it
-lists keys that the other conditions exclude, the list is the model's own, and the conditions are looked up at its
-entries.
+There has to be exactly one selection. Nothing is assumed about what the TopK ranks or how it breaks ties: the list is
+the model's own. It may list keys that the other conditions exclude, because these are looked up at its entries.
 """
 
 from __future__ import annotations
@@ -49,8 +48,11 @@ class Condition:
 
 @dataclass(frozen=True)
 class Selection:
-    """`top` is the TopK whose `indices` [B,S1,K] are the selected keys; `scattered` [B,S1,S2] made of them; `others`
-    exclude some of them. With a `block` of more than 1 the indices are those of blocks of so many keys."""
+    """Keys that a TopK selects.
+
+    `indices` [B,S1,K] are the keys that `top` selects, and `scattered` [B,S1,S2] is made of them. The conditions
+    `others` exclude some of these keys. With a `block` of more than 1 indices and columns are blocks of so many keys.
+    """
 
     top: ir.Node
     indices: ir.Value
@@ -68,7 +70,10 @@ class _SelectionReader:
         return self.facts.info
 
     def conditions(self, value: ir.Value, when: bool, heads: bool) -> Iterator[Condition]:
-        """The conditions that together exclude where the value is `when`, each once; what is not taken apart is one."""
+        """The conditions that together exclude where the value is `when`, each once.
+
+        A part that cannot be taken apart is a condition.
+        """
         pending, known = [(value, when, heads)], {(value, when, heads)}
         while pending:
             asked = pending.pop(0)
@@ -96,7 +101,7 @@ class _SelectionReader:
         return None
 
     def _between_bools(self, node: ir.Node | None) -> bool:
-        """A Cast that keeps what is zero."""
+        """Is this a Cast from or to bool? It keeps what is 0 and what is not 0."""
         if not is_op(node, "Cast"):
             return False
         assert node is not None and node.inputs[0] is not None
@@ -121,7 +126,7 @@ class _SelectionReader:
         return None
 
     def _truth(self, value: ir.Value) -> bool | None:
-        """Whether every number of a tensor is true, or every one false; else None."""
+        """True where all numbers of a tensor are true, False where all are false, else None."""
         array = constant(value)
         numbers = self.facts.sets.of(value) if array is None or array.size > 1 else {float(array.reshape(-1)[0])}
         if not numbers:
@@ -130,7 +135,7 @@ class _SelectionReader:
         return found.pop() if len(found) == 1 else None
 
     def _without_heads(self, node: ir.Node | None) -> ir.Value | None:
-        """What an Unsqueeze of [B,S1,S2] to [B,1,S1,S2] is made of."""
+        """The input of an Unsqueeze from [B,S1,S2] to [B,1,S1,S2]; None for other nodes."""
         if not is_op(node, "Unsqueeze"):
             return None
         assert node is not None
@@ -140,7 +145,7 @@ class _SelectionReader:
         return node.inputs[0]
 
     def selected(self, condition: Condition) -> Selection | None:
-        """The selection that the condition is, without others, if it is one."""
+        """The selection that a condition is, without other conditions; None where it is no selection."""
         seen = self._seen(condition)
         node = None if seen is None else producer(seen[0])
         if seen is None or not is_op(node, "ScatterElements"):
@@ -166,14 +171,16 @@ class _SelectionReader:
         scores, listed = input_of(maker, 0), self.info.shape(indices)
         if scores is None or int_attr(maker, "axis", -1) not in (-1, 2):
             return None
-        # Every row of the mask has a list: ScatterElements would leave rows beyond those of its indices as they were.
+        # Every row of the mask needs a list: ScatterElements leaves the rows beyond those of its indices as they are.
         if listed is None or len(listed) != 3 or listed[:2] != shape[:2] or self.info.shape(scores) != shape:
             return None
         return Selection(maker, indices, value, (), block)
 
     def _seen(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
-        """The [B,S1,S2] that a condition is by its layout, which of its truth values excludes, and 1; or [B,S1,blocks],
-        repeated for the keys of each block, and their number."""
+        """The tensor [B,S1,S2] behind a condition's layout operators, the truth value of it that excludes, and 1.
+
+        For blocks the tensor is [B,S1,blocks], and instead of 1 the number of keys in a block is returned.
+        """
         space, when = AxisSpace(), condition.when
         view = Viewer(self.facts, space).view(condition.value, factors=False)
         if view is None:
@@ -196,7 +203,7 @@ class _SelectionReader:
 
 
 def selection(mask: ir.Value, facts: Facts) -> Selection | None:
-    """The one selection in a boolean mask of rank 4, True where a key is excluded; None when it has none."""
+    """The selection in a boolean mask of rank 4, True where a key is excluded; None without one or with several."""
     shape = facts.info.shape(mask)
     if shape is None or len(shape) != 4:
         return None
@@ -215,5 +222,5 @@ def conditions(mask: ir.Value, when: bool, facts: Facts) -> list[Condition]:
 
 
 def selection_of(condition: Condition, facts: Facts) -> Selection | None:
-    """The selection that a condition is, without others; None where it is none."""
+    """The selection that a condition is, without other conditions; None where it is no selection."""
     return _SelectionReader(facts).selected(condition)

@@ -1,10 +1,12 @@
-"""A mask of gathered slots, read as a mask of the keys they hold.
+"""Reads a mask of the slots of a list as a mask of the keys that they hold.
 
-    slots    := none | entry > row + keys - rows            keys behind the row are excluded: causal
-    entry    := the list itself, casts of integers and layout between; compared by Greater, GreaterOrEqual, Less or
-                LessOrEqual, on either side and negated or not; of >= the bound is one more
+    slots    := no mask | entry > row + keys - rows         keys behind the row are excluded: causal
+    entry    := the list itself, seen through layout operators and casts between integers
 
-Anything else, such as validity of slots that is computed otherwise, says nothing about keys.
+The comparison is a Greater, GreaterOrEqual, Less or LessOrEqual, with the entry on either side, negated or not. For >=
+the bound is one more.
+
+Any other mask, such as one that computes otherwise which slots are valid, says nothing about keys.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
 def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, facts: Facts) -> Visible | None:
-    """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys. `indices` are
-    the list, `tokens` the number of keys."""
+    """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys.
+
+    `indices` is the list, and `tokens` is the number of keys.
+    """
     found = Visible()
     for part in match.mask.masked:
         node, when = producer(part.view.base), part.when
@@ -46,7 +50,7 @@ def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, facts: Fact
 def _is_causal(
     node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, facts: Facts
 ) -> bool:
-    """Does a comparison exclude, where it is `when`, the entries behind their row, and no others?"""
+    """Is a comparison equal to `when` exactly at the entries behind their row?"""
     result, space, info = node.outputs[0], match.space, facts.info
     shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
     rows = [place for place, dim in enumerate(dims) if dim == match.roles.q_seq]

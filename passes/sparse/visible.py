@@ -1,10 +1,10 @@
-"""What a mask of rows and keys is made of: causal, and keys that are hidden from every row.
+"""Reads a mask of rows and keys as a causal mask and keys that are hidden from every row.
 
     visible     := where the mask leaves a key to a row, read by positions.py as a conjunction of
                    key <= row + keys - rows, the last row sees all      causal
                    a tensor over the keys, or batch and keys            hidden keys (padding)
 
-Anything else is no such mask. The reading holds for every position and in every run.
+A mask with any other part is not read. What is read holds at every position and in every run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from fa_compiler.passes.values.symbolic import Dim
 
 @dataclass(frozen=True)
 class Hidden:
-    """Keys are hidden where `value` as a truth value is `when`; its dimensions, those of size 1 left out, are the keys,
-    or batch and keys."""
+    """Keys are hidden where `value` as a truth value is `when`.
+
+    `units` are the dimensions of `value` that have size 1; the others are the keys, or batch and keys.
+    """
 
     value: ir.Value
     when: bool
@@ -33,7 +35,7 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Visible:
-    """A mask as one of sparse_mode 3 (`causal`) or 0, and hidden keys."""
+    """A mask as sparse_mode 3, if `causal`, or 0, and hidden keys."""
 
     causal: bool = False
     hidden: frozenset[Hidden] = frozenset()
@@ -44,8 +46,11 @@ class Visible:
 
 
 def visible(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: ShapeInfo) -> Visible | None:
-    """What a mask leaves visible that excludes where `value` as a truth value is `when`. Its last two dimensions are
-    rows (or 1) and keys, before them may be the batch, or the batch and one of size 1."""
+    """What is visible under a mask that excludes where `value` as a truth value is `when`; None where it is not read.
+
+    The last two dimensions of `value` are the rows (or 1) and the keys. In front of them may be the batch, or the batch
+    and a dimension of size 1.
+    """
     shape = info.shape(value)
     if shape is None or not 2 <= len(shape) <= 4 or shape[-2] not in (rows, Dim(1)) or shape[-1] != keys:
         return None
