@@ -1,4 +1,4 @@
-"""IncreFlashAttention in the place of FlashAttentionScore: attention of one token on cached keys and values.
+"""IncreFlashAttention instead of FlashAttentionScore: the attention of one token to cached keys and values.
 
 Accepted, given a match and the inputs a FlashAttentionScore would have:
 
@@ -241,7 +241,7 @@ class Decoding:
             raise self._other(reason, f"--assume {MASKS_DOMINATE} if no score of the model comes near it")
 
     def _bounded(self) -> bool:
-        """Is every score far above that of a masked key? A product of two float16 numbers is at most 65504^2."""
+        """Is every score proven to be far above that of a masked key? Float16 products are at most 65504^2."""
         depth = self.match.space.size(self.match.roles.head_dim).const
         if self.match.dtype != ir.DataType.FLOAT16 or depth is None:
             return False

@@ -7,10 +7,10 @@
                 in every spelling that positions.py reads: compared with `<`, `<=` and their opposites, negated, joined
                 with others by And, made a float mask by Where or arithmetic. `j + c >= start` likewise: batches that
                 are padded on the left
-    emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of keys. The operator
-                refuses lengths outside it, for which a mask is just all true or all false. With starts the length is
-                the number of keys from the start to the end, and kv_padding_size, one number, is that of the keys
-                behind the end
+    emitted     the lengths in int64, [1] or [batch], clamped to the range from 0 to the number of keys. A mask is all
+                true or all false for a length outside it, but the operator refuses such a length. With starts the
+                length is the number of keys from the start to the end, and kv_padding_size, one number, is that of the
+                keys behind the end
     refused     everything else stays a mask: lengths by head, key indices with a step, an Or; starts where the keys are
                 pages, and starts beside lengths that differ between batch entries
 

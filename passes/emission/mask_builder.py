@@ -53,7 +53,7 @@ class MaskBuilder:
         return roles.batch, roles.heads, roles.q_seq, roles.kv_seq
 
     def atten_mask(self) -> ir.Value | None:
-        """The atten_mask, true where a position is excluded; None where none is."""
+        """The atten_mask, true where a position is excluded; None where the plan has no mask."""
         parts = self.match.mask.masked
         if not parts:
             mode = self.match.mask.mode

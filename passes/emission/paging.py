@@ -225,7 +225,7 @@ def _through(value: ir.Value, dims: Arrangement, viewer: Viewer) -> tuple[ir.Val
 
 
 def _tokens(found: _Gathered, columns: Axes, data: Arrangement) -> tuple[Axes, Axes] | None:
-    """The axes of `columns` that count blocks, and those that count tokens in a block; None without either."""
+    """The axes of `columns` that count blocks, and those that count tokens in a block; None where one is empty."""
     owned: set[Axis] = {axis for dim in data for axis in dim}
     count = next((index for index, axis in enumerate(columns) if axis in owned), len(columns))
     pages, tokens = columns[:count], columns[count:]

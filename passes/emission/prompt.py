@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | scale_value, head_num | the same, num_heads | |
 | pse_type 0, or 1 with the scale 1 | pse_shift | it is always added after the scale |
-| key of fewer heads | num_key_value_heads | FlashAttentionScore takes it from the shapes |
+| key of fewer heads | num_key_value_heads | FlashAttentionScore takes the number from the shapes |
 | atten_mask, sparse_mode 1 to 4 | the same, True excludes | both have the same modes 1 to 4 |
 | sparse_mode 0, unlimited tokens | the same | only the mask counts then |
 | no mask | no mask, sparse_mode 0 | the mode means nothing then |

@@ -6,7 +6,7 @@ Cast from int8 and a Mul by a constant compute the same with zero points of 0, a
 axes. A constant of one number is usually part of the product's scale already, so that only the Cast is left.
 
 QuantizeLinear computes round(x / scale) + zero point, saturated, with ties to even. The operator computes
-round(x * quant_scale2 + quant_offset2). Both give the same bits where
+round(x * quant_scale2 + quant_offset2). Both give the same bits where all of these hold:
 
     the scale is a power of two     the quotient and the product are then both exact
     the zero point is 0             the operator adds it before it rounds, where any other zero point would move ties
@@ -38,7 +38,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 class Quantised:
     """An int8 value with its scales and zero points.
 
-    `channels` are the axes that both run along; None where each is one number.
+    `channels` are the axes that scales and zero points run along; None where each is one number.
     """
 
     value: ir.Value
@@ -109,7 +109,7 @@ def _widened(node: ir.Node, info: ShapeInfo) -> ir.Value | None:
 
 @dataclass(frozen=True)
 class Requantised:
-    """The QuantizeLinear that reads a result, and the quant_scale2 that is equal to it."""
+    """The QuantizeLinear that reads a result, and the quant_scale2 that scales by the same."""
 
     node: ir.Node
     scale: float
