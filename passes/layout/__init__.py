@@ -1,1 +1,1 @@
-"""Tensors as arrangements of named axes, products of them, and the nodes that rearrange them."""
+"""Tensors as arrangements of axes, matrix products of them, and plans that rearrange them."""

@@ -1,14 +1,14 @@
-"""Which element goes where: tensors as arrangements of named axes.
+"""Tensors as arrangements of axes, which tell where each element is.
 
-Transpose, Reshape, Squeeze, Unsqueeze and Expand move elements without computing. To see through any
-mixture of them a value is described as a *view* of a base value: each of its dimensions is a sequence of
-axes in row-major order, as in the notation "b s (n d)". A Reshape splits or merges axes, a Transpose
-permutes dimensions, an Expand puts an axis where there was none. Two spellings of one layout give
-the same arrangement, so the matchers compare arrangements and never operator sequences.
+Transpose, Reshape, Squeeze, Unsqueeze and Expand move elements without computing. To see through any mixture of them, a
+value is described as a *view* of a base value. Each dimension of the value is then a sequence of axes in row-major
+order, as in the notation "b s (n d)". A Reshape splits or merges axes, a Transpose permutes dimensions, and an Expand
+puts an axis where there was none. Two spellings of one layout give the same arrangement, so the matchers compare
+arrangements and never operator sequences.
 
-Sizes are symbolic polynomials. An axis is split only where the division is exact for all sizes,
-and two axes are declared the same only where a contraction or an element-wise operator says that they
-are walked together. What cannot be proven ends the view at that node, which is always sound.
+Sizes are symbolic polynomials. An axis is split only where the division is exact for all sizes. Two axes are declared
+the same only where a contraction or an element-wise operator walks along both of them at once. Where something cannot
+be proven, the view ends at that node; this is always sound.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def product(sizes: Iterable[Dim]) -> Dim:
 class AxisSpace:
     """The axes of one match, with what has been learnt about them.
 
-    `_parts` maps an axis to the finer axes that replaced it, or to the one it was found equal to. `_open` are axes that
-    stand for dimensions of other sizes, too: one of them may be 1 in some run.
+    `_parts` maps an axis to the finer axes that replaced it, or to the axis that it was found equal to. An axis in
+    `_open` stands for several dimensions whose sizes are not proven to be equal: one of these may be 1 in some run.
     """
 
     _parts: dict[Axis, Axes] = field(default_factory=dict)
     _open: tuple[Axis, ...] = ()
 
     def new(self, size: Dim) -> Axes:
-        """A dimension of this size: one axis, or none when the size is 1."""
+        """The axes of a new dimension: one axis of this size, or no axis when the size is 1."""
         return () if size.const == 1 else (Axis(size),)
 
     def resolve(self, axes: Iterable[Axis]) -> Axes:
@@ -101,9 +101,10 @@ class AxisSpace:
         return None if pending else tuple(result)
 
     def unify(self, one: Axes, other: Axes) -> bool:
-        """Declare two dimensions to be walked together; False, and nothing learnt, when their sizes cannot be matched.
+        """Declare that two dimensions are walked together: one index runs along both. Returns False, and changes
+        nothing, when their sizes cannot be matched.
 
-        Two single axes are taken to be equal although their sizes are different symbols. The operator that walks them
+        Two single axes are taken to be equal even if their sizes are different symbols. The operator that walks them
         together fails at run time unless the sizes are equal, or one of them is 1 and its tensor is broadcast to the
         other. The fused operator checks the same, as long as the axis is a dimension of its own (`short_dims`). `join`
         is for operators whose result may be larger than either operand.
@@ -115,8 +116,8 @@ class AxisSpace:
         return False
 
     def join(self, one: Axes, other: Axes) -> bool:
-        """`unify` for dimensions that broadcast: of two single axes of open sizes either may be 1 in a run, and the
-        size of the axis that stands for both is the broadcast of theirs, not one of them."""
+        """`unify` for dimensions that broadcast. Of two single axes of unknown sizes, either may be 1 in some run.
+        One new axis then stands for both, and its size is the broadcast of their sizes."""
         left, right = self.resolve(one), self.resolve(other)
         if len(left) == len(right) == 1 and left[0].size != right[0].size:
             sizes = left[0].size, right[0].size
@@ -130,9 +131,9 @@ class AxisSpace:
     def short_dims(self, dims: Arrangement, shape: Sequence[Dim] | None) -> list[Axes]:
         """The dimensions of a tensor of this shape that may have fewer elements than their axes in some run.
 
-        Such a dimension is several axes folded into one, and the size of one of these axes may be 1 in a run in which
-        another tensor has more. An axis that is a dimension of its own broadcasts then. A folded one does not, and it
-        cannot be seen in the dimension's size. Of an unknown shape no such dimension is known.
+        Such a dimension folds several axes into one. In some run one of these axes may have the size 1 in this tensor
+        and a larger size in another tensor. An axis that is a dimension of its own broadcasts in such a run. A folded
+        axis does not, and the size of its dimension does not show it. For an unknown shape the result is empty.
         """
         return [dim for dim, size in zip(dims, shape or (), strict=False) if self._may_be_short(dim, size)]
 
@@ -144,13 +145,13 @@ class AxisSpace:
         return any(own & part and own != part for part in parts)
 
     def may_broadcast(self, axes: Axes) -> bool:
-        """Were dimensions of other sizes declared to be walked together along one of these axes, one of which may be 1
-        in some run and the others not?"""
+        """Does one of these axes stand for several dimensions, one of which may be 1 in a run in which another is
+        larger?"""
         own = set(self.resolve(axes))
         return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
 
     def drop(self, axes: Axes) -> None:
-        """Declare a dimension to be of size 1, because the operator that reads it fails in every other run."""
+        """Declare that a dimension has the size 1, because the operator that reads it fails in every other run."""
         for axis in self.resolve(axes):
             self._parts[axis] = ()
 
@@ -173,8 +174,9 @@ class AxisSpace:
         return not left and not right
 
     def _walk_back(self, left: list[Axis], right: list[Axis]) -> bool:
-        """Walk together what does not match from the front: from the last axes, which come first here, up to two single
-        ones, taken for equal as in `unify`. Neither dimension may be 1, or the other might be wider."""
+        """Match two dimensions from the back, because their first axes do not match. The last axes come first in these
+        lists. The two single axes that remain in the end are taken to be equal, as in `unify`. Neither dimension may be
+        1 in any run, because a dimension of 1 could be broadcast to the other one."""
         if not (self.size(left).never_one and self.size(right).never_one):
             return False
         while len(left) > 1 or len(right) > 1:
@@ -190,8 +192,8 @@ class AxisSpace:
         return True
 
     def _match(self, a: Axis, b: Axis, *, front: bool) -> tuple[list[Axis], list[Axis]] | None:
-        """Walk two axes together as far as the smaller goes, from the front or from the back; what is left of each.
-        None where neither size divides the other."""
+        """Match two axes, from the front or from the back, as far as the smaller one goes. Returns what is left of each
+        axis, or None where neither size divides the other."""
         if a.size == b.size:
             self._merge(a, b)
             return [], []
@@ -206,7 +208,7 @@ class AxisSpace:
         return None
 
     def _cut(self, axis: Axis, rest: Dim, part: Dim, front: bool) -> tuple[Axis, Axis]:
-        """The rest of an axis, and the part at its front or back."""
+        """Split an axis. Returns its rest, and the part at its front or back."""
         if front:
             head, tail = self._split(axis, part, rest)
             return tail, head

@@ -1,4 +1,4 @@
-"""Matrix products in any spelling as one thing: two operands, labelled dimensions, a factor.
+"""Matrix products of any spelling in one form: two operands, labelled dimensions and a factor.
 
     product := MatMul(x, y)                       any rank, batch dimensions broadcast from the right; a vector has no
                                                   dimension of its own
@@ -7,8 +7,8 @@
              | Einsum("ab,bc->ac", x, y)          two operands, explicit or implicit output, no repeated label in one
                                                   operand; an ellipsis stands for batch dimensions, as in MatMul
 
-A label that is in both operands and in the output is a batch dimension, one that is in both operands
-and not in the output is summed over. Everything else is refused: the caller then has no product here.
+A label that is in both operands and in the output is a batch dimension. A label that is in both operands and not in
+the output is summed over. Everything else is refused: such a node counts as no product.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Contraction:
 
 
 def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
-    """Read a node as a contraction over exactly one label; None when it is none."""
+    """Read a node as a contraction over exactly one label; None for other nodes."""
     found = any_contraction(node, info)
     return found if found is not None and len(found.summed) == 1 else None
 
 
 def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
-    """Read a node as a contraction over any number of labels; None when it is none."""
+    """Read a node as a contraction over any number of labels; None for other nodes."""
     if node is None or len(node.inputs) < 2:
         return None
     left, right = node.inputs[0], node.inputs[1]
@@ -70,14 +70,14 @@ def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None
 
 
 def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """What a Gemm adds to its product, and the factor on it."""
+    """What a Gemm adds to its product, and the factor on it; None when it adds nothing."""
     value, attr = input_of(node, 2), node.attributes.get("beta")
     beta = 1.0 if attr is None else attr.as_float()
     return None if value is None or beta == 0.0 else (value, beta)
 
 
 def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
-    """The product of a Gemm that adds something to it; its `output` is the sum."""
+    """The product inside a Gemm that adds something to it. The `output` of this contraction is the sum."""
     left, right = node.inputs[0], node.inputs[1]
     if not is_op(node, "Gemm") or left is None or right is None:
         return None
@@ -85,7 +85,8 @@ def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
 
 
 def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
-    """The operand of unknown rank that keeps a product from being told as one."""
+    """The name of an operand whose unknown rank keeps a product from being read as a contraction; None where there is
+    none."""
     if not (is_op(node, "MatMul", "Gemm", "Einsum") or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
         return None
     return next((value.name for value in node.inputs if value is not None and info.shape(value) is None), None)
@@ -94,7 +95,8 @@ def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
 def _batch_apart(
     node: ir.Node, labels: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """With transBatchA or transBatchB the dimension before an operand's last one lies in front of its batch."""
+    """The labels under transBatchA and transBatchB, which put the label before an operand's last one in front of its
+    batch labels."""
     left, right = (
         (own[-2], *own[:-2], own[-1]) if int_attr(node, name, 0) else own
         for own, name in zip(labels, ("transBatchA", "transBatchB"), strict=True)
@@ -162,6 +164,6 @@ def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> 
 
 
 def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels of one term, with `batch` in place of its ellipsis: aligned from the right, as they are broadcast."""
+    """The labels of one term, with the labels `batch` in place of its ellipsis."""
     before, dots, after = term.partition("...")
     return (*before, *(batch if dots else ()), *after)

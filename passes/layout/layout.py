@@ -1,7 +1,8 @@
-"""From one arrangement of axes to another: the fewest Reshapes, Transposes and Expands, and what they cost.
+"""Plans that turn one arrangement of axes into another with the fewest Reshapes, Transposes and Expands.
 
-A plan first puts the axes the value has in the target's order, then broadcasts those it lacks. Axes that stay
-neighbours are moved together, so "b (n d)" to "b n d" is one Reshape and "b s n d" to "b n s d" one Transpose.
+A plan first puts the axes that the value has into the target's order. Then it broadcasts the value along the axes that
+it lacks. Axes that stay neighbours are moved together: "b (n d)" to "b n d" is one Reshape, and "b s n d" to "b n s d"
+is one Transpose.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 
 COPY_COST = 10
-"""A Transpose or Expand moves every element; a Reshape only changes a shape."""
+"""The cost of a Transpose or Expand, which moves every element. A Reshape only changes the shape and costs 1."""
 
 LAYOUTS: dict[str, Callable[[Axes, Axes, Axes, Axes], Arrangement]] = {
     "BNSD": lambda b, n, s, d: (b, n, s, d),
@@ -21,7 +22,7 @@ LAYOUTS: dict[str, Callable[[Axes, Axes, Axes, Axes], Arrangement]] = {
     "BSH": lambda b, n, s, d: (b, s, n + d),
     "SBH": lambda b, n, s, d: (s, b, n + d),
 }
-"""The operator's layouts by batch, head, sequence and depth axes."""
+"""The operator's layouts: the dimensions made of the batch, head, sequence and head size axes."""
 PACKED = "TND"
 """The layout of packed sequences: the tokens of all batches in one dimension."""
 
@@ -33,14 +34,14 @@ def arrangement(layout: str, batch: Axes, heads: Axes, tokens: Axes, depth: Axes
 
 @dataclass(frozen=True)
 class Reshape:
-    """Give the value these dimensions, in the order its elements have."""
+    """Give the value these dimensions. The order of its elements stays."""
 
     dims: Arrangement
 
 
 @dataclass(frozen=True)
 class Units:
-    """Take away and put in dimensions of size 1, whatever the sizes of the others turn out to be."""
+    """Remove and insert dimensions of size 1. Unlike a Reshape, this needs no sizes of the other dimensions."""
 
     removed: tuple[int, ...]
     inserted: tuple[int, ...]
@@ -66,8 +67,8 @@ Move = Reshape | Units | Transpose | Expand
 
 
 def moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
-    """How to get from one arrangement (of finest axes) to another; None when axes would have to be dropped, or one has
-    two places, as in an outer product of a batch with itself."""
+    """The plan from one arrangement of finest axes to another. None when an axis would have to be dropped, or when the
+    target has an axis twice, as in an outer product of a batch with itself."""
     own = {axis for dim in source for axis in dim}
     wanted = [axis for dim in target for axis in dim]
     if not own <= set(wanted) or len(set(wanted)) < len(wanted):
@@ -102,7 +103,7 @@ def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
 
 
 def _units(source: Arrangement, target: Arrangement) -> Units | None:
-    """The move between arrangements that differ in dimensions of size 1 only."""
+    """The move between two arrangements that differ only in dimensions of size 1; None for other arrangements."""
     if [dim for dim in source if dim] != [dim for dim in target if dim]:
         return None
     if (inserted := _extra_units(target, source)) is not None:
@@ -114,7 +115,8 @@ def _units(source: Arrangement, target: Arrangement) -> Units | None:
 
 
 def _extra_units(longer: Arrangement, shorter: Arrangement) -> tuple[int, ...] | None:
-    """The dimensions of size 1 that make the longer arrangement from the shorter one; None when it takes more."""
+    """The places of the dimensions of size 1 that the longer arrangement has and the shorter one lacks. None when the
+    arrangements differ in more than that."""
     rest = list(shorter)
     extra: list[int] = []
     for index, dim in enumerate(longer):
@@ -144,7 +146,9 @@ def _pieces(source: Arrangement, target: Arrangement) -> Arrangement:
 
 
 def _broadcast(present: Arrangement, target: Arrangement, own: set[Axis]) -> list[Move]:
-    """Insert the missing axes: apart, repeated, and merged into the target's dimensions."""
+    """The moves that add the missing axes. A single Expand is enough where each dimension has all of its axes or none.
+    Otherwise a Reshape gives each axis a dimension of its own, an Expand repeats the value along the missing axes, and
+    a second Reshape merges the axes into the target's dimensions."""
     whole = all(not have or have == want for have, want in zip(present, target, strict=True))
     if whole:
         return [Expand(target)]

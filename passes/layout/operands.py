@@ -1,4 +1,4 @@
-"""The operands of a product, seen as arrangements of axes that the product walks together."""
+"""The operands of a product as arrangements of axes. Dimensions that the product walks together share their axes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fa_compiler.passes.report import Code
 
 @dataclass(frozen=True)
 class Operands:
-    """A contraction with the axes of its operands, each operand's by label."""
+    """A contraction and the axes of its operands' dimensions, by label. `scale` is the product of the views' scales."""
 
     product: Contraction
     views: tuple[View | None, View | None]
@@ -29,11 +29,13 @@ class Operands:
         widening: bool = False,
         factors: bool = True,
     ) -> Operands:
-        """View the operands and let the labels they share run along the same axes.
+        """View the operands, and unify the axes of the labels that they share.
 
-        `given` is the arrangement of an operand that has no view because it is inside the match; `widening` and
-        `factors` say what the views look through. Where sizes far up do not match provably, dimensions are kept whole:
-        the product itself makes those equal.
+        `given` is the side and the arrangement of an operand that has no view because it is inside the match.
+        `widening` and `factors` say what the views look through. Where sizes further upstream are not proven to match,
+        the views are shallow: the product itself requires the dimensions of its operands to match.
+
+        Raises Decline where ranks are unknown or the dimensions are not proven to fit.
         """
         try:
             return Operands._viewed(product, viewer, given, widening, factors, shallow=False)
@@ -76,16 +78,16 @@ class Operands:
         return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
 
     def free(self, side: int) -> list[str]:
-        """The labels only this operand has, in the order of the output."""
+        """The labels that only this operand has, in the order of the output."""
         return [label for label in self.product.out if label in self.dims[side] and label not in self.dims[1 - side]]
 
     def own_dims(self, side: int) -> tuple[Axes, ...]:
-        """The axes of the dimensions that only this operand has; none where it has none, as a vector."""
+        """The axes of the dimensions that only this operand has; empty for a vector."""
         return tuple(self.dims[side][label] for label in self.free(side))
 
     def own_labels(self, side: int, axes: Axes, space: AxisSpace) -> tuple[str, ...]:
-        """The dimensions that only this operand has and that run along these axes, one after the other; none where
-        there are no such."""
+        """The labels of dimensions that only this operand has and that together, one after the other, run along exactly
+        these axes; empty where there are none."""
         own = [(label, space.resolve(self.dims[side][label])) for label in self.free(side)]
         rest, labels = space.resolve(axes), tuple[str, ...]()
         while rest or not labels:

@@ -1,17 +1,17 @@
-"""A value seen through the operators that only move elements, and through factors on the way.
+"""Views: values seen through the operators that only move elements, and through scalar factors.
 
 Grammar of what `Viewer.view` looks through, from a value towards its source:
 
     layout   := Transpose | Reshape | Flatten | Squeeze | Unsqueeze | Identity | Expand | Tile | Concat(x, ..., x)
-              | Gather(x, i), i known and 0 0 1 1 ... or 0 1 ... 0 1 ...: the heads of grouped attention, repeated
+              | Gather(x, i)     i constant, 0 0 1 1 ... or 0 1 ... 0 1 ...: the repeated heads of grouped attention
     factor   := Mul(x, c) | Mul(c, x) | Div(x, c) | Neg(x)      c one finite number known before the run
     widening := Cast(16-bit -> float32 | float32 -> float64)    only when asked for
     same     := Cast(T -> T) | Dropout (inference) | CastLike of the same type
 
-A layout operator is looked through only while the arrangement stays provable (see axes.py); otherwise the view's
-base is that operator's output. A factor is multiplied into `scale`: the contraction that reads the view is
-linear in it, so it may be applied to the product instead; only rounding changes. A widening cast is exact. The base
-value itself is read as it is, so other readers of anything in between do not matter.
+A view looks through a layout operator only where the resulting arrangement is proven (see axes.py). Otherwise the
+operator's output is the base of the view. A factor is multiplied into `scale`. The contraction that reads the view is
+linear, so the factor may be applied to the product instead; only the rounding changes. A widening cast is exact. The
+fused operator reads the base itself, so other readers of the values in between do not matter.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ RESIZING = ("Reshape", "Flatten", "Expand", "Tile", "Concat", "Gather")
 class View:
     """`value == scale * rearranged(base)`.
 
-    `base_dims` arranges the axes over the base's own dimensions, `dims` over those of the value. Axes in `dims`
-    that are missing in `base_dims` are broadcast. `stops` are values on the way, the base first, that hold the same
-    elements in the base's type and scale, with the arrangement of each: any of them can be read instead of the base.
+    `base_dims` holds the axes of each dimension of the base, `dims` those of each dimension of the value. The base is
+    broadcast along axes that are in `dims` and not in `base_dims`. `stops` are values between the base and the viewed
+    value, the base first, each with its arrangement. They hold the same elements in the base's type and scale, so any
+    of them can be read instead of the base.
     """
 
     base: ir.Value
@@ -64,7 +65,7 @@ class Viewer:
     facts: Facts
     space: AxisSpace
     failures: dict[ir.Value, Decline | None] = field(default_factory=dict)
-    """What scores.py has found out: why a value does not come from a product, None when it does."""
+    """Results that scores.py keeps here: why a value does not come from a product, or None when it does."""
     depth: int = 0
 
     @property
@@ -73,7 +74,7 @@ class Viewer:
         return self.facts.info
 
     def base_dims(self, value: ir.Value) -> Arrangement:
-        """New axes for the dimensions of a value, none when its rank is unknown."""
+        """New axes for the dimensions of a value; empty when its rank is unknown."""
         return tuple(self.space.new(size) for size in self.info.shape(value) or ())
 
     def base_view(self, value: ir.Value) -> View | None:
@@ -84,8 +85,11 @@ class Viewer:
         return View(value, dims, dims, stops=((value, dims),))
 
     def view(self, value: ir.Value, widening: bool = False, factors: bool = True, shallow: bool = False) -> View | None:
-        """The furthest view of a value, or with `shallow` one that keeps its dimensions whole; None when its rank is
-        unknown."""
+        """The view whose base lies furthest upstream of a value; None when the value's rank is unknown.
+
+        `widening` and `factors` say whether it looks through widening casts and factors. With `shallow` it looks
+        through no operator that merges, splits or repeats dimensions.
+        """
         chain: list[ir.Value] = [value]
         while (source := self._source(chain[-1], widening, factors)) is not None:
             maker = chain[-1].producer()
@@ -103,8 +107,8 @@ class Viewer:
         return None
 
     def walked(self, value: ir.Value, dims: Sequence[Axes | None], factors: bool = False) -> View | None:
-        """The view of a value whose dimensions walk together with these (None: with anything); None where their sizes
-        are not proven to be the same."""
+        """The view of a value whose dimensions run along these axes; an entry None allows any axes. Returns None where
+        the sizes are not proven to be equal."""
         view = self.view(value, factors=factors)
         if view is None or len(view.dims) != len(dims):
             return None
@@ -116,10 +120,11 @@ class Viewer:
         return view
 
     def alignment(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> Arrangement:
-        """The axes that each dimension of an operand runs along when it broadcasts to an arrangement, () where it is 1.
+        """The axes along which each dimension of an operand runs when it is broadcast to an arrangement; () for a
+        dimension of 1.
 
-        Raises Decline when the operand may be larger than the arrangement. A size that is not known is 1 where the
-        result is proven to have the size 1.
+        Raises Decline when the operand may be larger than the arrangement. An unknown size counts as 1 where the result
+        of `node` is proven to have the size 1.
         """
         shape = self.info.shape(value)
         if shape is None:
@@ -137,11 +142,11 @@ class Viewer:
         return tuple(() if size.const == 1 else dim for size, dim in zip(shape, aligned, strict=True))
 
     def fitted(self, value: ir.Value, dims: Arrangement, node: ir.Node) -> View:
-        """The view of an operand, factors aside, that broadcasts to an arrangement, in the axes of that. Raises
-        Decline."""
+        """The view of an operand that is broadcast to an arrangement, in the axes of that arrangement. The view looks
+        through no factors. Raises Decline where the operand is not proven to fit."""
         wanted = self.alignment(value, dims, node)
         sizes = self.info.shape(value) or ()
-        # An Expand that may be what enlarges the other operand stays.
+        # An operand that may enlarge the arrangement is its own base: an Expand above it may be what enlarges it.
         fits = all(size.const == 1 or size == self.space.size(dim) for size, dim in zip(sizes, wanted, strict=True))
         view = self.view(value, factors=False) if fits else self.base_view(value)
         if view is None:
@@ -152,7 +157,7 @@ class Viewer:
         return view
 
     def _source(self, value: ir.Value, widening: bool, factors: bool) -> ir.Value | None:
-        """The input that a look-through operator passes on, None where the view must end."""
+        """The input of an operator that the view looks through; None where the view must end."""
         node = value.producer()
         if node is None:
             return None
@@ -175,7 +180,7 @@ class Viewer:
         return None
 
     def filler(self, value: ir.Value, beside: ir.Value) -> float | None:
-        """The one number a tensor holds, when it has no other sizes than 1 and those of the tensor beside it."""
+        """The one number that a tensor holds, if each of its sizes is 1 or that of the tensor beside it; else None."""
         number = self.info.scalar(value)
         if number is not None:
             return number
@@ -186,7 +191,7 @@ class Viewer:
         return self.facts.sets.only(value) if fits else None
 
     def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
-        """For x*c, c*x, x/c and -x: the tensor x and the factor."""
+        """The tensor x and the factor of x*c, c*x, x/c and -x; None for other nodes."""
         if is_op(node, "Neg") and node.inputs[0] is not None:
             return node.inputs[0], -1.0
         if not is_op(node, "Mul", "Div"):
@@ -210,7 +215,7 @@ class Viewer:
         return 99 if shape is None else len(shape)
 
     def step(self, view: View, value: ir.Value) -> View | None:
-        """The view of `value`, given the view of the look-through operator's input; None when unproven."""
+        """The view of `value`, given the view of the input of the operator that makes it; None when unproven."""
         node = value.producer()
         assert node is not None
         if (peeled := self.factor(node)) is not None:
@@ -222,7 +227,7 @@ class Viewer:
         return replace(view, dims=dims, stops=(*view.stops, (value, dims)) if same else view.stops)
 
     def rearranged(self, node: ir.Node, dims: Arrangement) -> Arrangement | None:
-        """What a layout operator makes of an arrangement."""
+        """The arrangement of a layout operator's result, given that of its input; None when unproven."""
         match node.op_type:
             case "Identity" | "Cast" | "CastLike" | "Dropout":
                 return dims
@@ -249,7 +254,7 @@ class Viewer:
             rest = iter(dims)
             return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
         if node.op_type == "Squeeze" and (axes := self._axes(node, len(dims))) is not None:
-            # A squeezed dimension is 1 in every run that succeeds, whatever its symbol.
+            # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
             if any(self.space.resolve(dims[axis]) for axis in axes):
                 return None
             return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
@@ -258,10 +263,10 @@ class Viewer:
         return self.space.reshape(dims, target) or self._counted(dims, target)
 
     def _counted(self, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
-        """`reshape` with one size read off the others: a Reshape keeps the number of elements.
+        """`reshape` with one size computed from the others, since a Reshape keeps the number of elements.
 
-        So a batch may be the larger of two, which tf2onnx writes behind the product of a query and a key that have
-        names of their own for it.
+        Models of tf2onnx need this. Where query and key have different names for the batch size, the Reshape behind
+        their product has the larger of the two as its batch size.
         """
         total = product(self.space.size(dim) for dim in dims)
         for place in range(len(target)):
@@ -272,10 +277,11 @@ class Viewer:
         return None
 
     def _target(self, node: ir.Node, dims: Arrangement) -> tuple[Dim, ...] | None:
-        """The sizes a layout operator gives its result, in the sizes of the arrangement it gets.
+        """The sizes of a layout operator's result, written in the sizes of its input's arrangement.
 
-        A mask that was added may have a size of its own name: that of the sum is then the broadcast of both, and the
-        same as the arrangement's in every run in which the mask does not enlarge the scores.
+        The input's own sizes differ from those where a mask was added whose sizes have other names: the size of the sum
+        is then the broadcast of both. It is the arrangement's size in every run in which the mask does not enlarge the
+        scores.
         """
         target = self.info.shape(node.outputs[0])
         source = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
@@ -301,7 +307,7 @@ class Viewer:
         return {axis % rank for axis in axes}
 
     def _repeated(self, dims: Arrangement, axis: int, times: int, in_turns: bool) -> Arrangement:
-        """A dimension that is walked several times: as a whole, or element by element."""
+        """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
         place = axis % len(dims)
         own, again = dims[place], self.space.new(Dim(times))
         return (*dims[:place], again + own if in_turns else own + again, *dims[place + 1 :])
@@ -333,13 +339,13 @@ class Viewer:
 
 
 def _is_part(size: Dim, whole: Atom) -> bool:
-    """Is a size the broadcast of some of the sizes that another is of?"""
+    """Is a size the broadcast of some, but not all, of the sizes that `whole` is the broadcast of?"""
     atom = size.single_atom
     return atom is not None and atom.op == "broadcast" and set(atom.args) < set(whole.args)
 
 
 def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
-    """Of a Gather that repeats a dimension: its size, how often, and whether as a whole."""
+    """The size of the dimension that a Gather repeats, how often, and whether as a whole; None for other Gathers."""
     indices = constant(input_of(node, 1), limit=1 << 12)
     if indices is None or indices.ndim != 1 or indices.size == 0 or indices.min() != 0:
         return None
@@ -355,7 +361,7 @@ def _repeats(node: ir.Node) -> tuple[int, int, bool] | None:
 
 
 def is_inference_dropout(node: ir.Node) -> bool:
-    """A Dropout that passes its input on: training_mode absent or constant false."""
+    """Does a Dropout pass its input on? Its training_mode is absent or constant false, and an is_test is 1."""
     mode = input_of(node, 2)
     if mode is None:
         return int_attr(node, "is_test", 1) == 1
