@@ -1,1 +1,1 @@
-"""What happens to the scores besides their scale: from terms to masks, biases, bands and packed sequences."""
+"""What happens to the scores besides their scale: terms become masks, biases, bands and packed sequences."""

@@ -1,13 +1,14 @@
-"""The band of keys a structural mask leaves to each query row, and the sparse_mode that says the same.
+"""The band of keys that a structural mask leaves to each query row, and the sparse_mode that expresses it.
 
-With i the row and j the key, both counted from 0, a band attends the keys with `lower <= j - i <= upper`. The
-operator's modes count from the diagonal of the top left or the bottom right corner, which lies at j - i = S2 - S1:
+With i the row and j the key, both counted from 0, a band keeps the keys with `lower <= j - i <= upper`. The operator's
+modes count from one of two diagonals: that of the top left corner, where j - i = 0, or that of the bottom right corner,
+where j - i = S2 - S1.
 
     upper 0, no lower                          2   leftUpCausal
     upper S2 - S1, no lower                    3   rightDownCausal
     both a constant away from S2 - S1          4   band: pre_tockens and next_tockens are the distances
 
-Bounds and sizes are symbolic, so a band that gets a mode has it in every run.
+Bounds and sizes are symbolic, so the mode of a band is right in every run.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ UNLIMITED = 2**31 - 1
 
 @dataclass(frozen=True)
 class Band:
-    """The keys with `lower <= j - i <= upper`; a bound that is None does not limit."""
+    """The keys with `lower <= j - i <= upper`. A bound that is None does not limit."""
 
     lower: Dim | None
     upper: Dim | None
 
     @property
     def has_diagonal(self) -> bool:
-        """Whether every row i attends the key i in every run, if there is one."""
+        """Whether every row i keeps the key i, if there is such a key, in every run."""
         above = self.upper is None or self.upper.is_at_least(0)
         return above and (self.lower is None or (-self.lower).is_at_least(0))
 
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
-        """Whether every row is left a key in every run that has keys."""
+        """Whether the band leaves every row a key in every run that has keys."""
         above = self.upper is None or self.upper.is_at_least(0)
         below = self.lower is None or (columns - rows - self.lower).is_at_least(0)
         crossed = self.lower is not None and self.upper is not None and not (self.upper - self.lower).is_at_least(0)
@@ -43,7 +44,7 @@ class Band:
 
 @dataclass(frozen=True)
 class SparseMode:
-    """The attributes of a band."""
+    """The attributes that express a band."""
 
     sparse_mode: int
     pre_tockens: int = UNLIMITED
@@ -51,7 +52,7 @@ class SparseMode:
 
     @property
     def attrs(self) -> dict[str, int]:
-        """Those that differ from the prototype's defaults."""
+        """The attributes that differ from the prototype's defaults."""
         attrs = {"sparse_mode": self.sparse_mode}
         if self.sparse_mode == 4:
             attrs.update(pre_tockens=self.pre_tockens, next_tockens=self.next_tockens)
@@ -59,12 +60,13 @@ class SparseMode:
 
     @property
     def word(self) -> str:
-        """The report's word."""
+        """The name of the band in the report."""
         return "band" if self.sparse_mode == 4 else "causal"
 
 
 def sparse_mode(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
-    """The mode of a band over scores of these sizes; None when it does not limit or no mode says it in every run."""
+    """The mode of a band over scores of these sizes. None when the band does not limit, or when no mode expresses it in
+    every run."""
     corner = columns - rows
     if band.lower is None and band.upper is None:
         return None

@@ -1,7 +1,6 @@
-"""When a number that is put in place of scores may be carried out on a bias of 0 instead: what each check refuses, it
-says. The order of additions is checked in rounding.py.
+"""Checks whether a selection may be carried out on a bias of 0 instead of on the scores.
 
-All raise Decline with `mask_value`.
+All raise Decline with `mask_value`. The order of additions is checked in rounding.py.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ FILL = "put -inf in place of masked scores, or the lowest number of their type"
 
 
 def check_outweighs(terms: tuple[Term, ...], index: int, values: TermValues) -> None:
-    """A fill that is put in place of scores has to outweigh them."""
+    """Raise Decline unless a fill, which is put in place of scores, outweighs them."""
     term = terms[index]
     if isinstance(term, Select) and not values.outweighs(terms, index):
         raise _too_small(term)
 
 
 def check_adds_up(terms: tuple[Term, ...], index: int, values: TermValues) -> None:
-    """score + fill has to round to fill: what the user vouches for is not enough to put a fill into a bias."""
+    """Raise Decline unless score + fill rounds to the fill. It is not enough here that the user vouches for a fill."""
     term = terms[index]
     assert isinstance(term, Select)
     if any(value > DOMINATING for value in (term.fill, *(values.of(terms, index) or ()))):

@@ -1,39 +1,42 @@
-"""What was added to the scores or selected from them, as the operator's atten_mask and real_shift.
+"""Plans for the terms of the scores: addends and selections become the operator's atten_mask and real_shift.
 
-The terms arrive in order of computation. The plan keeps the exact result, fully masked rows included:
+The terms are in the order of computation. A plan keeps the exact result, also that of fully masked rows:
 
-    terms                                      plan
-    -----------------------------------------  ----------------------------------------------------------------
-    none                                       no mask
-    one addend, proven to hold {0, v}          atten_mask where it is not 0
-    such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v
-      proven to be lost in v
-    selections with one fill v, in any number  atten_mask where any of them deselects
-    addends, then selections with one v,       atten_mask and real_shift
-      addends proven far above v, or v = -inf
-    anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
-    selections with another fill v, addends    atten_mask, and v as the score of masked keys (cpu_mask_value); on
-      before them or none                        Ascend declined, unless the user vouches for it (masks-dominate)
-    the same, and a guard that zeroes what     the same, and masked keys have no value (cpu_masked_values)
-      the one selection masks
-    selections with one fill v, or one addend  atten_mask, real_shift of the other addends, and masked keys have the
-      proven to hold {0, v} with a finite v,     score v + real_shift (cpu_mask_value, cpu_masked_bias); not on Ascend
-      then any addends
-    any terms with a selection among them      atten_mask where any selection deselects, real_shift as the terms carried
-                                                 out in order on 0, and masked keys have real_shift alone as their score
-                                                 (cpu_masked_bias); not on Ascend
+       terms                                      plan
+    -  -----------------------------------------  -------------------------------------------------------------
+    1  none                                       no mask
+    2  one addend, proven to hold {0, v}          atten_mask where the addend is not 0
+    3  such an addend among others, which are     atten_mask and real_shift: score + bias + v is rounded to v
+         proven to be lost in v
+    4  selections with one fill v, in any number  atten_mask where any of them deselects
+    5  addends, then selections with one v,       atten_mask and real_shift
+         addends proven far above v, or v = -inf
+    6  addends or none, then selections with one  atten_mask, and v as the score of masked keys (cpu_mask_value); on
+         fill v that does not dominate              Ascend declined, unless the user vouches for it (masks-dominate)
+    7  as 6, with a guard that zeroes what the    as 6, and masked keys have no value (cpu_masked_values)
+         one selection masks
+    8  selections with one fill v, or one addend  atten_mask, real_shift of the other addends, and masked keys have
+         proven to hold {0, v} with a finite v,     the score v + real_shift (cpu_mask_value, cpu_masked_bias); not
+         then any addends                           on Ascend
+    9  any terms with a selection among them      atten_mask where any selection deselects, real_shift as the terms
+                                                    carried out in order on 0, and masked keys have real_shift alone
+                                                    as their score (cpu_masked_bias); not on Ascend
+    10 anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
 
-v dominates when it is -inf, or at most -1e30 in float32 or bfloat16: then exp(v - max) is 0 beside any score below
-7e22 and v + score rounds to v. In float16 only -inf does. An addend that is not proven to be a mask is a bias and stays
-one, exactly as it was. The terms carried out on 0 are as good as on the scores, because a fill that replaces
-score + bias equals score + fill, and sums, products and floors round alike: where several addends make one bias,
-rounding.py proves it or declines.
+In cases 2 to 5 v dominates: it is -inf, or at most -1e30 in float32 or bfloat16, or at most -1e3 if the user vouches
+for it. Then exp(v - max) is 0 beside any score of common size, and v + score rounds to v. In float16 only -inf
+dominates by itself. An addend that is not proven to be a mask stays a bias, exactly as it was.
 
-On the CPU a key's score is never needed where a selection masks it: with cpu_masked_bias the kernel takes the bias
-there without the score, so that what the selection put in, and what was added behind it, is exactly what the original
-has, however large. This holds for an addend {0, v} with v at most -1e30, too, for score + v is v.
+In case 10 the terms may be carried out on 0 instead of on the scores, because a dominating fill is equal to the sum of
+itself and a score. Where several addends make one bias, rounding.py proves that both orders of the additions round
+alike, or declines.
 
-What a fully masked row gave (`empty_rows`) follows from v, as rounded after every later factor, and the spelling:
+In cases 8 and 9 the CPU kernel does not read the score of a masked key. With cpu_masked_bias such a key has the score
+v + bias (case 8) or the bias alone (case 9): the fill and everything that was added behind it, exactly as in the
+original and however large. The same holds for an addend {0, v} with v at most -1e30, because score + v is v.
+
+The result of a fully masked row (`empty_rows`) depends on v, as it is rounded after every later factor, and on the
+spelling:
 
     v = -inf                       nan, or zero behind a guard
     v finite and dominating        mean: every score of the row is v, so the softmax is uniform
@@ -41,11 +44,11 @@ What a fully masked row gave (`empty_rows`) follows from v, as rounded after eve
     v moderate, added              unmasked: adding one number to a whole row does not change its softmax, as long as
                                    the number is small enough (1e5) not to round the scores away
 
-Beside a sink such a row gives 0, as long as the sink is proven above v / 10; else the mask stays a bias. It does not
-matter where the mask is a constant without such a row.
+Beside a sink a fully masked row gives 0 if the sink is proven to be above v / 10. Otherwise the mask stays a bias,
+unless it is a constant that leaves every row a key.
 
-Addends before selections are kept apart from a finite v only when proven above v / 10: else a row whose unselected
-scores are as low would be decided by the fill in the original and not here.
+In case 5 with a finite v, the addends have to be proven above v / 10. Otherwise the kept scores of a row might be as
+low as v: the masked keys would then have weight in the original and none in the plan.
 """
 
 from __future__ import annotations
@@ -86,13 +89,15 @@ SCORE_GUARDS = (RowGuard.NONE, RowGuard.NAN, RowGuard.SCORES)
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """What becomes of all terms together; `empty_rows`, `nan_rows` as the attributes cpu_empty_rows, cpu_nan_rows.
+    """The plan for all terms of one attention.
 
-    `value` is the score of masked keys, where they have one, to which their bias is added if `biased`; if `valueless`
-    they have no value all the same. `mode` is the band that is left of a structural mask; `masked` then excludes keys
-    besides, the same for every row. `packed` are the labels of packed sequences, each of which attends itself only,
-    within the band; `dense` is the plan that says so by a mask, should that be impossible.
-    `note` is for the report.
+    `masked` are the excluded positions, and `bias` the operations that make the bias. `empty_rows` and `nan_rows` are
+    the attributes cpu_empty_rows and cpu_nan_rows. `value` is the score of masked keys, where they have one. If
+    `biased`, the bias is added to that score. If `valueless`, masked keys count in the softmax but add nothing to the
+    output. `mode` is the band of a structural mask; `masked` then excludes further keys, the same ones for every row.
+    `packed` holds the labels of packed sequences: a token attends only to its own sequence, within the band. `dense` is
+    the same plan with a mask in place of the labels, for attentions that cannot be packed after all. `note` is for the
+    report.
     """
 
     masked: tuple[Masked, ...] = ()
@@ -110,34 +115,34 @@ class MaskPlan:
 
     @property
     def word(self) -> str:
-        """The report's short word."""
+        """The name of the mask in the report."""
         words = ["packed"] if self.packed is not None else []
         words.extend([self.mode.word] if self.mode is not None else [])
         words.extend(word for word, part in (("atten_mask", self.masked), ("real_shift", self.bias)) if part)
         return "+".join(words) or "none"
 
     def assuming(self, *words: str) -> MaskPlan:
-        """The same plan where the user vouches for these things, too."""
+        """The same plan under further assumptions of the user."""
         dense = None if self.dense is None else self.dense.assuming(*words)
         return replace(self, assumed=tuple(sorted({*self.assumed, *words})), dense=dense)
 
 
 @dataclass(frozen=True)
 class MaskPlanner:
-    """Turns terms into plans; with `as_bias` every mask stays a bias, exactly as it was added or put in."""
+    """Turns terms into plans. With `as_bias` every mask stays a bias, exactly as it was added or selected."""
 
     values: TermValues
     grid: Grid
     as_bias: bool = False
     packing: bool = True
-    """May sequences be packed? Not beside dropout, whose mask goes by rows and keys."""
+    """May sequences be packed? Beside dropout they may not: the dropout mask is indexed by rows and keys."""
     gradient: bool = False
-    """Is the plan for a gradient, too? It has no bias on the scores of masked keys."""
+    """Is the plan for a gradient, too? The gradient operator adds no bias to the scores of masked keys."""
     _structures: dict[tuple[Term, ...], Structure | None] = field(default_factory=dict, init=False)
 
     @property
     def viewer(self) -> Viewer:
-        """What makes the views of this attention."""
+        """The viewer of this attention."""
         return self.values.viewer
 
     @property
@@ -146,12 +151,13 @@ class MaskPlanner:
         return self.viewer.facts.options
 
     def plan(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
-        """The plan for the terms of one attention; `guard` is what follows the softmax."""
+        """The plan for the terms of one attention, with this guard behind the softmax. Raises Decline."""
         plan = self._exact(terms, guard)
         return plan if self.options.target == "ort" or guard is RowGuard.NONE else self._unguarded(plan, terms)
 
     def _unguarded(self, plan: MaskPlan, terms: tuple[Term, ...]) -> MaskPlan:
-        """The plan without its guard, which Ascend does not have, where no bias can make a row all -inf."""
+        """The plan without its guard, which Ascend does not have. Raises Decline where a bias may make all scores of a
+        row -inf, unless the user rules out such rows."""
         masks = [index for index, term in enumerate(terms) if not self.values.is_harmless(terms, index)]
         infinite = [index for index in masks if len(masks) > 1 or self.values.may_be_infinite(terms, index)]
         risky = terms[infinite[-1]] if plan.bias and infinite else None
@@ -179,7 +185,7 @@ class MaskPlanner:
         if all(self.values.outweighs(live, index) for index in selects):
             if (plan := self._boolean(live, guard)) is not None:
                 return plan
-            # What a guard zeroes is one selection: no other mask may join it.
+            # These two guards zero what one selection masks, so no addend may become a second selection.
             apart = self._apart(live) if guard not in (RowGuard.SELECTION, RowGuard.PRODUCT) else live
             if apart != live and (plan := self._boolean(apart, guard, added=True)) is not None:
                 return plan
@@ -195,19 +201,19 @@ class MaskPlanner:
         return MaskPlan(bias=self._bias(live), nan_rows=guard.nan_rows, assumed=assumed)
 
     def _live(self, terms: tuple[Term, ...], most: float) -> tuple[Term, ...]:
-        """The terms that change a softmax: not one number up to `most` that is added to all scores."""
+        """The terms that change a softmax. One number up to `most` that is added to all scores does not."""
         return tuple(term for index, term in enumerate(terms) if not self.values.is_zero(terms, index, most))
 
     def _bias(self, terms: tuple[Term, ...]) -> tuple[BiasOp, ...]:
         return bias_ops(terms, self.viewer, stepwise=self.options.target == "ort")
 
     def _takes(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
-        """What is assumed so that a bias of these terms rounds as they do one by one. Raises Decline."""
+        """The assumptions under which a bias of these terms rounds like the terms one by one. Raises Decline."""
         return taken_to_hide_it(terms, self.values, self.options.assume)
 
     def _boolean(self, live: tuple[Term, ...], guard: RowGuard, *, added: bool = False) -> MaskPlan | None:
-        """The plan with a boolean mask, biases beside it; None when the terms are no such mask. `added` as of
-        `_selections`."""
+        """Cases 2 to 5: the plan with a boolean mask, and a bias beside it where there is one. None when the terms make
+        no such mask. `added` is that of `_selections`."""
         adds = [index for index, term in enumerate(live) if isinstance(term, Add)]
         selects = [index for index, term in enumerate(live) if isinstance(term, Select)]
         if selects:
@@ -215,7 +221,7 @@ class MaskPlanner:
         return self._addend_alone(live, adds, guard) or self._mask_among_biases(live, adds, guard)
 
     def _addend_alone(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
-        """The plan for one addend of {0, v}."""
+        """Case 2: the plan for one addend of {0, v}; None for other terms."""
         value = self.values.mask_value(live, adds[0]) if len(adds) == 1 else None
         if value is None or not self._may_be_boolean(live, value, guard):
             return None
@@ -224,9 +230,12 @@ class MaskPlanner:
     def _selections(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard, added: bool
     ) -> MaskPlan | None:
-        """The plan for selections of one number that outweighs the scores, behind all biases. Where the number was
-        `added`, biases in front of it have to be lost in it, before a factor makes them larger; +inf is not lost in
-        -inf."""
+        """Cases 4 and 5: the plan for selections of one number that outweighs the scores, behind all biases; None for
+        other terms.
+
+        With `added` the number was added to the scores and the biases. The biases then have to be lost in it, both
+        before and after later factors. A bias of +inf is not lost in -inf.
+        """
         if max(adds, default=-1) >= selects[0] or not all(self.values.outweighs(live, index) for index in selects):
             return None
         fills = {value for index in selects for value in self.values.of(live, index) or ()}
@@ -241,8 +250,9 @@ class MaskPlanner:
         return self._masked(live, self._bias(others), min(fills), guard).assuming(*assumed)
 
     def _valued(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
-        """The plan for selections of one number, whatever it is, behind all biases: it replaces the masked scores, so
-        it is their value exactly. Only the CPU kernel can give them one."""
+        """Cases 6 and 7: the plan for selections of one number, whatever it is, behind all biases; None for other
+        terms. The number replaces the masked scores, so it is exactly the score of masked keys. Only the CPU kernel can
+        give them one."""
         values = [self.values.of(live, index) for index in selects]
         fills = {value for each in values for value in each or (math.nan,)}
         behind = bool(selects) and max(adds, default=-1) < selects[0]
@@ -261,7 +271,7 @@ class MaskPlanner:
         return plan.assuming(*assumed)
 
     def _biased(self, live: tuple[Term, ...], adds: list[int], selects: list[int], guard: RowGuard) -> MaskPlan | None:
-        """The plan in which masked keys have a score that biases are added to; None where there is no such mask."""
+        """Cases 8 and 9: the plan in which biases are added to the scores of masked keys; None for other terms."""
         if self.as_bias or self.gradient or self.options.target != "ort" or guard not in SCORE_GUARDS:
             return None
         masks = selects or [index for index in adds if self._is_mask(live, index)]
@@ -286,23 +296,25 @@ class MaskPlanner:
     def _single_number(
         self, live: tuple[Term, ...], adds: list[int], selects: list[int], masks: list[int]
     ) -> float | None:
-        """The one number of masked keys, which nothing but biases is added to; None where there is no such one."""
+        """The one number that all masked keys have, when only biases are added to it; else None."""
         values = {value for index in masks for value in self.values.of(live[: index + 1], index) or ()}
-        values -= set() if selects else {0.0}  # that an addend holds where it masks nothing
+        values -= set() if selects else {0.0}  # an addend holds 0 where it masks nothing
         behind = max(selects) < min(adds, default=len(live)) if selects else len(masks) == 1
         single = behind and len(values) == 1 and len(adds) + len(selects) == len(live)
         return values.pop() if single else None
 
     def _adds_alike(self, live: tuple[Term, ...]) -> bool:
-        """Is it the same whether the terms are added to masked keys' number one by one, or their sum?"""
+        """Is it the same whether the terms are added to the number of masked keys one by one, or their sum is added?"""
         coarse = any(isinstance(term, Select) and abs(term.fill) < HUGE for term in live)
         return not coarse and order_shows(live, self.values, ()) is None
 
     def _apart(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """Each addend that is a bias and a mask at once as two terms: where the mask is v, the sum rounds to v.
+        """The terms, in which each addend that is both a bias and a mask becomes two terms. Where the mask is v, the
+        sum of the two rounds to v.
 
-        bias + mask of {0, v}        the bias, the mask
-        Where(c, bias, v)            the bias, a selection with v
+            addend                       terms
+            bias + mask of {0, v}        the bias, the mask
+            Where(c, bias, v)            the bias, a selection with v
         """
         result: list[Term] = []
         for term in terms:
@@ -330,14 +342,15 @@ class MaskPlanner:
         return self.viewer.info.dtype(operand) == ir.DataType.FLOAT
 
     def _mask_among_biases(self, live: tuple[Term, ...], adds: list[int], guard: RowGuard) -> MaskPlan | None:
-        """The plan for one addend of {0, v} beside biases that are proven to be far above v."""
+        """Case 3: the plan for one addend of {0, v} beside biases that are proven to be far above v; None for other
+        terms."""
         values = {index: self.values.mask_value(live, index) for index in adds}
         found = [(index, value) for index, value in values.items() if value is not None and self._is_mask(live, index)]
         if len(found) != 1:
             return None
         ((index, value),) = found
         fill = max(value, -FLOAT32_MAX)
-        # In a row that is masked everywhere a finite number has to swallow the biases, too.
+        # In a fully masked row the biases have to be lost in a finite number, too.
         infinite = (self.values.of(live[: index + 1], index) or {math.nan}) <= {0.0, -math.inf}
         share = SMALL_SHARE if infinite else LOST_SHARE
         harmless = all(self.values.stays_apart(live, other, fill, share) for other in adds if other != index)
@@ -349,17 +362,18 @@ class MaskPlanner:
         return self._masked(live, self._bias(others), value, guard).assuming(*assumed)
 
     def _masked(self, live: tuple[Term, ...], bias: tuple[BiasOp, ...], value: float, guard: RowGuard) -> MaskPlan:
+        """The plan with the boolean mask of these terms and a bias. `value` is what the mask makes of a score."""
         guard = guard.beside(value)
         assumed: list[str] = []
         masked, mode = self._excluded(live)
         assumed.extend((MASKS_DOMINATE,) if value > DOMINATING else ())
         found = self._structure(live)
         if found is not None and found.packing is not None:
-            # Every row attends itself, so no row is empty.
+            # Every token attends to itself, so no row is empty.
             plan = MaskPlan(masked, bias, nan_rows=_nan_rows(guard), assumed=tuple(assumed))
             return self._packed(plan, found, found.packing, live[-1].node)
         if mode is not None and self.options.target == "ascend":
-            # The triangle takes the place of the mask there: keys excluded besides get a bias.
+            # On Ascend the triangle takes the place of the mask, so further excluded keys get a bias.
             bias = (*bias, *(each.filled(live[-1].node, -FLOAT32_MAX) for each in masked))
             masked = ()
         never_empty = self._never_empty(live)
@@ -381,7 +395,8 @@ class MaskPlanner:
         return MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
     def _packed(self, dense: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
-        """The plan with packed sequences, where there is room for them; else as it is, and why."""
+        """The plan with packed sequences, where the operator can have them and equal labels are neighbours. Elsewhere
+        the dense plan, with a note where only the proof of the latter is missing."""
         if dense.bias or not self.packing or self.options.target != "ort":
             return dense
         vouched = UNBROKEN in self.options.assume
@@ -392,10 +407,10 @@ class MaskPlanner:
         return replace(dense, masked=(), mode=found.mode, assumed=assumed, packed=view, dense=dense)
 
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
-        """The boolean mask these terms make: by its structure where it has one, else as it stands.
+        """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
-        On Ascend keys are excluded beside a band by a bias, which cannot tell what a row without a key gives. Some
-        products take whole masks only.
+        On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. Some
+        products take only masks that hold every excluded key.
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"
@@ -405,14 +420,15 @@ class MaskPlanner:
         return tuple(padded(each, self.viewer, terms[-1].node) for each in found.padding), found.mode
 
     def _structure(self, terms: tuple[Term, ...]) -> Structure | None:
-        """The structure of the boolean mask these terms make."""
+        """The structure of the boolean mask that these terms make; None where it has none."""
         if terms not in self._structures:
             masks, runs = self._masks(terms), Runs(self.viewer.facts)
             self._structures[terms] = structure(masks, self.grid, self.viewer, runs)
         return self._structures[terms]
 
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
-        """The terms a boolean mask is made of: selections where there are some, addends beside them are none."""
+        """The terms that make the boolean mask: the selections where there are some, else the addends that are
+        masks."""
         selects = [term for term in terms if isinstance(term, Select)]
         if selects:
             return [*selects]
@@ -420,7 +436,7 @@ class MaskPlanner:
         return [term for index, term in adds if len(adds) == 1 or self._is_mask(terms, index)]
 
     def _never_empty(self, terms: tuple[Term, ...]) -> bool:
-        """Is the mask proven to leave every row a key: by its structure, or as a single constant?"""
+        """Is the mask proven to leave every row a key, by its structure or as a single constant?"""
         masks = self._masks(terms)
         found = self._structure(terms)
         if found is not None and found.never_empty:
@@ -438,43 +454,43 @@ class MaskPlanner:
         return not bool(excluded.all(axis=-1).any())
 
     def _is_mask(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Is this the mask among biases, however large they are?"""
+        """Is this addend a mask that outweighs the scores without any assumption of the user?"""
         value = self.values.mask_value(terms, index)
         return value is not None and value <= DOMINATING
 
     def _may_be_boolean(self, live: tuple[Term, ...], value: float, guard: RowGuard) -> bool:
-        """Can the target keep what a fully masked row gave beside a boolean mask?"""
+        """Can the target keep the result of a fully masked row if the mask is boolean?"""
         guard = guard.beside(value)
         if self.as_bias:
             return False
         if NO_EMPTY_ROWS in self.options.assume or self._never_empty(live) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_above is not None:
-            # The sink is all that such a row has, if it is no mask number itself.
+            # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.
             return self.values.sink_above > value / 10
         if self.options.target == "ascend":
-            # There a fully masked row gives 0.
+            # On Ascend a fully masked row gives 0.
             return value == -math.inf and guard is not RowGuard.NONE
         return value <= DOMINATING or _selected(live) or value >= ROUNDS_SCORES_AWAY
 
 
 def _check_unmasked(terms: tuple[Term, ...], guard: RowGuard) -> None:
-    """A guard that masks probabilities like scores needs a mask. One number added to all scores is none."""
+    """Raise Decline for a guard that masks the probabilities like the scores, since the scores have no mask here."""
     if guard in (RowGuard.SELECTION, RowGuard.PRODUCT):
         reason = "the probabilities are masked like the scores, but the mask on the scores is no boolean one"
         raise Decline(Code.PROBABILITY_TERM, reason, terms[-1].node)
 
 
 def _nan_rows(guard: RowGuard) -> str:
-    """What a guard that looks at the scores still has to do beside a boolean mask."""
+    """The attribute cpu_nan_rows beside a boolean mask. Only guards that look at the scores still need it there."""
     return guard.nan_rows if guard in (RowGuard.NAN, RowGuard.SCORES) else ""
 
 
 def _not_selected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms beside the selections."""
+    """The terms that are not selections."""
     return tuple(term for term in terms if not isinstance(term, Select))
 
 
 def _selected(terms: tuple[Term, ...]) -> bool:
-    """Was the mask's number put in place of the scores, and not added to them?"""
+    """Is the number of the mask put in place of the scores, and not added to them?"""
     return any(isinstance(term, Select) for term in terms)

@@ -1,4 +1,4 @@
-"""Single terms as parts of a mask or bias, each as a view along the axes of the scores."""
+"""Single terms as parts of a mask or bias: their tensors become views along the axes of the scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fa_compiler.passes.score_ops import Add, BiasOp, Masked, MaskTerm, Placed, 
 
 
 def excluded(term: MaskTerm, viewer: Viewer) -> Masked:
-    """Where a selection or an added mask excludes keys."""
+    """The positions that a selection or an added mask excludes."""
     if isinstance(term, Select):
         return Masked(aligned(term.operand, viewer, term.node), not term.keep)
     return _masked_by_addend(term, viewer)
@@ -36,16 +36,17 @@ def _masked_by_addend(term: Add[Placed], viewer: Viewer) -> Masked:
 
 
 UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
-"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. It rounds the result when an
-operator takes it that has a kernel of 16 bits, as those have that move elements; a single one between two that it
-computes in float32 is computed in float32, too."""
+"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. The next operator rounds their
+result if it has a 16-bit kernel, as the operators that move elements have. But a single operator with such a kernel
+between two operators of this list is computed in float32, too."""
 
 
 def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[BiasOp, ...]:
-    """The operations that make the bias; factors before the first of them only concern the scores.
+    """The operations that make the bias. Factors before the first addend or selection concern only the scores, and are
+    left out.
 
-    With `stepwise` 16-bit addends are as ONNX Runtime adds them, one by one: unrounded where nothing rounds them, and
-    read where they were moved to if moving does.
+    With `stepwise`, 16-bit addends are the numbers that ONNX Runtime adds: unrounded where it does not round them, and
+    read behind the operators that move them where these do round.
     """
     operations: list[BiasOp] = []
     for term in terms:
@@ -64,8 +65,8 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 
 
 def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
-    """Do the operators that move 16-bit numbers from where they were computed to a value round them? Behind a Cast from
-    float32 the first one does."""
+    """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? Behind a
+    Cast from float32 the first such operator does."""
     mover = value.producer()
     if base is value or mover is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
         return False
@@ -75,22 +76,25 @@ def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
 
 
 def _is_moved_unrounded(value: ir.Value) -> bool:
-    """Does a single operator move a value between two that ONNX Runtime computes in float32?"""
+    """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
     mover = value.producer()
     source = mover.inputs[0] if mover is not None and is_op(mover, *MOVES) else None
     return source is not None and is_op(source.producer(), *UNROUNDED) and _has_unrounded_readers(value)
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:
-    """Is a value read by nothing but operators that ONNX Runtime computes in float32? A CastLike that takes its type
-    reads nothing there: ONNX Runtime makes it a Cast."""
+    """Is a value read only by operators that ONNX Runtime computes in float32? A CastLike that takes the value's type
+    does not count, because ONNX Runtime turns it into a Cast."""
     readers = [each for each in value.consumers() if not reads_type(each, value)]
     return not value.is_graph_output() and all(is_op(reader, *UNROUNDED) for reader in readers)
 
 
 def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:
-    """The furthest view of a tensor whose dimensions run along its score axes; of one that may enlarge the scores the
-    furthest that keeps the sizes of all of them; not `moved`, the tensor itself."""
+    """The view of a tensor along its score axes. Raises Decline where its shape is not proven to fit.
+
+    The view looks through the operators that move elements. It is the tensor itself if `moved` is false, or if the
+    tensor may enlarge the scores and one of these operators repeats it.
+    """
     value, dims = placed.value, placed.dims
     view = viewer.view(value, factors=False) if moved else viewer.base_view(value)
     if not placed.fits and view is not None and _repeats(view, viewer):
@@ -104,8 +108,9 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
     pairs = [(own, wanted) for own, wanted in zip(view.dims, dims, strict=True) if own and wanted]
     if all(space.unify(own, wanted) for own, wanted in pairs):
         return view
-    # Element by element with the scores a dimension is theirs or 1, whatever is known of its size. Where theirs is
-    # several axes merged, the builder spreads the term over it before taking it apart.
+    # The term is combined with the scores element by element, so each of its dimensions has their size or 1, whatever
+    # is known of it. Where a dimension of the scores merges several axes, the builder expands the term before it takes
+    # that dimension apart.
     own_dims: list[Axes] = []
     for own, wanted in zip(viewer.base_dims(value), dims, strict=True):
         merged = len(space.resolve(wanted)) > 1 and not space.size(own).is_const
@@ -116,13 +121,13 @@ def aligned(placed: Placed, viewer: Viewer, node: ir.Node, moved: bool = True) -
 
 
 def _repeats(view: View, viewer: Viewer) -> bool:
-    """Has a view axes that its base has not?"""
+    """Does a view have axes that its base lacks?"""
     own = {axis for dim in viewer.space.resolve_all(view.base_dims) for axis in dim}
     return any(axis not in own for dim in viewer.space.resolve_all(view.dims) for axis in dim)
 
 
 def padded(padding: Padding, viewer: Viewer, node: ir.Node) -> Masked:
-    """Where padding excludes keys beside a structural mask."""
+    """The positions that padding excludes beside a structural mask."""
     return Masked(aligned(Placed(padding.given.value, padding.dims, padding.fits), viewer, node), padding.given.when)
 
 

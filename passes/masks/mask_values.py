@@ -1,4 +1,4 @@
-"""What the terms of a mask can be before the softmax: which numbers, how large, do they outweigh the scores."""
+"""The numbers that the terms of a mask can be before the softmax, and whether they outweigh the scores."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
 
 @dataclass(frozen=True)
 class TermValues:
-    """Questions about the terms of one attention, each told by its place among them."""
+    """Answers questions about the terms of one attention. A term is given by its index among them."""
 
     viewer: Viewer
     sink_above: float | None = None
     """No sink is below this number; None when there is no sink."""
 
     def of(self, terms: tuple[Term, ...], index: int) -> frozenset[float] | None:
-        """What an addend's elements or a fill have become before the softmax; None when not known."""
+        """The numbers that an addend or a fill can be before the softmax, after later factors and floors; None when
+        they are unknown."""
         term = terms[index]
         if isinstance(term, Select):
             values: frozenset[float] | None = frozenset((term.fill,))
@@ -42,7 +43,8 @@ class TermValues:
         return values
 
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
-        """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after scaling."""
+        """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after later
+        factors; None for other terms."""
         values = self.of(terms, index)
         negative = None if values is None else {x for x in values if x != 0.0}
         if negative is None or len(negative) != 1:
@@ -53,6 +55,7 @@ class TermValues:
         return value if self.dominates(value, dtype) and self.dominates(min(raw), dtype) else None
 
     def dominates(self, value: float, dtype: ir.DataType | None) -> bool:
+        """Does a number of this type outweigh every score? It does by its size, or because the user vouches for it."""
         if value == -math.inf:
             return True
         if MASKS_DOMINATE in self.viewer.facts.options.assume and value <= MODERATE:
@@ -60,7 +63,7 @@ class TermValues:
         return dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16) and value <= DOMINATING
 
     def outweighs(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Does a fill outweigh the scores where it is put in and before the softmax?"""
+        """Does a fill outweigh the scores, both where it is put in and before the softmax?"""
         term = terms[index]
         assert isinstance(term, Select)
         dtype = self.viewer.info.dtype(term.node.outputs[0])
@@ -68,8 +71,11 @@ class TermValues:
         return values is not None and all(self.dominates(value, dtype) for value in (term.fill, *values))
 
     def is_zero(self, terms: tuple[Term, ...], index: int, most: float = SHIFT) -> bool:
-        """Does an addend change no softmax? One number up to `most` that is added to all scores shifts a row, but not
-        the sink beside it, nor the scores that a moderate number replaces afterwards."""
+        """Does an addend leave every softmax unchanged?
+
+        One number up to `most` that is added to all scores does, because it shifts whole rows. Only 0 does beside a
+        sink, or before a selection with a moderate fill: the number shifts neither the sink nor the fill.
+        """
         term = terms[index]
         if not isinstance(term, Add) or not term.operand.fits:
             return False
@@ -82,11 +88,10 @@ class TermValues:
     def stays_apart(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE
     ) -> bool:
-        """Is an addend proven to stay far from the fill of a mask, above it and below its opposite, whatever factors
-        follow? It is to be less than this share of the fill.
+        """Is an addend proven to be smaller in size than this share of a mask's fill, whatever factors follow?
 
-        Nothing competes with -inf: a row of nothing else has no softmax, selected or not. A dominating number outweighs
-        scores, and so addends that are scores themselves.
+        A fill of -inf needs no proof. Nothing competes with it, and a row that holds nothing else has no softmax in any
+        case. A dominating fill outweighs every score, and so every addend that is score-like (score_like.py).
         """
         if fill == -math.inf:
             return True
@@ -104,8 +109,11 @@ class TermValues:
         return largest < -fill * share
 
     def may_be_above(self, terms: tuple[Term, ...], index: int) -> bool:
-        """May an addend become +inf, so that -inf is NaN and no mask where it is added to it? Bounds say so, or a large
-        number that is combined into it; what a caller gives is taken for one that does not."""
+        """May an addend become +inf? An added mask of -inf then gives NaN and masks nothing.
+
+        The addend's bounds tell it. Where they are unknown, a large number that is combined into the addend counts as
+        one that may become +inf. An input of the model counts as one that does not.
+        """
         term = terms[index]
         if not isinstance(term, Add):
             return False
@@ -120,13 +128,15 @@ class TermValues:
         return not largest < FLOAT32_MAX
 
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
-        """Can this term not help to make a score -inf? Two finite mask numbers can by their sum."""
+        """Is it impossible that this term makes a score -inf, alone or together with others? Two finite numbers of
+        masks may overflow when they are added."""
         term = terms[index]
         if isinstance(term, Add):
             return self.is_zero(terms, index) or self.stays_apart(terms, index)
         return not isinstance(term, Select)
 
     def may_be_infinite(self, terms: tuple[Term, ...], index: int) -> bool:
+        """May an addend or a fill be infinite before the softmax? It may where its numbers are unknown."""
         term = terms[index]
         if not isinstance(term, Add | Select):
             return False
@@ -137,12 +147,13 @@ class TermValues:
         return interval is None or not all(map(math.isfinite, interval))
 
     def is_float32(self, term: Term) -> bool:
-        """Are the scores float32 where the term joins them? Those of 16 bits are rounded as coarsely anyway."""
+        """Are the scores float32 where the term joins them? Scores of 16 bits are rounded coarsely anyway."""
         return self.viewer.info.dtype(term.node.outputs[0]) == ir.DataType.FLOAT
 
 
 def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) -> frozenset[float] | None:
-    """The products, rounded as float32 rounds them; None where a 16-bit product overflows or not as it is computed."""
+    """The products, rounded to float32. None where one is NaN, or where one is too large for 16 bits: whether it then
+    overflows depends on how ONNX Runtime computes it."""
     with np.errstate(all="ignore"):
         products = frozenset(float(np.float32(x) * np.float32(factor)) + 0.0 for x in values)
     if any(math.isnan(x) for x in products):

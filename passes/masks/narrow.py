@@ -1,12 +1,13 @@
-"""A tensor that is the same along a dimension, computed once along it instead of everywhere.
+"""Narrowing: a tensor that is the same all along a dimension is computed with the size 1 in that dimension.
 
 Older exporters expand a padding mask over the query rows before they cast, invert and combine it, so that every step
 works on S x S elements. Grammar of what is proven constant along dimension d, from a value upwards:
 
-    constant := Expand(x)                       x has 1 in d, and the result's sizes elsewhere: narrowed, it is x
-              | op(operands)                    element by element, every operand constant along d or 1 there
+    constant := Expand(x)                       x has size 1 in d, and the result's sizes elsewhere
+              | op(operands)                    element by element, every operand constant along d or of size 1 there
 
-Narrowed, the same operators run on the narrowed operands: the elements are the same by construction.
+A narrowed Expand(x) is x. Any other narrowed tensor comes from the same operators on narrowed operands, so its elements
+are the same by construction.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ ELEMENTWISE = (
     "Xor",
 )
 MAX_VALUES = 200
-"""More values than this are not looked at."""
+"""The proof is given up after this many values."""
 
 
 def is_constant_along(value: ir.Value, axis: int, info: ShapeInfo) -> bool:
-    """Is the value, whose dimension `axis` is not 1, proven to be the same all along it?"""
+    """Is the value proven to be the same all along its dimension `axis`, whose size is not 1?"""
     asked = {(value, axis)}
     open_ = [(value, axis)]
     while open_:
@@ -57,7 +58,8 @@ def is_constant_along(value: ir.Value, axis: int, info: ShapeInfo) -> bool:
 
 
 def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Value, int]] | None:
-    """The operands, each with its dimension, that have to be constant for a value to be; None when it is not proven."""
+    """The operands that have to be constant for the value to be constant, each with its dimension. None when nothing is
+    proven of the operator."""
     node, shape = value.producer(), info.shape(value)
     if node is None or shape is None:
         return None

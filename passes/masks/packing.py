@@ -1,28 +1,31 @@
-"""Sequences packed end to end: a mask that keeps each token to those of its own sequence.
+"""Packed sequences: sequences that lie end to end, with a mask that lets a token attend only to its own sequence.
 
     same := Equal of two elements of one tensor of labels, at the row and at the column of a score   (positions.py)
 
-The operator has this as input_layout TND with the ends of the sequences, when equal labels are neighbours: they come in
-*runs*. Labels that the graph is merely given need not, so what is proven is where they come from:
+The operator expresses this as input_layout TND, with the ends of the sequences. That requires equal labels to be
+neighbours: the labels have to come in *runs*. Labels that are an input of the model may not, so the proof looks at how
+labels are computed:
 
-    runs := CumSum(x) along the axis, x all of {0, 1}
-          | ReduceSum(Cast(m)), not over the axis, m a comparison of positions along the axis with anything that is the
-            same all along it: such as how many of the cumulative lengths a position has reached
-          | Cast(m) of such a comparison
+    runs := CumSum(x) along the axis           every x is 0 or 1
+          | ReduceSum(Cast(m))                 not over the axis; m compares positions along the axis with something
+                                               that is the same all along it. Example: how many of the cumulative
+                                               lengths a position has reached
+          | Cast(m)                            m as above
           | a constant whose equal numbers are neighbours
-          | runs + x | x - runs                x the same all along the axis
-          | runs moved: Identity, Unsqueeze, Squeeze, Reshape, Transpose, Expand, Slice, Gather at affine positions
-          | Cast(runs) that widens, or of sums that count
+          | runs + x | runs - x | x - runs     x the same all along the axis
+          | runs moved                         by Identity, Unsqueeze, Squeeze, Reshape, Transpose, Expand, Slice, or
+                                               Gather at affine positions
+          | Cast(runs)                         to a wider type, or of a CumSum or ReduceSum as above
 
-Sums that count never fall, or never rise, from one position to the next, whatever lengths the run gives: unsorted, of
-length 0, beyond the end or ending early. Labels made of them are in runs in every run of the model, so the sequences'
-ends can be read off the labels. Adding what is the same for all positions keeps unequal numbers unequal, even where it
-wraps around.
+Such a CumSum or ReduceSum never falls, or never rises, from one position to the next. This holds for any lengths that
+are given to the model, also for lengths that are unsorted, 0, too long or too short in sum. Labels made of such sums
+come in runs in every run of the model, so the ends of the sequences can be read off the labels. Adding one number at
+all positions keeps unequal labels unequal, even where the sums wrap around.
 
     counted := CumSum(Cast(Not(Equal(x[t] - x[t - 1], 1))))
 
-are labels by position_ids: from token to token of a sequence the position x goes up by one, so a comparison of two
-positions within it is one of the tokens' order. (Positions that wrap around their type are none.)
+These are labels made of position_ids. The position x goes up by one from token to token of a sequence, so a comparison
+of the positions of two tokens of a sequence compares their order. Positions that wrap around their type are left out.
 """
 
 from __future__ import annotations
@@ -46,9 +49,11 @@ ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 @dataclass(frozen=True)
 class Packing:
-    """`labels` are equal for the tokens of one sequence; `dims` are the score axes of its dimensions, one of them the
-    rows, to which the columns are equal. `in_runs` says whether they are proven to come in runs, `fits` is as of the
-    mask's term."""
+    """Packed sequences: `labels` are equal for the tokens of one sequence.
+
+    `dims` are the score axes of the labels' dimensions. One of them is the row axis, which stands for the columns, too.
+    `in_runs` says whether equal labels are proven to be neighbours, and `fits` is that of the mask's term.
+    """
 
     labels: ir.Value
     dims: Arrangement
@@ -57,7 +62,7 @@ class Packing:
 
     @property
     def note(self) -> str:
-        """What the report says of labels that are not proven."""
+        """What the report says about labels that are not proven to come in runs."""
         what = f"{self.labels.name}: labels of packed sequences that are not proven unbroken stay a mask"
         return f"{what}; --assume {UNBROKEN}"
 
@@ -73,7 +78,7 @@ class Runs:
         return self.facts.info
 
     def holds(self, value: ir.Value, axis: int, depth: int = 0) -> bool:
-        """Are equal numbers neighbours along the axis, in every run of the model?"""
+        """Are equal numbers proven to be neighbours along the axis, in every run of the model?"""
         shape = self.info.shape(value)
         if shape is None or depth > MAX_DEPTH or self.info.dtype(value) not in LABELS:
             return False
@@ -93,7 +98,7 @@ class Runs:
         return self._moved(node, axis, positions, depth)
 
     def counted(self, labels: ir.Value, axis: int) -> ir.Value | None:
-        """The numbers whose steps other than 1 the labels count; None for other labels."""
+        """The positions x of `counted` labels, as in the grammar above; None for other labels."""
         node, shape = labels.producer(), self.info.shape(labels)
         if not is_op(node, "CumSum") or node is None or node.inputs[0] is None or shape is None:
             return None
@@ -114,7 +119,8 @@ class Runs:
         return None
 
     def _stepped(self, difference: ir.Node, axis: int) -> ir.Value | None:
-        """x of x[t] - x[t - 1], as far as both are there; the first difference does not matter."""
+        """The x of a difference x[t] - x[t - 1]; None for other differences. The difference of the first position,
+        which has no predecessor, does not matter."""
         shape = self.info.shape(difference.outputs[0])
         if shape is None:
             return None
@@ -180,8 +186,7 @@ class Runs:
         return alone and self.holds(source, along[0], depth + 1)
 
     def _is_monotone(self, value: ir.Value | None, axis: int) -> bool:
-        """Is it a comparison that, once it has changed along the axis, does not change back, and in the same direction
-        everywhere?"""
+        """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
         node = None if value is None else value.producer()
         shape = None if value is None else self.info.shape(value)
         if is_op(node, "Not") and node is not None:
@@ -198,12 +203,12 @@ class Runs:
 
 
 def _uncast(value: ir.Value) -> ir.Value | None:
-    """The truth value that is summed."""
+    """The source of a Cast, such as truth values that are summed; None where the value is no Cast."""
     node = value.producer()
     return node.inputs[0] if is_op(node, "Cast") and node is not None else None
 
 
 def _in_runs(array: np.ndarray, axis: int) -> bool:
-    """Does no number come back after another, along the axis?"""
+    """Are equal numbers neighbours along the axis?"""
     rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
     return all(len(np.unique(row)) == 1 + np.count_nonzero(np.diff(row)) for row in rows if row.size)

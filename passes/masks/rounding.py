@@ -1,28 +1,28 @@
-"""The order of additions: the original adds one term after the other to the scores, a bias is summed up first.
+"""The order of additions. The original adds the terms to the scores one by one; a bias is summed up before it is added.
 
-Both round alike where the addends are, up to their signs, of these kinds:
+Both round alike where each addend, up to its sign, is of one of these kinds:
 
-    fine      leaves a score what it is, up to its own rounding: numbers up to 256, weights, results of products and
+    fine      rounds a score no more than it is rounded anyway: numbers up to 256, weights, results of products and
               activations
     huge      0, or so large that a score and a fine addend are lost in it (`huge` below)
     coarse    anything else: numbers such as -1e4 and -1e9, inputs of the model that may hold such numbers
 
     1 fine addends, in any number                        every sum has the same rounding errors as scores have
-    2 one coarse addend and no other but huge ones       score + coarse is the same sum; beside a huge addend both are
-      that it is proven to be lost in                    lost, whichever comes first
-    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge; addends that
-                                                         hold huge and fine numbers are both
+    2 one coarse addend and no other but huge ones       score + coarse is the same sum in both orders; beside a huge
+      that it is proven to be lost in                    addend both are lost, whichever comes first
+    3 huge addends of one sign, beside those of 1 or 2   they do not cancel, so every sum of them is huge; an addend
+                                                         that holds huge and fine numbers counts as both
     4 one huge addend of unknown sign, beside fine ones  there is nothing that it could cancel with
 
-A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend no other is taken. A
-negative factor between two huge addends turns the sign of the first.
+A factor behind the sums keeps their rounding where it is a power of 2. Behind a coarse addend only such factors are
+accepted. A negative factor between two huge addends changes the sign of the first.
 
-That is for float32. Sums of 16 bits ONNX Runtime makes in float32, and so does the operator: only addends beyond the
-range of float16 are coarse there, and those in front of a factor that enlarges what is rounded. Where ONNX Runtime
-rounds a sum behind a large addend (`_is_rounded`), the sum is declined.
+This holds for float32. ONNX Runtime computes 16-bit sums in float32, and so does the operator. Only two kinds of 16-bit
+addends count as coarse there: addends beyond the range of float16, and addends in front of a factor that enlarges their
+rounding errors. A sum behind a coarse addend is declined where ONNX Runtime rounds it to 16 bits (`_is_rounded`).
 
-Anything else is declined: a row that a coarse number masks everywhere shows how its scores were rounded, and two
-opposite huge numbers lose the scores where their sum alone loses nothing.
+Everything else is declined. A row that coarse numbers mask fully shows how its scores were rounded. Two huge numbers of
+opposite signs swallow the scores one after the other, but their sum may leave the scores as they are.
 """
 
 from __future__ import annotations
@@ -50,28 +50,29 @@ from fa_compiler.passes.values.cases import SHORT_FLOATS
 from fa_compiler.passes.values.value_sets import overwrites
 
 CANCELLED = 2.0**-24
-"""What is left, at least, of a float32 number after subtracting another: its last bit, or nothing."""
+"""The smallest share of a float32 number that a subtraction leaves, unless it leaves 0: the last bit."""
 SMALLEST_REST = 2.0**-24
 """The smallest number other than 0 that 1 - x can be for a float32 x."""
 MAX_STEPS = 64
 MAX_DEPTH = 32
 WHOLE = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat", "CumSum", "Max", "Min")
-"""What computes a number from integers that are given to the model; other integers are positions and sizes."""
+"""Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
+are positions and sizes."""
 KEEP_SIGNS = ("Add", "Where", "Concat", "Cast", "Trilu", "Split", "Pad", "ScatterND", "ScatterElements", "Max", "Min")
-"""Operators whose results are huge only with the sign of an operand that is."""
+"""Operators whose huge results have the sign of a huge operand."""
 SCORING = ("Add", "Sub", "Mul", "Div", "Where")
-"""What scores come through behind a term. Their kernels compute 16 bits in float32."""
+"""Operators that scores go through behind a term. Their kernels compute 16-bit types in float32."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
 )
-"""Operators that give activations, as products do."""
+"""Operators whose results are activations, like those of products."""
 
 
 @dataclass(frozen=True)
 class Huge:
-    """Elements are 0 or at least `least` in size; `negative` and `positive` say which signs they may have."""
+    """Elements that are 0 or at least `least` in size. `negative` and `positive` say which signs they may have."""
 
     least: float
     negative: bool
@@ -82,12 +83,13 @@ class Huge:
         return Huge(self.least, self.positive, self.negative)
 
     def or_else(self, other: Huge) -> Huge:
-        """Each element one of either."""
+        """Elements each of which is of this kind or of the other."""
         least = min(self.least, other.least)
         return Huge(least, self.negative or other.negative, self.positive or other.positive)
 
     def plus(self, other: Huge) -> Huge:
-        """The sums of the elements: those of opposite signs may cancel, but for a last bit or altogether."""
+        """The sums of elements of both kinds. Two elements of opposite signs may cancel, altogether or but for a last
+        bit."""
         either = self.or_else(other)
         cancels = either.negative and either.positive
         return Huge(either.least * CANCELLED, True, True) if cancels else either
@@ -95,7 +97,8 @@ class Huge:
 
 @dataclass(frozen=True)
 class Parts:
-    """What an addend is made of besides fine numbers. Of one that may hold `coarse` ones, the `huge` are not known."""
+    """The kinds of numbers in an addend besides fine ones. Nothing is known of the `huge` ones where it may hold
+    `coarse` ones."""
 
     coarse: bool
     huge: Huge | None
@@ -105,9 +108,9 @@ COARSE = Parts(True, None)
 
 
 def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> tuple[str, ...]:
-    """As few of the assumptions as keep a bias of these terms from rounding otherwise than the terms one by one.
+    """The fewest of the user's assumptions under which a bias of these terms rounds like the terms one by one.
 
-    Raises Decline with `mask_value` where all of them do not.
+    Raises Decline with `mask_value` where they are not enough.
     """
     for words in ((), (BINARY_MASKS,), (NO_EMPTY_ROWS,)):
         if set(words) <= set(assume) and order_shows(terms, values, words) is None:
@@ -118,10 +121,11 @@ def taken_to_hide_it(terms: tuple[Term, ...], values: TermValues, assume: Collec
 
 
 def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[str]) -> Decline | None:
-    """A decline with `mask_value` where a bias of these terms may round otherwise than the terms one by one, else None.
+    """A decline with `mask_value` where a bias of these terms may round differently from the terms one by one, else
+    None.
 
-    A selection among them stands for the number that it puts into the bias, and a floor for its number, to which the
-    terms behind it are added.
+    A selection counts as an addend of its fill. A floor counts as an addend of its number, to which the terms behind it
+    are added.
     """
     order = _Order(values.viewer.facts, BINARY_MASKS in assume)
     found = [(term, order.huge_term(term)) for term in terms if isinstance(term, Add | Select)]
@@ -144,7 +148,8 @@ def order_shows(terms: tuple[Term, ...], values: TermValues, assume: Collection[
 
 
 def _opposite(terms: tuple[Term, ...], huge: Mapping[MaskTerm, Huge], turned: Collection[Term]) -> MaskTerm | None:
-    """The first term with huge numbers of another sign than those of a term, or of a floor before it."""
+    """A term whose huge numbers may have another sign than those of another term or of a floor before it; None where
+    there is none."""
     low = [term for term, each in huge.items() if each.negative]
     high = [term for term, each in huge.items() if each.positive]
     found = [other for one in low for other in high if one is not other]
@@ -162,7 +167,7 @@ def _coarse_shows(
     order: _Order,
     values: TermValues,
 ) -> Decline | None:
-    """Why coarse addends may round otherwise in another order, in rows that they mask everywhere."""
+    """A decline where the order of additions may show in rows that coarse addends mask fully, else None."""
     coarse = [term for term, parts in plain.items() if parts.coarse]
     for term in coarse:
         if not values.is_float32(term) and _is_rounded(term.node.outputs[0]):
@@ -186,12 +191,12 @@ def _coarse_shows(
 
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[float]:
-    """By what the scores are multiplied behind a term, and what it rounds with them."""
+    """The factors behind a term, which multiply the scores and their rounding errors."""
     return [each.factor for each in terms[terms.index(term) + 1 :] if isinstance(each, Scale)]
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:
-    """What shows only in rows that are masked everywhere."""
+    """The decline for a difference that shows only in fully masked rows."""
     hint = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
     return Decline(Code.MASK_VALUE, reason, term.node, hint)
 
@@ -209,13 +214,13 @@ def _turned(terms: tuple[Term, ...]) -> set[Term]:
 
 
 def _is_rounded(value: ir.Value) -> bool:
-    """Does ONNX Runtime round a sum of 16 bits on its way to the softmax?
+    """Does ONNX Runtime round a 16-bit sum to 16 bits on its way to the softmax?
 
-    It adds in float32 and has 16-bit kernels only for operators that move elements, a Cast to the type that they have
-    among them, and for Max, Min and Clip. A single one that moves stays in float32 between others. Two in a row do not,
-    nor does a Concat whose first operand such a kernel makes, as an Expand makes a sink.
+    It adds in float32. It has 16-bit kernels only for Max, Min, Clip and the operators that move elements, a Cast to
+    the same type included. A single moving operator between others is computed in float32. Two in a row are not, nor is
+    a Concat whose first operand comes from a 16-bit kernel, such as an Expand that makes a sink.
     """
-    pending = [(value, False)]  # and whether such an operator makes it
+    pending = [(value, False)]  # a value, and whether a moving operator makes it
     seen: set[tuple[ir.Value, bool]] = set()
     while pending:
         current, moved = pending.pop()
@@ -236,19 +241,20 @@ def _is_rounded(value: ir.Value) -> bool:
 
 
 def _is_of_16_bits(value: ir.Value) -> bool:
-    """Does a kernel of 16 bits make it?"""
+    """Does a 16-bit kernel make the value?"""
     return is_op(passed_on(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
 
 
 @dataclass(frozen=True)
 class _Order:
-    """Questions about the size of addends. With `binary` masks that are given to the model hold only 0 and 1."""
+    """Answers questions about the size of addends. If `binary`, masks that are inputs of the model hold only 0 and
+    1."""
 
     facts: Facts
     binary: bool
 
     def huge_term(self, term: MaskTerm) -> Huge | None:
-        """What is known of an addend, or of the number a selection puts in, where that is huge."""
+        """The huge numbers of an addend, or of a selection's fill; None where it is not huge throughout."""
         if isinstance(term, Select):
             return Huge(abs(term.fill), term.fill < 0, term.fill > 0) if abs(term.fill) >= HUGE else None
         found = self.huge(term.operand.value)
@@ -259,7 +265,7 @@ class _Order:
 
         huge := numbers | moved huge | Neg(huge) | Where(c, huge, huge) | Concat of huge | Trilu(huge)
               | ScatterND or ScatterElements of huge into huge | huge + huge | huge - huge
-              | Mul(x, number)     x whole numbers, or 1 - x in float32: then at least 2^-24 where it is not 0
+              | Mul(x, number)     x is whole numbers, or 1 - y in float32, which is 0 or at least 2^-24
         """
         values = None if value is None else self.facts.sets.of(value)
         if values is not None:
@@ -297,7 +303,8 @@ class _Order:
         return None
 
     def _rest(self, value: ir.Value) -> int | None:
-        """1 for 1 - x, -1 for x - 1, of whole numbers or in float32, moved or not; None for anything else."""
+        """1 for 1 - x and -1 for x - 1, in integers or float32, behind moving operators or not; None for anything
+        else."""
         node = unmoved(value, "Cast").producer()
         if node is None or not is_op(node, "Sub"):
             return None
@@ -308,7 +315,7 @@ class _Order:
         return 1 if ones[0] == 1.0 else -1
 
     def is_beyond_float16(self, value: ir.Value) -> bool:
-        """Is a value of 16 bits known to hold numbers, before they are rounded, that are too large for float16?"""
+        """Is a 16-bit value known to hold numbers that are too large for float16 before they are rounded?"""
         value = unmoved(value)
         node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul") and node is not None:
@@ -316,9 +323,12 @@ class _Order:
         return FLOAT16_MAX < size < math.inf
 
     def parts(self, term: Add[Placed]) -> Parts:
-        """What an addend that is not huge throughout is made of. It may be coarse by its constants, or as an input of
-        the model whose content nobody knows; what cannot be followed far enough is taken for coarse."""
-        pending = [(term.operand.value, True)]  # and whether what is huge there keeps its sign
+        """The kinds of numbers in an addend that is not huge throughout.
+
+        It is coarse if it holds coarse constants, or if it is made of an input of the model whose content is unknown.
+        An addend whose sources are too many to follow counts as coarse.
+        """
+        pending = [(term.operand.value, True)]  # a value, and whether its huge numbers keep their signs
         seen: set[ir.Value] = set()
         found: Huge | None = None
         while pending:
@@ -352,18 +362,19 @@ class _Order:
         return Parts(False, found.turned() if found is not None and term.sign < 0 else found)
 
     def _may_be_large(self, operand: ir.Value) -> bool:
-        """Is it a number at all, and no mere index or size?"""
+        """May an operand hold large numbers? Booleans do not, nor do computed integers, which are positions and
+        sizes."""
         dtype = self.facts.info.dtype(operand)
         computed = operand.producer() is not None and not is_op(operand.producer(), *MOVES, *ARITHMETIC)
         return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
 
     def largest(self, value: ir.Value) -> float:
-        """No element is larger in size; infinity where that is not known."""
+        """An upper bound of the size of all elements; infinity where none is known."""
         return self.facts.largest(value)
 
 
 def _passed_on(node: ir.Node) -> Sequence[int]:
-    """The places of the operands whose elements an operator passes on as they are; none where it computes others."""
+    """The indices of the operands whose elements an operator passes on unchanged; empty where it computes new ones."""
     if is_op(node, *MOVES, "Trilu", "Split"):
         return (0,)
     if is_op(node, "Where"):

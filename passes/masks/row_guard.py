@@ -1,4 +1,4 @@
-"""What a guard behind the softmax makes of rows that are masked everywhere."""
+"""Guards behind the softmax: what they make of fully masked rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from enum import Enum
 
 
 class RowGuard(Enum):
-    """What turns rows into zeros: nothing, the NaN guard, the guard that tests the scores or the bias, that with the
-    mask itself, or a product with the mask's 0 and 1, which leaves NaN what is NaN.
+    """How fully masked rows are turned into zeros.
 
-    A boolean mask needs the last three no more: its empty rows are the rows they zero. A bias cannot keep the last two.
+        NONE         they are not
+        NAN          probabilities that are NaN are zeroed
+        SCORES       rows are zeroed whose scores are all -inf
+        BIAS         rows are zeroed whose bias is all -inf
+        SELECTION    the mask itself selects the probabilities or zeros
+        PRODUCT      the probabilities are multiplied by the mask as 0 and 1: what is NaN stays NaN
+
+    A boolean mask makes the last three superfluous, because its empty rows are the rows that they zero. A bias cannot
+    keep SELECTION and PRODUCT.
     """
 
     NONE = "none"
@@ -21,14 +28,15 @@ class RowGuard(Enum):
     PRODUCT = "product"
 
     def beside(self, value: float) -> RowGuard:
-        """What the guard means for a mask of this number: rows of -inf stay NaN in a product."""
+        """The guard that has the same effect beside a mask of this number. A product does nothing beside -inf: its rows
+        stay NaN."""
         if self is not RowGuard.PRODUCT:
             return self
         return RowGuard.NONE if value == -math.inf else RowGuard.SELECTION
 
     @property
     def nan_rows(self) -> str:
-        """The attribute cpu_nan_rows that keeps the guard's meaning beside a bias."""
+        """The value of cpu_nan_rows that has the guard's effect beside a bias."""
         return _NAN_ROWS.get(self, "")
 
 

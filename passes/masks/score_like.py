@@ -1,10 +1,11 @@
-"""Addends that are scores themselves: products of activations, such as those of queries and relative positions.
+"""Addends that are as large as scores: products of activations, such as those of queries and relative positions.
 
-    score-like := product                          of factors that are not known to reach beyond 1e15
-                | layout(score-like) | Slice | Gather | Pad with 0 | Concat with 0
-                | score-like times or over one number of at most 1e15 | Add or Sub of such or of 0
+    score-like := product                          no operand is known to hold numbers beyond 1e15
+                | layout(score-like) | Slice | Gather | Pad with 0
+                | score-like * c | score-like / c      the factor, c or 1 / c, is at most 1e15
+                | Add, Sub or Concat                   of score-like tensors and zeros
 
-A mask's number of at most -1e30 is taken to outweigh every score (mask.py), and so it does these.
+The number of a mask, at most -1e30, is taken to outweigh every score (mask.py), and so every score-like addend.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def is_score_like(value: ir.Value, viewer: Viewer) -> bool:
 
 
 def holds_large(value: ir.Value, bounds: Bounds) -> bool:
-    """Is a number beyond what scores are made of combined into it, as that of a mask, or may it be in a loop?"""
+    """Is a number beyond 1e15, such as that of a mask, combined into the value? A value that a loop makes may hold one,
+    so it counts as such a value."""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = unmoved(pending.pop(), "Cast")

@@ -1,17 +1,19 @@
-"""Structural masks: what of a mask is a band of diagonals, and what is left for a tensor.
+"""Structural masks: the part of a mask that is a band of diagonals or packed sequences, and the rest, which is padding.
 
-    mask := where every term of it leaves a score as it is          Add holding 0, Select keeping
+    mask := the positions at which every term leaves the score as it is: an Add holds 0, a Select keeps
 
-    accepted    a conjunction of comparisons that bound j - i, the distance of key and row, of boolean tensors that do
-                not run along the rows (padding), and of equal labels of packed sequences (packing.py), however the
-                graph computes them (positions.py)
-    emitted     the Band (band.py), the boolean tensors and the labels. Labels are reported only where every token
-                attends itself: within its sequence a band then bounds j - i as it does in the whole
-    refused     everything else; the mask then stays the tensor it was
+    accepted    a conjunction of these conditions, however the graph computes them (positions.py):
+                1 comparisons that bound j - i, the distance from row to key
+                2 boolean tensors that do not run along the rows (padding)
+                3 equal labels of packed sequences (packing.py)
+    emitted     the Band (band.py), the boolean tensors and the labels. Labels are emitted only with a band in which
+                every token attends to itself. j - i is the same within a sequence as in the whole, so the band is too
+    refused     everything else: the mask then stays the tensor it was
 
-Sound because a formula is taken only where it holds at every position of every run: the mask's dimensions must have
-the sizes of the scores', proven, or be cut from a constant that could not be added to longer scores. Of batches and
-heads padding may keep a size that is not proven: the operator compares it with its own.
+This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of
+the mask must be proven to be those of the scores, or its columns must be cut from a constant that could not be added to
+longer scores. Padding may have batch and head sizes that are not proven, because the operator compares them with its
+own.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ from fa_compiler.passes.values.symbolic import Dim, is_capped, settled
 
 @dataclass(frozen=True)
 class Grid:
-    """The rows and columns of the scores, with the sizes they have before a mask is aligned with them.
+    """The row and column axes of the scores, and the sizes that they have before a mask is aligned with them.
 
-    Aligned, a mask's size may stand for that of the scores, which it differs from in runs where theirs is 1: then the
-    mask enlarges them, and no band says so.
+    Aligning a mask may replace the size of a score axis by that of the mask. The two differ in runs in which the axis
+    of the scores is 1: the mask then enlarges the scores, which a band cannot express.
     """
 
     rows: Axes
@@ -45,13 +47,14 @@ class Grid:
 
     @staticmethod
     def of(rows: Axes, columns: Axes, space: AxisSpace) -> Grid:
-        """The grid as it is now."""
+        """The grid with the sizes that the axes have now."""
         return Grid(rows, columns, (space.size(rows), space.size(columns)))
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Keys excluded where `given` holds; `dims` are the score axes of its dimensions, `fits` as of the mask's term."""
+    """Keys that are excluded where `given` holds. `dims` are the score axes of its dimensions, and `fits` is that of
+    the mask's term (`Placed`)."""
 
     given: Given
     dims: Arrangement
@@ -60,8 +63,8 @@ class Padding:
 
 @dataclass(frozen=True)
 class Structure:
-    """A mask as the sparse_mode of a band and tensors without rows, within packed sequences where there is a
-    `packing`. `never_empty`: every row is left a key in every run that has keys."""
+    """A mask as the sparse_mode of a band and padding, or as packed sequences if there is a `packing`. `never_empty`
+    says that every row keeps a key in every run that has keys."""
 
     mode: SparseMode | None
     padding: tuple[Padding, ...]
@@ -75,9 +78,9 @@ def structure(
     viewer: Viewer,
     runs: Runs | None = None,
 ) -> Structure | None:
-    """The structure of the mask that these terms make together; None when it has none that helps.
+    """The structure of the mask that these terms make together; None when it has none that the operator can express.
 
-    Without `runs` no labels are looked for.
+    Without `runs`, packed sequences are not looked for.
     """
     if not terms:
         return None
@@ -104,7 +107,7 @@ def structure(
 
 @dataclass(frozen=True)
 class _TermReader:
-    """Reads one term."""
+    """Reads the structure of one term."""
 
     viewer: Viewer
     grid: Grid
@@ -143,14 +146,14 @@ class _TermReader:
         column: int | None,
         dims: Arrangement,
     ) -> bool:
-        """Do padding or labels run along all dimensions in which the mask may enlarge the scores?"""
+        """Do the padding or the labels run along all dimensions in which the mask may enlarge the scores?"""
         along = {axis for part in parts if isinstance(part, Padding) for axis in part.given.axes}
         labelled = {axis for part in parts if isinstance(part, Packing) for dim in part.dims for axis in dim}
         open_ = [k for k, size in enumerate(shape) if size.const != 1 and k not in (row, column) and k not in along]
         return all(dims[k] and set(dims[k]) <= labelled for k in open_)
 
     def _fits(self, shape: Shape, row: int | None, column: int | None) -> bool:
-        """Do the mask's rows and columns have the sizes of the scores' in every run that succeeds?"""
+        """Do the mask's rows and columns have the sizes of the scores' rows and columns in every run that succeeds?"""
         rows, columns = self.grid.sizes
         known: list[Dim] = []
         if column is not None and shape[column] != columns:
@@ -184,7 +187,7 @@ class _TermReader:
         given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
         if given is None:
             return None
-        # Of a tensor that is the same for all rows the emitter reads one row.
+        # A tensor that is the same for all rows may run along them: the emitter reads one row of it.
         along = given.axes.index(row) if row is not None and row in given.axes else None
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None
@@ -194,7 +197,8 @@ class _TermReader:
     def _packing(
         self, part: Entries, shape: Shape, row: int | None, column: int | None, term: MaskTerm
     ) -> Packing | None:
-        """Labels at the row and at the column, of as many tokens as there are rows and columns."""
+        """The packing that a comparison of labels at the row and at the column expresses. There must be as many labels
+        as rows and as columns."""
         own = self.viewer.info.shape(part.value)
         along = [k for k, (one, other) in enumerate(zip(part.one, part.other, strict=True)) if one != other]
         if self.runs is None or own is None or part.relation != "Equal" or not part.when:
@@ -224,7 +228,8 @@ class _TermReader:
     def _is_order(
         self, part: Entries, labels: Entries, positions: Positions, row: int | None, column: int | None
     ) -> bool:
-        """Is the key's number at most the row's, of numbers that go up by one from token to token of a sequence?"""
+        """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
+        token of a sequence?"""
         along = [k for k, (one, other) in enumerate(zip(labels.one, labels.other, strict=True)) if one != other]
         if self.runs is None or row is None or column is None or part.relation != "LessOrEqual" or not part.when:
             return False
@@ -241,7 +246,7 @@ class _TermReader:
 
 
 def kept(term: MaskTerm, positions: Positions) -> Formula | None:
-    """Where the term leaves the scores as they are."""
+    """Where the term leaves the scores as they are; None when that is unknown."""
     if isinstance(term, Add):
         added = positions.nonzero(term.operand.value)
         return None if added is None else negation(added)
@@ -252,7 +257,7 @@ def kept(term: MaskTerm, positions: Positions) -> Formula | None:
 
 
 def _intersection(bands: Sequence[Band]) -> Band | None:
-    """All bands at once; None when it is not known which of their bounds are the tightest."""
+    """The band that all bands have in common; None when it is unknown which of their bounds are the tightest."""
     lower = [band.lower for band in bands if band.lower is not None]
     upper = [-band.upper for band in bands if band.upper is not None]
     tightest = _largest(lower), _largest(upper)
@@ -262,5 +267,5 @@ def _intersection(bands: Sequence[Band]) -> Band | None:
 
 
 def _largest(bounds: Sequence[Dim]) -> Dim | None:
-    """The one that is proven to be at least every other."""
+    """The bound that is proven to be at least every other one; None where there is none."""
     return next((one for one in bounds if all((one - other).is_at_least(0) for other in bounds)), None)
