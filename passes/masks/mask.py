@@ -409,8 +409,9 @@ class MaskPlanner:
     def _excluded(self, terms: tuple[Term, ...]) -> tuple[tuple[Masked, ...], SparseMode | None]:
         """The boolean mask that these terms make: as a band and padding where it has that structure, else as it is.
 
-        On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. Some
-        products take only masks that hold every excluded key.
+        On Ascend padding beside a band becomes a bias, which cannot express the result of a row without a key. The
+        structure is then used only if the user rules out such rows. Some products take only masks that hold every
+        excluded key.
         """
         found = self._structure(terms)
         joined = found is not None and found.mode is not None and found.padding and self.options.target == "ascend"

@@ -73,8 +73,9 @@ class TermValues:
     def is_zero(self, terms: tuple[Term, ...], index: int, most: float = SHIFT) -> bool:
         """Does an addend leave every softmax unchanged?
 
-        One number up to `most` that is added to all scores does, because it shifts whole rows. Only 0 does beside a
-        sink, or before a selection with a moderate fill: the number shifts neither the sink nor the fill.
+        One number up to `most` that is added to all scores does, because it shifts whole rows. Beside a sink, or before
+        a selection with a moderate fill, only 0 does: another number shifts the scores, but neither the sink nor the
+        fill.
         """
         term = terms[index]
         if not isinstance(term, Add) or not term.operand.fits:

@@ -1,4 +1,4 @@
-"""What the analyses of values have in common: one answer for each value, remembered, and an end to long chains."""
+"""The common part of the analyses of values: each finds one fact per value, remembers it and gives up long chains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-"""Longer chains of operators are given up: Python's stack is finite, and masks are not made that way."""
+"""Longer chains of operators are given up, because Python's stack is finite. Masks are not made by such chains."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Analysis(ABC, Generic[T]):
     _depth: int = 0
 
     def of(self, value: ir.Value | None) -> T | None:
-        """The fact; None when nothing is known."""
+        """The fact about a value; None when nothing is known."""
         if value is None:
             return None
         if value not in self._known:
@@ -38,4 +38,4 @@ class Analysis(ABC, Generic[T]):
 
     @abstractmethod
     def _compute(self, value: ir.Value) -> T | None:
-        """The fact about a value that was not asked for before."""
+        """The fact about a value that is not in `_known` yet."""

@@ -1,7 +1,7 @@
-"""How large a tensor's elements can be: a proof that a bias cannot compete with a mask's very negative number.
+"""Bounds on a tensor's elements: they prove that a bias cannot compete with the very negative number of a mask.
 
-`Bounds.of(value)` is an interval (low, high) that holds every element that is a number in every run, or None. It says
-nothing of NaN. An integer is bounded by its type alone, for integers wrap around; that is enough for biases computed
+`Bounds.of(value)` is an interval (low, high), or None. In every run it holds every element that is not NaN. The
+interval of an integer is that of its type, because integers wrap around. That is enough for biases that are computed
 from positions.
 """
 
@@ -34,7 +34,7 @@ EVERYTHING = (-math.inf, math.inf)
 
 
 class Bounds(Analysis[Interval]):
-    """The analysis over one model."""
+    """The bounds of the values of one model."""
 
     def _compute(self, value: ir.Value) -> Interval | None:
         array = constant(value)
@@ -51,7 +51,7 @@ class Bounds(Analysis[Interval]):
         return self._rounded(self._of_node(node), dtype)
 
     def _limited(self, node: ir.Node) -> Interval | None:
-        """Clip, Min and Max: a bound on one operand is one on the result."""
+        """The interval of Clip, Min and Max. A bound on one operand is a bound on the result."""
         found = [self.of(value) or EVERYTHING for value in node.inputs if value is not None]
         if not found or (node.op_type == "Clip" and node.attributes):
             return None
@@ -66,9 +66,9 @@ class Bounds(Analysis[Interval]):
 
     @staticmethod
     def _rounded(found: Interval | None, dtype: ir.DataType | None) -> Interval | None:
-        """The interval of the numbers as their type rounds them, and as they are: ONNX Runtime computes 16-bit
-        numbers in float32 and may keep them so. Rounding keeps their order. None where the rounding is not known.
-        """
+        """The interval of the numbers both before and after their type rounds them: ONNX Runtime computes 16-bit
+        numbers in float32 and may keep them so. It is enough to round the ends, because rounding keeps the order of
+        numbers. None where the rounding is unknown."""
         kind = NUMPY.get(dtype) if dtype is not None else None
         if found is None or kind is None:
             return None

@@ -1,5 +1,5 @@
-"""What a numeric tensor can hold at a position, and arithmetic on it: integers linear in the position, float constants,
-and choices between them."""
+"""The numbers that a tensor can hold at a position, and arithmetic on them. A number is a float constant, an integer
+that is linear in the position, or a choice between two numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INTEGERS = (
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
 SHORT_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""Float types that hold the integers up to 256."""
+"""Float types that hold every integer up to 256."""
 RANGES = {
     ir.DataType.INT64: (-(2**63), 2**63 - 1),
     ir.DataType.INT32: (-(2**31), 2**31 - 1),
@@ -45,15 +45,15 @@ RANGES = {
     ir.DataType.FLOAT: (-(2**24), 2**24),
     ir.DataType.DOUBLE: (-(2**53), 2**53),
 }
-"""The integers that a type holds, all of them in between, too."""
+"""For each type, a range of integers all of which it holds."""
 LARGEST_FACTOR = {
     ir.DataType.INT64: 2**24,
     ir.DataType.INT32: 2**10,
     ir.DataType.FLOAT: 2**4,
     ir.DataType.DOUBLE: 2**16,
 }
-"""How many times a position or size of up to 2^19 a number may be to keep to half of the type's range; smaller types
-hold none."""
+"""For each type, the largest sum of the factors on positions and sizes in a number that it holds. Positions and sizes
+are taken to be at most 2^19, so these parts stay within half of the type's range. Other types hold no such number."""
 
 
 @dataclass(frozen=True)
@@ -66,31 +66,35 @@ class Case:
 
 
 Number = float | Affine | Case
-"""What a numeric tensor holds at a position: a float constant, an integer, or one of two."""
+"""What a numeric tensor holds at a position: a float constant, an integer, or a choice between two numbers."""
 
 
 def count(number: Number) -> int:
+    """How many numbers the nested choices lead to; 1 where there is no choice."""
     return count(number.chosen) + count(number.other) if isinstance(number, Case) else 1
 
 
 def case(condition: Formula, chosen: Number, other: Number) -> Number:
+    """The choice between two numbers, or one of them where there is nothing to choose."""
     if isinstance(condition, Always):
         return chosen if condition.value else other
     return chosen if chosen == other else Case(condition, chosen, other)
 
 
 def whole(number: Number | None) -> Affine | None:
+    """The number if it is an integer, else None."""
     return number if isinstance(number, Affine) else None
 
 
 def where(number: Number, test: Callable[[float | Affine], Formula]) -> Formula:
-    """When a number passes a test."""
+    """The condition under which a number passes a test."""
     if isinstance(number, Case):
         return choice(number.condition, where(number.chosen, test), where(number.other, test))
     return test(number)
 
 
 def unequal(number: float | Affine, other: int) -> Formula:
+    """The condition under which a number differs from `other`."""
     if isinstance(number, Affine):
         const = number.const
         if const is not None:
@@ -100,7 +104,7 @@ def unequal(number: float | Affine, other: int) -> Formula:
 
 
 def compared(op: str, left: Number, right: Number) -> Formula | None:
-    """When `left op right` holds; None when that cannot be said."""
+    """The condition under which `left op right` holds; None when it is unknown."""
     if isinstance(left, Case) and (extreme := _extreme(left)) is not None and op != "Equal":
         chosen, other = compared(op, left.chosen, right), compared(op, left.other, right)
         both = (extreme == "Max") == op.startswith("Less")
@@ -128,7 +132,7 @@ def compared(op: str, left: Number, right: Number) -> Formula | None:
 
 
 def _extreme(number: Case) -> str | None:
-    """Whether a choice of two integers is their maximum or their minimum."""
+    """Whether a choice between two integers is their "Max" or their "Min"; None when it is neither."""
     if not isinstance(number.chosen, Affine) or not isinstance(number.other, Affine):
         return None
     gap = number.chosen - number.other
@@ -138,7 +142,7 @@ def _extreme(number: Case) -> str | None:
 
 
 def _compared_mixed(op: str, left: float | Affine, right: float | Affine) -> Formula | None:
-    """Positions beside a float that is a whole number."""
+    """The comparison of an integer with a float that is a whole number; None for other floats."""
     pair: list[Affine] = []
     rank = len(left.steps) if isinstance(left, Affine) else len(right.steps) if isinstance(right, Affine) else 0
     for each in (left, right):
@@ -163,8 +167,8 @@ def _compared_integers(op: str, left: Affine, right: Affine) -> Formula:
 
 
 def held(number: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """The number where its type holds it: integers neither wrap around nor are rounded. Of what depends on a position
-    or a size, half of the range is left to these."""
+    """The number if its type holds it, so that it neither wraps around nor is rounded; else None. If the number depends
+    on positions or sizes, these may use half of the type's range, and its constant part the other half."""
     if isinstance(number, Case):
         chosen, other = held(number.chosen, dtype), held(number.other, dtype)
         return None if chosen is None or other is None else case(number.condition, chosen, other)
@@ -181,13 +185,15 @@ def held(number: Number | None, dtype: ir.DataType | None) -> Number | None:
 
 
 def rounded(number: float, dtype: ir.DataType) -> float | None:
+    """The number as a type rounds it; None for NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         result = float(np.array(number).astype(dtype.numpy()))
     return None if math.isnan(result) else result
 
 
 def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
-    """Integers may become floats, floats only floats; whether the type holds them is for the caller to ask."""
+    """The number after a cast; None when it is unknown. An integer may become a float, but a float no integer. The
+    caller checks that the type holds the number (`held`)."""
     if isinstance(found, Case):
         chosen, other = cast(found.chosen, dtype), cast(found.other, dtype)
         return None if chosen is None or other is None else case(found.condition, chosen, other)
@@ -203,6 +209,7 @@ def cast(found: Number | None, dtype: ir.DataType | None) -> Number | None:
 
 
 def arithmetic(op: str, left: Number, right: Number, dtype: ir.DataType | None) -> Number | None:
+    """`left op right`, rounded to the type where it is a float; None when it is unknown."""
     if isinstance(left, Case) or isinstance(right, Case):
         split = left if isinstance(left, Case) else right
         assert isinstance(split, Case)
@@ -221,6 +228,7 @@ def arithmetic(op: str, left: Number, right: Number, dtype: ir.DataType | None) 
 
 
 def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
+    """`left op right` of two integers; None for a product that is not linear in the position."""
     if op == "Add":
         return left + right
     if op == "Sub":

@@ -1,7 +1,7 @@
 """Masks as formulas over the indices of their dimensions.
 
 A mask element is addressed by one index per dimension, x_0 .. x_(n-1). An `Affine` is an integer that depends on them
-linearly, with a symbolic offset. A formula is true or false of every element:
+linearly, with a symbolic offset. A formula is true or false for each element:
 
     formula := Always(true | false)
              | AtLeastZero(affine)                    a comparison of positions
@@ -10,8 +10,8 @@ linearly, with a symbolic offset. A formula is true or false of every element:
              | Below(affine, value, index, ...)       a position, compared with an element of an integer tensor
              | All(formulas) | Some(formulas)
 
-`Entries`, `Below`, `Some` and `All` remember the tensor of the graph that holds them, when there is one: what cannot be
-taken apart is read from there.
+`Entries`, `Below`, `Some` and `All` remember the boolean tensor of the graph that holds their value, when there is one
+(`origin`). A formula that cannot be expressed in another way is read from that tensor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Affine:
 
     @property
     def is_number(self) -> bool:
-        """Whether it is the same at every index."""
+        """Whether the integer is the same at every index."""
         return not any(self.steps)
 
     @property
@@ -54,7 +54,7 @@ class Affine:
 
     @property
     def is_natural(self) -> bool:
-        """Whether it is proven never to be negative."""
+        """Whether the integer is proven never to be negative."""
         return min(self.steps, default=0) >= 0 and self.offset.is_at_least(0)
 
     def __add__(self, other: Affine | int) -> Affine:
@@ -79,12 +79,12 @@ class Affine:
 
 
 Index = tuple[Affine, ...]
-"""An element of a tensor: a place along each of its dimensions."""
+"""The index of an element of a tensor: one place for each dimension."""
 
 
 @dataclass(frozen=True)
 class Always:
-    """The same everywhere."""
+    """True everywhere, or false everywhere."""
 
     value: bool
 
@@ -98,7 +98,8 @@ class AtLeastZero:
 
 @dataclass(frozen=True)
 class Given:
-    """`value` as a truth value equals `when`; its dimension d runs along x_axes[d], or is 1 where that is None."""
+    """The element of `value`, as a truth value, equals `when`. Dimension d of `value` runs along x_k for k = axes[d],
+    or has the size 1 where axes[d] is None."""
 
     value: ir.Value
     axes: tuple[int | None, ...]
@@ -107,7 +108,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Entries:
-    """Whether the element of `value` at index `one` is equal to, or at most, that at `other` is `when`."""
+    """The comparison `value[one] relation value[other]` has the truth value `when`."""
 
     value: ir.Value
     one: tuple[Affine, ...]
@@ -119,7 +120,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class Below:
-    """Whether `affine` is less than the element of `value` at `index` is `when`."""
+    """The comparison `affine < value[index]` has the truth value `when`."""
 
     affine: Affine
     value: ir.Value
@@ -150,7 +151,7 @@ TRUE, FALSE = Always(True), Always(False)
 
 
 def at_least_zero(affine: Affine) -> Formula:
-    """affine >= 0, settled where it is the same at every index and its sign is proven."""
+    """affine >= 0. It becomes TRUE or FALSE where the integer is the same at every index and its sign is proven."""
     if affine.is_number and affine.offset.is_at_least(0):
         return TRUE
     if affine.is_number and (-affine.offset).is_at_least(1):
@@ -176,8 +177,8 @@ def negation(formula: Formula) -> Formula:
 
 
 def conjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formula:
-    """All of them, without what needs no saying: a comparison that another implies, what a single part excludes from an
-    alternative."""
+    """The formula that every part holds, without comparisons that other parts imply and without alternatives that other
+    parts exclude."""
     flat = [each for part in parts for each in (part.parts if isinstance(part, All) else (part,))]
     singles: list[Formula] = [part for part in flat if not isinstance(part, Some)]
     settled = [_remaining(part, singles) if isinstance(part, Some) else part for part in flat]
@@ -196,7 +197,7 @@ def conjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formul
 
 
 def _remaining(alternatives: Some, facts: list[Formula]) -> Formula:
-    """The alternatives that the facts beside them leave."""
+    """The alternatives that are left where the other parts hold."""
     if any(part in facts for part in alternatives.parts):
         return TRUE
     left = tuple(part for part in alternatives.parts if negation(part) not in facts)
@@ -208,7 +209,8 @@ def _remaining(alternatives: Some, facts: list[Formula]) -> Formula:
 
 
 def _implies(one: Formula, other: Formula) -> bool:
-    """Does the first hold only where the second does? Told of comparisons whose difference is known."""
+    """Is it proven that the second formula holds wherever the first does? It can be proven for comparisons whose
+    difference is known."""
     if one == other:
         return True
     if not isinstance(one, AtLeastZero) or not isinstance(other, AtLeastZero):
@@ -218,7 +220,7 @@ def _implies(one: Formula, other: Formula) -> bool:
 
 
 def disjunction(parts: Iterable[Formula], origin: Given | None = None) -> Formula:
-    """At least one of them."""
+    """The formula that at least one part holds."""
     return negation(conjunction(map(negation, parts), _negated(origin)))
 
 

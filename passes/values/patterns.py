@@ -8,8 +8,8 @@ _LARGEST = 2**53
 
 
 def even_steps(array: np.ndarray) -> list[int] | None:
-    """The step along each dimension of integers that are linear in their position; None beyond 2^53, where differences
-    of them may exceed 64 bits."""
+    """The step along each dimension of integers that are linear in their position; None for other integers. Integers
+    beyond 2^53 are refused, because their differences may exceed 64 bits."""
     if max(-int(array.min()), int(array.max())) > _LARGEST:
         return None
     first = array.reshape(-1)[0]
@@ -28,7 +28,8 @@ def even_steps(array: np.ndarray) -> list[int] | None:
 
 
 def diagonals(plane: np.ndarray) -> tuple[int | None, int | None, np.generic, np.generic] | None:
-    """(lower, upper, inside, outside) of a matrix that holds `inside` where lower <= j - i <= upper, else `outside`."""
+    """(lower, upper, inside, outside) of a matrix that holds `inside` where lower <= j - i <= upper, else `outside`. A
+    lower of None does not limit. The result is None for other matrices."""
     rows, columns = plane.shape
     edge = np.concatenate([plane[:0:-1, 0], plane[0, :]])
     distances = np.arange(-(rows - 1), columns)

@@ -1,7 +1,7 @@
-"""Elements of known tensors as numbers that depend on the index, for positions.py.
+"""Elements of tensors of known content, as numbers that depend on the index (for positions.py).
 
-Accepts one number everywhere, integers that step evenly along each dimension, two numbers on either side of a band of
-diagonals. Of all else nothing is said.
+A tensor may hold one number everywhere, integers that step evenly along each dimension, or two numbers of which one is
+on a band of diagonals. The elements of other tensors are unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fa_compiler.passes.values.patterns import diagonals, even_steps
 
 
 def number_of_content(content: np.ndarray, index: Index, rank: int) -> Number | None:
-    """A small tensor: one element, or integers that step evenly along each dimension."""
+    """The element at `index` of a small tensor; None when it is unknown."""
     if content.dtype != object:
         return number_of_array(content, index, rank)
     if content.size == 1:
@@ -28,7 +28,7 @@ def number_of_content(content: np.ndarray, index: Index, rank: int) -> Number | 
 
 
 def number_of_array(array: np.ndarray, index: Index, rank: int) -> Number | None:
-    """One number everywhere, integers that step evenly, or two numbers on either side of a band."""
+    """The element at `index` of an array of one of the kinds above; None for other arrays."""
     if array.size == 0:
         return None
     flat = array.reshape(-1)
@@ -43,7 +43,8 @@ def number_of_array(array: np.ndarray, index: Index, rank: int) -> Number | None
 
 
 def _from_bands(array: np.ndarray, index: Index, rank: int) -> Number | None:
-    """Two numbers, one of them on a band of diagonals of the two dimensions that the content runs along."""
+    """The element of an array of two numbers, one of them on a band of diagonals of the two dimensions along which the
+    array varies; None for other arrays."""
     axes = [axis for axis, size in enumerate(array.shape) if size > 1 and _varies(array, axis)]
     if len(axes) != 2:
         return None
@@ -65,7 +66,7 @@ def _from_bands(array: np.ndarray, index: Index, rank: int) -> Number | None:
 
 
 def scalar(array: np.ndarray, rank: int) -> Number | None:
-    """The first element, as a number of masks with so many dimensions; None for NaN."""
+    """The first element, as a number for masks of this rank; None for NaN."""
     item = array.reshape(-1)[0]
     if np.issubdtype(array.dtype, np.integer) or array.dtype == np.bool_:
         return Affine.number(int(item), rank)

@@ -1,7 +1,7 @@
-"""Where an operator that only moves elements has them from, by index.
+"""Traces an element, by its index, to the input that an operator moved it from.
 
-Accepts Identity and Cast, reshapes that add or drop dimensions of 1, Transpose, Expand and Tile along dimensions of 1,
-Slice, Gather and GatherND at indices that are themselves known by index. Of all else nothing is said.
+Accepted are Identity and Cast, reshapes that add or drop dimensions of 1, Transpose, Expand and Tile along dimensions
+of 1, Slice, and Gather and GatherND whose indices are themselves known by index. Other operators give None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fa_compiler.passes.values.slices import slice_bounds
 
 
 class Reader(Protocol):
-    """What reads the indices of a Gather, and proves shapes."""
+    """What `moved` needs: shapes, and the numbers in the indices of a Gather."""
 
     @property
     def info(self) -> ShapeInfo: ...
@@ -34,7 +34,8 @@ class Reader(Protocol):
 
 
 def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
-    """The index in an operand of shape `own` that is broadcast to `shape`; None where its size is not proven."""
+    """The index of an element in an operand of shape `own`, given its index in the result of shape `shape` to which the
+    operand is broadcast; None where the operand is not proven to fit."""
     if len(own) > len(shape) or len(shape) != len(index):
         return None
     places: list[Affine] = []
@@ -46,7 +47,7 @@ def fitted(own: Shape, shape: Shape, index: Index, rank: int) -> Index | None:
 
 
 def moved(node: ir.Node, index: Index, reader: Reader) -> tuple[ir.Value, Index] | None:
-    """The input's element that a moving operator puts at `index`."""
+    """The input and the index in it of the element that a moving operator puts at `index`; None when unknown."""
     source = node.inputs[0] if node.inputs else None
     own = None if source is None else reader.shape(source)
     shape = reader.shape(node.outputs[0])
@@ -72,7 +73,7 @@ def moved(node: ir.Node, index: Index, reader: Reader) -> tuple[ir.Value, Index]
 
 
 def _reshaped(own: Shape, shape: Shape, index: Index, reader: Reader) -> Index | None:
-    """A reshape that only adds or drops dimensions of 1."""
+    """`moved` for a reshape that only adds or drops dimensions of 1."""
     kept = [(size, place) for size, place in zip(shape, index, strict=True) if size.const != 1]
     sizes = [size for size in own if size.const != 1]
     if sizes != [size for size, _ in kept]:

@@ -1,14 +1,14 @@
 """What a mask holds at each position, as a formula over its indices.
 
-Grammar of what is read from the graph, top down. `index` says, for every dimension of a value, which element is
-asked for, as an Affine over the indices of the mask:
+Grammar of what is read from the graph, top down. The element that is asked for is given by an `index`: for every
+dimension of a value an Affine over the indices of the mask.
 
     number := a constant | a small tensor of known content | Range(start, limit, step)
             | number + number | number - number | number * number | -number | |number|
             | min(number, number) | max(number, number)
             | CumSum(the same number everywhere)                  c, 2c, 3c, ...
-            | Mod(flat, n) | Div(flat, n)          flat = Reshape of 0, 1, 2, ... to [.., n]: the column, the row, as
-                                                   tf2onnx takes a band of a matrix
+            | Mod(flat, n) | Div(flat, n)          flat = Reshape of 0, 1, 2, ... to [.., n]: the column, the row
+                                                   (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
@@ -19,10 +19,10 @@ asked for, as an Affine over the indices of the mask:
     either := seen through Identity, Cast, Unsqueeze, Squeeze, Reshape and Flatten that only add or drop dimensions
               of 1, Transpose, Expand, Tile of a dimension of 1, Slice, Gather at affine positions
 
-Only exact steps are taken: integers that their type holds (also as floats, exact up to 2^19 positions in float32), and
-floats that are constants, combined as their type rounds. An operand is followed through broadcasting only where its
-size is 1 or proven to be that of the result, so a formula holds for all values of the symbolic sizes. An index that
-lies beyond a tensor has no element, so nothing is claimed of it.
+Every step is exact. The type of an integer has to hold it, which float32 does for up to 2^19 positions. Constant floats
+are combined as their type rounds. An operand is followed through broadcasting only where its size is 1 or proven to be
+that of the result, so a formula holds for all values of the symbolic sizes. An index beyond a tensor has no element, so
+the formula claims nothing there.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from fa_compiler.passes.values.symbolic import Dim, settled
 MAX_DEPTH = 60
 """Longer chains of operators are given up, as in analysis.py."""
 LABELS = (ir.DataType.INT64, ir.DataType.INT32)
-"""Types whose numbers are equal or not: of two floats that are no numbers neither can be said."""
+"""Types whose comparisons may be negated. Those of floats may not: every comparison with NaN is false."""
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 
 
@@ -93,7 +93,7 @@ class Positions:
 
     @cached_property
     def _present(self) -> Shape:
-        """What is at least 0 where the mask has elements."""
+        """Integers that are at least 0 in every run in which the mask has elements."""
         return tuple(size - 1 for size in self.sizes)
 
     @property
@@ -102,12 +102,12 @@ class Positions:
         return tuple(self._zero if size.const == 1 else Affine.index(k, self.rank) for k, size in enumerate(self.sizes))
 
     def shape(self, value: ir.Value) -> Shape | None:
-        """The shape in runs in which the mask has elements: of others nothing is said."""
+        """The shape in runs in which the mask has elements; other runs do not matter."""
         shape = self.info.shape(value)
         return None if shape is None else tuple(settled(size, self._present) for size in shape)
 
     def truth(self, value: ir.Value | None, index: Index | None) -> Formula | None:
-        """When the element at `index`, as a truth value, is true; None when that cannot be said."""
+        """The condition under which the element at `index` is true; None when it is unknown."""
         if value is None or index is None:
             return None
         key = (value, index)
@@ -121,7 +121,7 @@ class Positions:
         return self._truths[key]
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None:
-        """The element at `index`; None when that cannot be said."""
+        """The element at `index`; None when it is unknown."""
         if value is None or index is None:
             return None
         key = (value, index)
@@ -135,14 +135,15 @@ class Positions:
         return self._numbers[key]
 
     def _only(self, value: ir.Value | None) -> Number | None:
-        """The one element of a scalar, or of a tensor that ONNX Runtime takes for one; None when it cannot be said."""
+        """The one element of a tensor whose sizes are all 1; None when it is unknown."""
         shape = None if value is None else self.info.shape(value)
         if shape is None or any(size.const != 1 for size in shape):
             return None
         return self.number(value, (self._zero,) * len(shape))
 
     def nonzero(self, value: ir.Value) -> Formula | None:
-        """When an element of a tensor of any type is not 0, or is true; None when that cannot be said."""
+        """The condition under which an element of a tensor of any type is not 0, or is true; None when it is
+        unknown."""
         if self.info.dtype(value) == ir.DataType.BOOL:
             return self.truth(value, self.every)
         found = self.number(value, self.every)
@@ -213,7 +214,8 @@ class Positions:
         right: tuple[ir.Value | None, Index | None],
         origin: Given | None,
     ) -> Entries | None:
-        """Elements of one tensor, the nearest that both operands are moved from, compared."""
+        """The comparison of two elements of one integer tensor, the nearest one that both operands are moved from; None
+        where there is no such tensor."""
         mine, theirs = dict(self.origins(*left)), dict(self.origins(*right))
         value = next((value for value in mine if value in theirs), None)
         if value is None or self.info.dtype(value) not in LABELS:
@@ -221,7 +223,7 @@ class Positions:
         pair = mine[value], theirs[value]
         if op == "Equal":
             return Entries(value, *pair, origin=origin)
-        # a < b is not b <= a, a >= b is b <= a.
+        # a < b is the negation of b <= a, and a >= b is b <= a.
         turned = pair[::-1] if op in ("Less", "GreaterOrEqual") else pair
         return Entries(value, *turned, "LessOrEqual", op.endswith("OrEqual"), origin)
 
@@ -232,12 +234,13 @@ class Positions:
         operands: tuple[tuple[ir.Value | None, Index | None], tuple[ir.Value | None, Index | None]],
         origin: Given | None,
     ) -> Below | None:
-        """A number that is linear in the index, beside an integer element of which nothing is known."""
+        """The comparison of a number that is linear in the index with an integer element of which nothing is known;
+        None for other operands."""
         place = 0 if numbers[1] is None else 1
         affine, (value, index) = whole(numbers[place]), operands[1 - place]
         if affine is None or value is None or index is None or self.info.dtype(value) not in LABELS or op == "Equal":
             return None
-        # With the element on the left, element < a is not a - 1 < element, and element <= a is not a < element.
+        # element < a is the negation of a - 1 < element, and element <= a that of a < element.
         turned = place == 1
         strict = op in ("Less", "Greater")
         less = op.startswith("Less")
@@ -245,7 +248,8 @@ class Positions:
         return Below(affine + shift, value, index, less != turned, origin)
 
     def origins(self, value: ir.Value | None, index: Index | None) -> Iterator[tuple[ir.Value, Index]]:
-        """The element at `index` of a value, and where moving operators brought it from, up to a change of type."""
+        """The element at `index` of a value, and then each element upstream that moving operators took it from, up to a
+        change of type."""
         while value is not None and index is not None:
             yield value, index
             node = value.producer()
@@ -253,7 +257,7 @@ class Positions:
             value, index = moved or (None, None)
 
     def _given(self, value: ir.Value, index: Index) -> Given | None:
-        """The tensor itself, where each of its dimensions is the whole of one of the mask's or 1."""
+        """The boolean tensor itself, where each of its dimensions is a whole dimension of the mask or 1; else None."""
         shape = self.shape(value)
         if self.info.dtype(value) != ir.DataType.BOOL or shape is None or len(shape) != len(index):
             return None
@@ -340,7 +344,7 @@ class Positions:
         return None if start is None or by is None else start + index[0].times(by)
 
     def _running_sum(self, node: ir.Node, index: Index) -> Number | None:
-        """CumSum over what is the same number everywhere: that number times how many were summed."""
+        """CumSum of one number everywhere: that number times the count of elements that were summed."""
         inner = whole(self.number(node.inputs[0], index))
         axis = constant(input_of(node, 1), limit=1)
         if inner is None or inner.const is None or axis is None or int_attr(node, "reverse", 0):
@@ -352,8 +356,8 @@ class Positions:
         return count.times(inner.const)
 
     def _place_in_rows(self, node: ir.Node, index: Index) -> Number | None:
-        """Numbers counted through the rows of a matrix, modulo their length or divided by it; in int64, for there may
-        be more of them than other types hold."""
+        """The numbers 0, 1, 2, ..., counted through the rows of a matrix, modulo the length of a row (the column) or
+        divided by it (the row). They have to be int64, because there may be more of them than other types hold."""
         shape, (flat, _), (length, place) = self.shape(node.outputs[0]), *self.operands(node, index)
         size, maker = whole(self.number(length, place)), producer(flat)
         source = maker.inputs[0] if maker is not None and is_op(maker, "Reshape") else None
@@ -369,7 +373,8 @@ class Positions:
         return index[1] if node.op_type == "Mod" else index[0]
 
     def _joined(self, node: ir.Node, index: Index) -> Number | None:
-        """Concat of parts that continue one another, or one element of a part."""
+        """The element of a Concat: in one part where the part is known, else in any part where the parts continue one
+        another."""
         axis, start = int_attr(node, "axis", 0) % len(index), self._zero
         parts: list[tuple[ir.Value, Dim, Affine]] = []
         for value in node.inputs:
@@ -398,7 +403,7 @@ class Positions:
         return candidates.pop() if all(one is not None and one == other for one, other in single) else None
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
-        """Where Trilu keeps its input: k <= j - i for the upper one, j - i <= k for the lower."""
+        """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""
         given = self._only(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else self._zero
         k = whole(given)
         if k is None or len(index) < 2:
@@ -409,7 +414,8 @@ class Positions:
     # -- moves ----------------------------------------------------------------------------------
 
     def operands(self, node: ir.Node, index: Index) -> list[tuple[ir.Value | None, Index | None]]:
-        """The operands of an element-wise operator, each with its index; None where its size is not proven."""
+        """The operands of an element-wise operator, each with its index; the index is None where the operand is not
+        proven to fit."""
         result = self.shape(node.outputs[0])
         shapes = [None if operand is None else self.shape(operand) for operand in node.inputs]
         return [
@@ -418,7 +424,7 @@ class Positions:
         ]
 
     def moved(self, node: ir.Node, index: Index) -> tuple[ir.Value, Index] | None:
-        """The input's element that a moving operator puts at `index`."""
+        """The input and the index in it of the element that a moving operator puts at `index`; None when unknown."""
         return moved(node, index, self)
 
 
@@ -430,7 +436,8 @@ TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
     "Trilu": Positions._truth_in_triangle,
     "ConstantOfShape": Positions._constant_truth,
 }
-"""How a truth value follows from the operands of an operator; others may move it (position_moves.py)."""
+"""How a truth value follows from the operands of an operator. Operators that are not listed may move it
+(position_moves.py)."""
 NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Min", "Max"), Positions._computed),
     **dict.fromkeys(("Neg", "Abs"), Positions._signed),
@@ -443,4 +450,5 @@ NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     "Concat": Positions._joined,
     **dict.fromkeys(("Mod", "Div"), Positions._place_in_rows),
 }
-"""How a number follows from the operands of an operator."""
+"""How a number follows from the operands of an operator. Operators that are not listed may move it
+(position_moves.py)."""

@@ -1,12 +1,12 @@
 """Symbolic shapes, dtypes and small integer contents of every value of a model.
 
-What is trusted, and why equality of two `Dim`s may be acted upon:
+What is trusted, so that the equality of two `Dim`s may be relied upon:
 
 - Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
   name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
   sizes under one name is outside what is promised. A name that is a sum or product of names
   ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol, and so is one
-  whose name has no letter: "-1" and "?" say that a size is open, not that two are the same.
+  whose name has no letter: "-1" and "?" say that a size is open, not that two sizes are the same.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
 - The operators, as the rules in `shape_rules` state them, for runs that succeed: sizes that must agree
@@ -17,9 +17,9 @@ What is trusted, and why equality of two `Dim`s may be acted upon:
   kept, with fresh dims; a rank does not depend on the run that was traced.
 - Everything else is a fresh symbol, equal to nothing but itself.
 
-Sizes may be 0 (a first decoding step has no past). Left out are only runs in which ONNX Runtime departs
-from the operators' definitions (its reductions keep the reduced axis of an empty tensor, its Concat skips
-an empty tensor of other sizes) or in which a Reshape target computed from sizes holds a 0 (see
+Sizes may be 0 (a first decoding step has no past). Two kinds of runs are left out. In one, ONNX Runtime departs
+from the operators' definitions: its reductions keep the reduced axis of an empty tensor, and its Concat skips
+an empty tensor of other sizes. In the other, a Reshape target that is computed from sizes holds a 0 (see
 `reshape.reshaped`).
 """
 
@@ -39,8 +39,8 @@ from fa_compiler.passes.values.symbolic import Dim, named
 __all__ = ["Fact", "ShapeInfo", "analyse"]
 
 _LOOPS, _ROUNDS = 2, 8
-"""A loop inside so many others, or whose states have not settled after so many walks, keeps no sizes: a file with loops
-inside loops would be walked for years."""
+"""No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
+`_ROUNDS` walks of its body. Without these limits a file with nested loops would be walked for years."""
 
 _OVERRIDABLE = 4
 """The IR version from which an initializer that is also a graph input can be replaced by the caller."""
@@ -69,7 +69,7 @@ def analyse(model: ir.Model | ir.Graph) -> ShapeInfo:
 
 
 class ShapeInfo:
-    """What is known of each value. Values made later are inferred from their producers when asked for."""
+    """What is known of each value. For values that are made later it is inferred on demand."""
 
     def __init__(self, functions: _Functions, main: ir.Graph | None, *, overridable: bool) -> None:
         self._functions = functions
@@ -102,7 +102,7 @@ class ShapeInfo:
         return tuple(content)
 
     def integer(self, value: ir.Value) -> Dim | None:
-        """The one element of a small integer tensor of rank 0 or 1, as far as it is known."""
+        """The one element of a small integer tensor of rank 0 or 1; None when it is unknown."""
         content = self.content(value)
         if isinstance(content, tuple):
             return content[0] if len(content) == 1 else None
@@ -131,14 +131,14 @@ class ShapeInfo:
             if producer is None:
                 found = self._facts[value] = self._leaf(value)
             elif producer in self._open:
-                # A graph with a cycle: no valid model.
+                # The graph has a cycle, so the model is not valid.
                 return Fact()
             else:
                 self._ensure(producer)
                 found = self._facts.get(value, Fact())
         return found
 
-    # -- news ---------------------------------------------------------------------------------
+    # -- updates ------------------------------------------------------------------------------
 
     def set(
         self,
@@ -178,7 +178,7 @@ class ShapeInfo:
                 self.infer_node(node)
                 self._open.discard(node)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     def _ensure(self, node: ir.Node) -> None:
         """Infer `node` after the producers of its inputs, whatever order the graph lists them in."""
@@ -272,21 +272,22 @@ class ShapeInfo:
         if not 0 <= slices <= len(node.inputs):
             return []
         states = len(node.inputs) - (slices if scan else 2)
-        if scan and context.opset < 9:  # has a batch of its own
+        if scan and context.opset < 9:  # an older Scan has a batch dimension
             states = 0
         carried = self._walk_loop(context, body, states)
-        # What else a body gives may differ from one iteration to the next, so no dim of it leaves.
+        # The other results of a body may differ from one iteration to the next, so no size of them is known.
         results = body.outputs if scan else body.outputs[1:]
-        if len(carried) != states or len(results) < states:  # a body of fewer values than it is given
+        if len(carried) != states or len(results) < states:  # the body has fewer values than the operator gives it
             return []
         known = [*carried, *[None] * (len(results) - states)]
         return [Fact(shape, value.dtype or self.dtype(value)) for shape, value in zip(known, results, strict=True)]
 
     def _walk_loop(self, context: Context, body: ir.Graph, states: int) -> list[Shape | None]:
-        """Walk a Loop or Scan body, whose inputs change from one iteration to the next: the shapes of its states.
+        """Walk the body of a Loop or Scan, and return the shapes of its states.
 
-        A state keeps each size that it starts with and that the body returns it with whenever all states have the
-        sizes that they keep; likewise its rank. A slice of a Scan has the shape of its tensor without the axis.
+        The states change from one iteration to the next. A state keeps a size if it starts with that size and if the
+        body returns it with that size whenever all states have the sizes that they keep. Its rank is treated alike. A
+        slice of a Scan has the shape of its tensor without the scanned axis.
         """
         node = context.node
         first = 0 if node.op_type == "Scan" else 2
@@ -321,7 +322,7 @@ class ShapeInfo:
             kept = left
 
     def _give_slices(self, context: Context, body: ir.Graph, states: int) -> None:
-        """What a Scan hands to its body of each tensor."""
+        """Set the shapes of the slices that a Scan gives to its body."""
         attr = context.node.attributes.get("scan_input_axes")
         axes = () if attr is None else attr.as_ints()
         for index, value in enumerate(body.inputs[states:]):
@@ -338,7 +339,7 @@ class ShapeInfo:
 
 
 def _left(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> tuple[Dim | None, ...] | None:
-    """Of the sizes a state was given those it is returned with; None without its rank."""
+    """The sizes that a state was given and is returned with; None when its rank is not the same or unknown."""
     if sizes is None or shape is None or len(sizes) != len(shape):
         return None
     return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
@@ -352,7 +353,7 @@ def _declared(dim: int | ir.SymbolicDim) -> Dim:
 
 
 def _possible(fact: Fact) -> Fact:
-    """The fact without negative sizes: no run gets as far as a tensor of such a shape."""
+    """The fact with unknown sizes in place of negative ones, which no run that succeeds has."""
     if fact.shape is None or all(dim.const is None or dim.const >= 0 for dim in fact.shape):
         return fact
     return Fact(tuple(Dim.fresh() if (dim.const or 0) < 0 else dim for dim in fact.shape), fact.dtype)
@@ -363,7 +364,8 @@ def _declared_rank(value: ir.Value) -> Fact:
 
 
 def _taken(context: Context) -> ir.Graph | None:
-    """The branch that an If takes in every run: TorchScript asks whether a constant axis is 1 before it squeezes it."""
+    """The branch that an If takes in every run; None when it is unknown. TorchScript tests whether a constant size is 1
+    before it squeezes the axis."""
     condition = context.ints(0)
     if condition is None or len(condition) != 1:
         return None
@@ -372,7 +374,7 @@ def _taken(context: Context) -> ir.Graph | None:
 
 
 def _either(a: Fact, b: Fact) -> Fact:
-    """What holds for a value that is one of two."""
+    """What is known of a value that is one of two others."""
     dtype = a.dtype if a.dtype == b.dtype else None
     if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
         return Fact(None, dtype)

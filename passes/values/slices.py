@@ -1,4 +1,5 @@
-"""Where Slice and Split cut. Their parameters were attributes in older opsets and are inputs since."""
+"""The places where Slice and Split cut. Their parameters were attributes in older opsets and are inputs in newer
+ones."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fa_compiler.passes.values.symbolic import Dim
 
 
 def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, Dim, int]] | None:
-    """(axis, start, step) of a Slice of any opset; None when one is not known, or when an axis is none of so many."""
+    """(axis, start, step) for each axis that a Slice of any opset cuts. None when one of them is unknown, or when an
+    axis is out of range."""
     attr = node.attributes.get("starts")
     if attr is not None:
         starts = [Dim(number) for number in attr.as_ints()]
@@ -39,15 +41,15 @@ def slice_bounds(node: ir.Node, info: ShapeInfo, rank: int) -> list[tuple[int, D
 
 
 def _within(bounds: list[tuple[int, Dim, int]], rank: int) -> list[tuple[int, Dim, int]] | None:
-    """The bounds with axes counted from the first one; None when one is beyond the rank."""
+    """The bounds with axes counted from the first one; None when an axis is out of range."""
     if not all(-rank <= axis < rank for axis, _, _ in bounds):
         return None
     return [(axis % rank, start, step) for axis, start, step in bounds]
 
 
 def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
-    """Is it a Slice that leaves out nothing, and turns nothing round? So one is that goes forwards and whose result is
-    proven to be as large as what it cuts."""
+    """Is the node a Slice that keeps every element in its place? It is if its steps are positive and its result is
+    proven to be as large as its input."""
     source = input_of(node, 0) if node is not None and is_op(node, "Slice") else None
     if node is None or source is None or info.shape(source) is None:
         return False
@@ -58,7 +60,7 @@ def keeps_everything(node: ir.Node | None, info: ShapeInfo) -> bool:
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | None:
-    """Where a Slice of step 1 begins along an axis; None where that is not known."""
+    """Where a Slice with steps of 1 begins along an axis; None where that is unknown."""
     bounds = slice_bounds(node, info, rank)
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
@@ -66,7 +68,7 @@ def slice_start(node: ir.Node, axis: int, rank: int, info: ShapeInfo) -> int | N
 
 
 def split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> int | None:
-    """0 for the first of two parts, the first one's size for the second."""
+    """Where an output of a Split into two parts begins along an axis; None where that is unknown."""
     shape = info.shape(output)
     if shape is None or len(node.outputs) != 2 or int_attr(node, "axis", 0) % len(shape) != axis:
         return None
@@ -77,7 +79,8 @@ def split_start(node: ir.Node, output: ir.Value, axis: int, info: ShapeInfo) -> 
 
 
 def cut_from(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int, int] | None:
-    """What a value is a part of, along which one dimension, and from where on, of known size; None where it is none."""
+    """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
+    there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
     source = None if node is None else input_of(node, 0)
     shape, whole = info.shape(value), None if source is None else info.shape(source)

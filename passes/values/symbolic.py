@@ -1,10 +1,10 @@
 """Symbolic sizes: polynomials with integer coefficients over named symbols.
 
 A `Dim` stands for an integer that is fixed in one run of a model. `a == b` means "equal in every run
-that succeeds": two dims that merely happen to agree compare unequal, so equality may be acted upon.
+that succeeds": two dims that agree only in some runs compare unequal, so equality may be relied upon.
 
-What is no polynomial becomes an opaque *atom* keyed by its expression: the same quotient of the same
-dims is the same atom, so it cancels and compares like any symbol.
+An operation whose result is no polynomial makes an opaque *atom*, keyed by its expression: the same quotient of
+the same dims is the same atom, so it cancels and compares like any symbol.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _SERIAL = itertools.count()
 _DEPTH = 4
 """How many minimum atoms a sign proof splits into cases before it gives up."""
 _SHALLOW = ((4, _DEPTH), (8, 2), (64, 1))
-"""Of a sum with at most so many minimum atoms it splits so many: all of them in any order are too many cases."""
+"""Pairs (count, depth): for a sum of at most `count` minimum atoms, a sign proof splits at most `depth` of them.
+Splitting all of them in any order would make too many cases."""
 
 
 _LONGEST_NAME = 100
 _TERMS, _PRODUCTS, _DEGREE = 256, 1024, 64
-"""The most terms of a sum, the most of a product before equal ones are added up, and the most atoms in one of them.
-What has more is a size of which nothing is known: a product of thirty sums has a billion terms."""
+"""The most terms of a sum, the most terms of a product before equal ones are added up, and the most atoms in a term. A
+result beyond these limits is an unknown size: a product of thirty sums has a billion terms."""
 
 
 class Atom:
@@ -44,7 +45,7 @@ class Atom:
         self.args = args
         self.lower = lower
         self.serial = next(_SERIAL)
-        # Quotients of quotients would double a name with every layer of a model.
+        # Without a limit, quotients of quotients would double the name with every layer of a model.
         short = op == "symbol" or 0 < len(name) <= _LONGEST_NAME
         self.name = name if short else f"{'' if op == 'fresh' else op}?{self.serial}"
         self.is_known = op != "fresh" and all(arg.is_known for arg in args)
@@ -75,7 +76,7 @@ def _serial(atom: Atom) -> int:
 
 
 def _order(monomial: Monomial) -> tuple[int, tuple[int, ...]]:
-    """A graded order of monomials, kept by multiplication: what exact division needs."""
+    """The key of a graded order of monomials. Multiplication keeps this order, as exact division requires."""
     return len(monomial), tuple(atom.serial for atom in monomial)
 
 
@@ -136,17 +137,17 @@ class Dim:
 
     @property
     def addend(self) -> int:
-        """The part that is the same in every run."""
+        """The constant term."""
         return self._terms.get((), 0)
 
     @property
     def factors(self) -> tuple[int, ...]:
-        """The coefficients of what differs between runs."""
+        """The coefficients of all terms but the constant one."""
         return tuple(factor for monomial, factor in self._terms.items() if monomial)
 
     @property
     def single_atom(self) -> Atom | None:
-        """The atom when the dim is just that atom."""
+        """The atom when the dim is just that atom, else None."""
         if len(self._terms) == 1:
             (monomial, factor), *_ = self._terms.items()
             if factor == 1 and len(monomial) == 1:
@@ -173,7 +174,8 @@ class Dim:
 
     @property
     def upper(self) -> int | None:
-        """An upper bound that holds in every run: of a number, and of the smaller of a number and another size."""
+        """An upper bound that holds in every run, or None when none is proven. One is known for a constant and for the
+        minimum of a constant and another size."""
         if self.const is not None:
             return self.const
         for atom in self.atoms:
@@ -380,14 +382,14 @@ class Dim:
     def broadcast(a: Dim | int, b: Dim | int) -> Dim:
         """The size of an axis on which sizes a and b are broadcast together.
 
-        Holds for every run in which they can be: equal, or one of them 1. So a constant other than 1,
-        or any dim proven never to be 1, is the result whatever the other one is.
+        It is right in every run in which they can be broadcast: they are equal, or one of them is 1. So a constant
+        other than 1, or any dim proven never to be 1, is the result whatever the other one is.
         """
         return _broadcast(_need(a), _need(b))
 
     @property
     def broadcast_parts(self) -> tuple[Dim, ...]:
-        """The sizes that this one is broadcast from, in a fixed order; itself alone where it is no such size."""
+        """The sizes whose broadcast this one is, in a fixed order; this one alone where it is no broadcast."""
         atom = self.single_atom
         return tuple(each for each in atom.args) if atom is not None and atom.op == "broadcast" else (self,)
 
@@ -577,10 +579,10 @@ def _min0(x: Dim) -> Dim:
 
 
 def _settle(x: Dim) -> Dim | None:
-    """min(x, 0) where x holds u = min(s - 1, 0) of a size s, which is -1 if s is 0 and else 0.
+    """min(x, 0) of an x that holds u = min(s - 1, 0) for a size s, or None. This u is -1 if s is 0, and else 0.
 
-    When x cannot be negative for s >= 1 and is the constant c < 0 for s = 0, it is -c*u. Slices such as
-    x[:, :1] beside x[:, 1:] make such lengths.
+    Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u. Slices such as x[:,
+    :1] beside x[:, 1:] make such lengths.
     """
     for unit in x.atoms:
         size = (unit.args[0] + 1).single_atom if unit.op == "min0" else None
@@ -635,8 +637,8 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
 def _is_least_of(least: Dim, dim: Dim) -> bool:
     """Whether `least` is min(dim, t) for a t that is 1 or more, or a size.
 
-    Broadcast together they give dim: if t < dim, then t is 1, or dim is 1 and t an empty axis (left out).
-    A mask of declared length t sliced to the key length is such a size.
+    Then `least` and `dim` broadcast together give dim: if t < dim, then t is 1, or dim is 1 and t is 0 (such runs are
+    left out). A mask of declared length t sliced to the key length is such a size.
     """
     for atom in least.atoms:
         if atom.op == "min0":
@@ -648,10 +650,10 @@ def _is_least_of(least: Dim, dim: Dim) -> bool:
 
 
 def is_capped(capped: Dim, dim: Dim) -> int | None:
-    """The constant c >= 2 when `capped` is min(dim, c).
+    """The constant c >= 2 when `capped` is min(dim, c), else None.
 
-    min(dim, c) broadcasts with dim only in runs where dim <= c: otherwise c meets a larger size,
-    neither of them 1. A window sliced from a constant triangle is such a size.
+    min(dim, c) broadcasts with dim only in runs where dim <= c. In other runs c meets a larger size, and neither of
+    them is 1. A window sliced from a constant triangle is such a size.
     """
     for atom in capped.atoms:
         if atom.op == "min0":
@@ -662,7 +664,7 @@ def is_capped(capped: Dim, dim: Dim) -> int | None:
 
 
 def settled(size: Dim, known: Iterable[Dim]) -> Dim:
-    """The size in runs in which none of `known` is negative: that may tell what min(x, 0) is."""
+    """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
     known = tuple(known)
     for atom in size.atoms:
         if atom.op != "min0":

@@ -1,11 +1,11 @@
-"""Which numbers a tensor can hold: a proof that a float mask contains only 0 and a very negative number.
+"""The numbers that a tensor can hold: they prove that a float mask contains only 0 and a very negative number.
 
-`ValueSets.of(value)` is a small set that contains every element the value can have in any run, or None when no
-such set was found. NaN never is in a set: where an element could become NaN the answer is None.
+`ValueSets.of(value)` is a small set that contains every element the value can have in any run, or None when no such set
+was found. A set never contains NaN: where an element could become NaN the answer is None.
 
 Sets are built from constants, comparisons ({0, 1}), Where, casts, operators that only move elements, and element-wise
-arithmetic over all pairs, rounded as the tensor's type rounds. One correlation is used: in
-`Where(Cast(x, bool), c, x)` the third operand is reached only where x is 0.
+arithmetic over all pairs, rounded as the tensor's type rounds. One correlation is used: in `Where(Cast(x, bool), c, x)`
+the third operand is reached only where x is 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fa_compiler.passes.values.analysis import Analysis
 LIMIT = 6
 """Sets larger than this are given up: a mask has two values, an intermediate step a few more."""
 EXACT = 2**53
-"""Up to here a float, of which the sets are made, holds every integer. Sets do not hold larger ones."""
+"""Sets are made of floats, which hold every integer up to this one. Larger integers are not put into sets."""
 
 ValueSet = frozenset[float]
 
@@ -59,14 +59,14 @@ NUMPY = {
 }
 
 SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
-"""Types whose results a runtime may round or not: ONNX Runtime keeps them in float32 from one operator to the next."""
+"""Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
 
 
 class ValueSets(Analysis[ValueSet]):
-    """The analysis over one model."""
+    """The value sets of one model."""
 
     def only(self, value: ir.Value) -> float | None:
-        """The one number a tensor holds, where there is just one in all runs."""
+        """The one number that a tensor holds in all runs; None where there are several, or unknown ones."""
         numbers = self.of(value)
         return next(iter(numbers)) if numbers is not None and len(numbers) == 1 else None
 
@@ -120,7 +120,7 @@ class ValueSets(Analysis[ValueSet]):
             if not np.issubdtype(kind, np.integer):
                 numbers = np.array(sorted(source), dtype=np.float64)
                 rounded = numbers.astype(kind)
-                # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, as it runs the nodes behind.
+                # Beyond the range of 16 bits ONNX Runtime gives infinity or the number, depending on later nodes.
                 beyond = np.isfinite(numbers) & ~np.isfinite(rounded)
                 return None if kind in SHORT_FLOATS and beyond.any() else _content(rounded)
             return source if _held_by(source, kind) else None
@@ -148,7 +148,7 @@ class ValueSets(Analysis[ValueSet]):
             if node.op_type == "Div" and (whole or (pairs[:, 1] == 0).any()):
                 return None
             with np.errstate(all="ignore"):
-                # Of two integers up to 2^53 a float64 tells sum and product closely enough to see that they do not fit.
+                # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.
                 found = ARITHMETIC[node.op_type](pairs[:, 0], pairs[:, 1])
                 exact = ARITHMETIC[node.op_type](*pairs.astype(np.float64).T) if whole else found
             if (whole and not _held_by(exact, kind)) or (kind in SHORT_FLOATS and not _is_exact(node, pairs, found)):
@@ -158,7 +158,7 @@ class ValueSets(Analysis[ValueSet]):
 
 
 def _is_exact(node: ir.Node, pairs: np.ndarray, rounded: np.ndarray) -> bool:
-    """Are the results the same in float32, where nothing is rounded to 16 bits?"""
+    """Are the results the same as in float32, which does not round to 16 bits?"""
     with np.errstate(all="ignore"):
         wide = ARITHMETIC[node.op_type](*pairs.astype(np.float32).T)
         return bool((wide == rounded.astype(np.float32)).all())
@@ -169,13 +169,13 @@ _ZERO: ValueSet = frozenset((0.0,))
 
 
 def overwrites(node: ir.Node) -> bool:
-    """Does a Scatter put its updates in the place of what was there?"""
+    """Does a Scatter replace elements by its updates, and not combine them?"""
     return text_attr(node, "reduction", "none") == "none"
 
 
 def _held_by(numbers: Iterable[float], kind: type) -> bool:
-    """Are all of them whole numbers that an integer type holds, and a float exactly?"""
-    # Beyond these a number may have been rounded to one that a float holds.
+    """Are all numbers whole numbers that an integer type holds, and that a float holds exactly?"""
+    # A float beyond these may be a rounded integer.
     low, high = max(int(np.iinfo(kind).min), 1 - EXACT), min(int(np.iinfo(kind).max), EXACT - 1)
     return all(math.isfinite(x) and x == int(x) and low <= x <= high for x in numbers)
 
@@ -184,7 +184,7 @@ def _content(array: np.ndarray) -> ValueSet | None:
     flat = array.reshape(-1)
     if flat.size == 0:
         return frozenset()
-    # The first elements tell most non-masks apart without sorting a large constant.
+    # The first elements rule out most large constants that are no masks, without sorting them.
     if len(np.unique(flat[:64])) > LIMIT:
         return None
     if array.dtype.kind in "iu" and max(int(flat.max()), -int(flat.min())) > EXACT:
@@ -214,7 +214,7 @@ def _negated(values: ValueSet | None, dtype: ir.DataType | None) -> ValueSet | N
 
 
 def _truth_of(condition: ir.Value | None) -> ir.Value | None:
-    """The x of which the condition is `x != 0`, through casts between booleans."""
+    """The x of a condition `x != 0`, through casts between booleans; None for other conditions."""
     node = condition.producer() if condition is not None else None
     while is_op(node, "Cast", "Identity"):
         assert node is not None
@@ -230,7 +230,7 @@ def _truth_of(condition: ir.Value | None) -> ir.Value | None:
 
 
 def _is_value_cast(node: ir.Node | None) -> bool:
-    """A cast to something other than a boolean: its output is the x that is looked for."""
+    """Is the node a cast to another type than bool? Its output is then the x of `_truth_of`."""
     if node is None or node.op_type != "Cast":
         return False
     attr = node.attributes.get("to")

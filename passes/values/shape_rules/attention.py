@@ -1,4 +1,4 @@
-"""The ready-made attention operators of opset 23 and later."""
+"""The attention operators of ONNX, which exist from opset 23 on."""
 
 from __future__ import annotations
 

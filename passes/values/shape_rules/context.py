@@ -17,7 +17,7 @@ Content: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 plain array in the tensor's own dtype for floating point."""
 
 LIMIT = 64
-"""The most elements whose content is followed."""
+"""The most elements of a tensor whose content is followed."""
 
 
 _DTYPES = frozenset(int(dtype) for dtype in ir.DataType) - {int(ir.DataType.UNDEFINED)}
@@ -29,7 +29,7 @@ class UnresolvedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What is known of one value. None: nothing. `parts` are the shapes of a sequence's elements."""
+    """What is known of one value. A field that is None is unknown. `parts` are the shapes of a sequence's elements."""
 
     shape: Shape | None = None
     dtype: ir.DataType | None = None
@@ -71,14 +71,14 @@ class Context:
         return self.fact(index).content
 
     def dims(self, index: int) -> list[Dim] | None:
-        """The integers of input `index`, a 0-D or 1-D tensor, when followed."""
+        """The integers of input `index`, a 0-D or 1-D tensor; None when they are not followed."""
         content = self.content(index)
         if content is None or content.dtype != object:
             return None
         return list(content.reshape(-1))
 
     def ints(self, index: int) -> list[int] | None:
-        """The integers of input `index` when all are the same in every run."""
+        """The integers of input `index` when all of them are the same in every run, else None."""
         dims = self.dims(index)
         if dims is None:
             return None
@@ -97,7 +97,7 @@ class Context:
         return dims
 
     def attr(self, name: str) -> Any:
-        """The value of attribute `name`, None when absent. UnresolvedError for an unbound reference."""
+        """The value of attribute `name`, None when absent. Raises UnresolvedError for an unbound reference."""
         attributes = self.node.attributes
         if name not in attributes:
             return None
@@ -109,7 +109,7 @@ class Context:
         return None if found is None else found.value
 
     def int_attr(self, name: str, default: int) -> int:
-        """An integer attribute."""
+        """The value of an integer attribute, or its default."""
         value = self.attr(name)
         return default if value is None else int(value)
 

@@ -9,13 +9,13 @@ _DOMAIN = "com.microsoft"
 
 
 def _cache(batch: Dim, heads: int, past: Shape | None, new: Dim, size: Dim) -> Shape:
-    """[batch, heads, past and new, size]."""
+    """The shape of a cache: [batch, heads, past and new tokens, head size]."""
     return batch, Dim(heads), new if past is None else past[2] + new, size
 
 
 @rule("MultiHeadAttention", "DecoderMaskedMultiHeadAttention", domain=_DOMAIN)
 def _multi_head(ctx: Context) -> list[Fact]:
-    first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # of past_key, past_value, past_sequence_length
+    first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # past_key, past_value, past_sequence_length
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
     widths = None if query is None or len(query) < 3 or heads <= 0 else _widths(ctx, query, heads)
     if query is None or widths is None:
@@ -74,7 +74,7 @@ def _group_query(ctx: Context) -> list[Fact]:
     if query is None or len(query) != 3 or heads <= 0 or kv_heads <= 0:
         return [Fact(None, dtype)] * 3
     size = Dim.floordiv(query[2], heads if ctx.has(1) else heads + 2 * kv_heads)
-    # With a past, the buffer is as long as the past or longer: total_sequence_length is known in the run only.
+    # With a past, the length depends on total_sequence_length, which is known only at run time.
     length = Dim.fresh() if ctx.has(3) else query[1]
     present = Fact((query[0], Dim(kv_heads), length, size), ctx.dtype(3) if ctx.has(3) else dtype)
     return [Fact((*query[:2], size * heads), dtype), present, present]

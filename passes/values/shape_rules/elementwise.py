@@ -38,8 +38,8 @@ INTEGER_RANGES = {
 def fits(content: Content, dtype: ir.DataType | None) -> bool:
     """Whether the integers stay inside the dtype, so that arithmetic on them does not wrap around.
 
-    Sizes and products of sizes are taken to fit 32 bits: beyond, ONNX Runtime's own shape arithmetic
-    breaks. Narrower types hold only constants.
+    Sizes and products of sizes are taken to fit 32 bits, because ONNX Runtime's own shape arithmetic breaks beyond
+    that. Narrower types hold only constants.
     """
     bounds = INTEGER_RANGES.get(dtype) if dtype is not None else None
     if bounds is None:
@@ -66,7 +66,7 @@ def truth(value: bool | None) -> Dim:
 
 
 def equal(a: Dim, b: Dim) -> bool | None:
-    """Whether a == b in every run, in none, or not known."""
+    """True when a == b in every run, False when in no run, None when it is unknown."""
     difference = (a - b).const
     if difference is not None:
         return difference == 0
@@ -76,7 +76,7 @@ def equal(a: Dim, b: Dim) -> bool | None:
 
 
 def less(a: Dim, b: Dim) -> bool | None:
-    """Whether a < b in every run, in none, or not known."""
+    """True when a < b in every run, False when in no run, None when it is unknown."""
     if (b - a).is_at_least(1):
         return True
     return False if (a - b).is_at_least(0) else None
@@ -144,7 +144,8 @@ _FLOAT: dict[str, Callable[..., Any]] = {
 
 
 def fold(op: str, *operands: Content | None) -> Content | None:
-    """The element-wise result on known contents: of integers symbolically, of floats in their dtype."""
+    """The element-wise result on known contents: symbolic for integers, in their dtype for floats. None when
+    unknown."""
     known = [operand for operand in operands if operand is not None]
     if len(known) < len(operands):
         return None
@@ -195,7 +196,7 @@ def _result(ctx: Context, op: str, count: int, dtype: ir.DataType | None) -> Fac
 def _binary(ctx: Context) -> Fact:
     op = ctx.node.op_type
     dtype = ir.DataType.BOOL if op in _COMPARE or op in _LOGIC else ctx.dtype(0) or ctx.dtype(1)
-    # Before opset 7 the second operand was broadcast from an `axis` on, with another rule.
+    # Before opset 7 the second operand was broadcast by another rule, from the attribute `axis` on.
     if ctx.opset < 7:
         return Fact(ctx.shape(0), dtype)
     return _result(ctx, op, 2, dtype)
@@ -306,7 +307,7 @@ def cast(content: Content | None, source: ir.DataType | None, to: ir.DataType) -
     if is_float(content):
         with np.errstate(all="ignore"):
             if to in INTEGER_RANGES:
-                # Out of range is undefined behaviour.
+                # A cast out of range is undefined behaviour.
                 low, high = INTEGER_RANGES[to]
                 wide = np.asarray(np.trunc(content.astype(np.float64)))
                 if not (np.isfinite(wide).all() and (wide >= low).all() and (wide < high).all()):

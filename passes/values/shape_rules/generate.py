@@ -1,4 +1,4 @@
-"""Operators that make tensors, or integers, out of shapes."""
+"""Operators that make tensors: constants, ranges, random numbers, and tensors of or from shapes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensor_fact(tensor: ir.TensorProtocol) -> Fact:
 
 @functools.lru_cache(1 << 12)
 def _raw_fact(data_type: int, dims: tuple[int, ...], data: bytes) -> Fact:
-    """TorchScript writes the same few constants thousands of times."""
+    """`tensor_fact` of raw data, with a cache: TorchScript writes the same few constants thousands of times."""
     return _fact(ir.serde.TensorProtoTensor(onnx.TensorProto(data_type=data_type, dims=dims, raw_data=data)))
 
 
@@ -50,7 +50,7 @@ def _read(tensor: ir.TensorProtocol, dtype: ir.DataType) -> Content | None:
     try:
         array = tensor.numpy()
     except (OSError, ValueError):
-        # External data that is missing or cut short: whoever runs the model says so.
+        # External data is missing or cut short. Whoever runs the model is told so.
         return None
     if floating:
         return np.array(array)
@@ -124,7 +124,7 @@ def _range(ctx: Context) -> Fact:
         return Fact(fresh(1), dtype)
     start, limit, delta = known
     if not all(isinstance(bound, Dim) for bound in known):
-        # Floats that are small integers count without rounding; others could give one step more or less. NaN is none.
+        # Only floats that are small integers are counted exactly. Others, or NaN, may give one step more or less.
         if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
             return Fact(fresh(1), dtype)
         start, limit, delta = (Dim(int(bound)) for bound in known)

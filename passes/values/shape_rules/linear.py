@@ -93,7 +93,7 @@ def _window(ctx: Context) -> list[Fact]:
     pads = ctx.ints_attr("pads") or [0] * (2 * spatial)
     mode = ctx.attr("auto_pad") or "NOTSET"
     fitting = len(kernel) == len(strides) == len(dilations) == len(pads) // 2 == spatial
-    # ONNX Runtime pads a dilated window as one that is not, and so gives fewer elements than ONNX.
+    # ONNX Runtime ignores the dilation when it pads, so it gives fewer elements than ONNX defines.
     padded_short = mode in ("SAME_UPPER", "SAME_LOWER") and set(dilations) != {1}
     if ctx.int_attr("ceil_mode", 0) or padded_short or not fitting:
         return [Fact((shape[0], channels, *fresh(spatial)), dtype)]
@@ -107,7 +107,7 @@ def _window(ctx: Context) -> list[Fact]:
         if ctx.node.op_type == "Conv" or reach.is_at_least(0):
             result.append(Dim.floordiv(reach, strides[index]) + 1)
         else:
-            # A pool takes a window that is longer than its axis, and ONNX Runtime rounds the negative rest toward zero.
+            # A window may be longer than its axis in a pool. ONNX Runtime rounds the negative rest toward zero.
             result.append(Dim.max(Dim.truncdiv(reach, strides[index]) + 1, 0))
     return [Fact((shape[0], channels, *result), dtype)]
 

@@ -1,4 +1,4 @@
-"""Quantised operators, standard and com.microsoft: shapes as those of the operators they stand for."""
+"""Quantised operators of ONNX and of com.microsoft. Their shapes are those of the operators that they stand for."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from fa_compiler.passes.values.symbolic import Dim
 
 @rule("LSTM", "GRU", "RNN")
 def _recurrent(ctx: Context) -> list[Fact]:
-    """All states, the last ones, and the last cells. `layout` 1 has the batch in front."""
+    """The outputs: all hidden states, the last hidden states and the last cell states. With `layout` 1 the batch comes
+    first."""
     shape, dtype, states = ctx.shape(0), ctx.dtype(0), ctx.shape(2)
     if shape is None or len(shape) != 3:
         return [Fact(None, dtype)] * len(ctx.node.outputs)

@@ -18,7 +18,7 @@ from fa_compiler.passes.values.shape_rules.elementwise import fits
 from fa_compiler.passes.values.symbolic import Dim, product
 
 _AXES_AS_INPUT = {"ReduceSum": 13}
-"""Opset in which `axes` became an input; 18 for the other reductions."""
+"""The opset in which `axes` became an input; it is 18 for the other reductions."""
 
 
 @rule(
@@ -36,7 +36,7 @@ def _reduce(ctx: Context) -> Fact:
         return Fact(fresh(len(shape)) if keep else None, dtype)
     if not axes:
         if ctx.int_attr("noop_with_empty_axes", 0):
-            # ReduceSumSquare and the like still work on each element: the shape stays, the content may not.
+            # ReduceSumSquare and the like still change each element, so only the shape is known.
             return Fact(shape, dtype)
         axes = list(range(len(shape)))
     gone = axes_in(axes, len(shape))

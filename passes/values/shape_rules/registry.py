@@ -1,6 +1,7 @@
-"""The registry's operators, which a model may have already and a fused one has: what its own inference says of them.
+"""Rules for the operators of op_registry, which fused models contain and an input model may contain already.
 
-The registry writes a size that is not a number as text, so text it gives back is the size it was made of.
+They use the registry's own shape inference. The registry writes a symbolic size as text, so a text in its result stands
+for the size that the text was made of.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _info(fact: Fact, sizes: dict[str, Dim]) -> TensorInfo:
 
 
 def _text(size: Dim, sizes: dict[str, Dim]) -> str:
-    """The text of a size, which no other has: a name that a model declares may look like an expression."""
+    """The text of a size, which no other size has. A name that a model declares may look like an expression, so a text
+    that another size has already gets an apostrophe."""
     text = str(size)
     while sizes.setdefault(text, size) != size:
         text += "'"

@@ -25,7 +25,7 @@ ONE = Dim(1)
 
 
 def moved(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
-    """The fact of `content` in a new shape, which keeps the order of the elements."""
+    """The fact of `content` in a new shape. The order of the elements stays."""
     if content is not None and shape is not None:
         sizes = [dim.const for dim in shape]
         known = [size for size in sizes if size is not None and 0 <= size <= LIMIT]
@@ -49,13 +49,15 @@ def _reshape(ctx: Context) -> Fact:
 
 
 def reshaped(shape: Shape | None, target: list[Dim], allow_zero: bool) -> Shape:
-    """The result of Reshape.
+    """The shape of the result of a Reshape.
 
-    A 0 copies the input's dim unless `allow_zero`; a -1 is solved by exact division, sound because
-    ONNX Runtime refuses a -1 beside a zero product. A symbolic entry is the dim if it cannot be
-    negative (a negative one may be the -1 of this run). Were it 0 at run time, it would copy the
-    input's dim: then the element counts differ and the original fails, unless the tensor is empty or
-    the target was computed from a size that has nothing to do with the input; such runs are left out.
+    A 0 copies the input's dim unless `allow_zero`. A -1 is solved by division, which is sound because ONNX Runtime
+    refuses a -1 beside a product of 0. A symbolic entry is the dim if it cannot be negative; if it can, it may be the
+    -1 of some run, so the dim is unknown.
+
+    A symbolic entry that is 0 at run time copies the input's dim. The element counts then differ and the original
+    fails, unless the tensor is empty or the target was computed from a size that has nothing to do with the input. Such
+    runs are left out.
     """
     result: list[Dim] = []
     open_axis: int | None = None
@@ -99,7 +101,7 @@ def _squeeze(ctx: Context) -> Fact:
     if shape is None or (present and axes is None):
         return Fact(None, ctx.dtype(0))
     if not present:
-        # Every axis of size 1 goes: which, is known only if each dim is 1 or proven not to be.
+        # Every axis of size 1 is removed. These are known only if each dim is 1 or proven not to be.
         if not all(dim == 1 or dim.never_one for dim in shape):
             return Fact(None, ctx.dtype(0))
         axes = [index for index, dim in enumerate(shape) if dim == 1]
@@ -176,13 +178,13 @@ def _concat(ctx: Context) -> Fact:
                 total = total + dim
             result.append(total if len(known) == len(shapes) else Dim.fresh())
         else:
-            # All are equal in a run that succeeds: prefer one that says most.
+            # All of them are equal in a run that succeeds: take the one that says most.
             result.append(min(dims, key=_vagueness))
     return Fact(tuple(result), dtype)
 
 
 def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
-    """What a Concat of known contents gives; None where one is not known."""
+    """The fact of a Concat of known contents; None where a content is unknown."""
     contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
     if rank == 1 and any(content is not None and content.dtype == object for content in contents):
         vectors = [ctx.vector(index) for index in range(len(ctx.facts))]

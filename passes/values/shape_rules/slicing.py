@@ -47,7 +47,7 @@ def _slice(ctx: Context) -> Fact:
     if content is not None and len(known) == rank:
         return content_fact(np.asarray(content[tuple(known)], dtype=content.dtype), dtype)
     if content is not None and content.size == 1 and all(dim == 1 for dim in result):
-        # The whole of a single element, wherever the cut was.
+        # The input has a single element and so has the result, wherever the Slice starts.
         return content_fact(content, dtype)
     return Fact(tuple(result), dtype)
 
@@ -57,7 +57,7 @@ Bounds = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]
 
 
 def _attributes(ctx: Context) -> Bounds:
-    """The bounds of an older Slice."""
+    """The bounds of an older Slice, which has them as attributes."""
     starts = [Dim(item) for item in ctx.ints_attr("starts") or []]
     ends = [Dim(item) for item in ctx.ints_attr("ends") or []]
     listed = ctx.ints_attr("axes")
@@ -65,7 +65,8 @@ def _attributes(ctx: Context) -> Bounds:
 
 
 def _inputs(ctx: Context) -> Bounds | None:
-    """The bounds that are inputs, unknown numbers among them; None where it is not known which axes they are for."""
+    """The bounds of a newer Slice, which has them as inputs. Unknown numbers are fresh. None where its axes are
+    unknown."""
     found = ctx.ints(3) if ctx.has(3) else None
     counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), found) if vector is not None]
     if (ctx.has(3) and found is None) or not counts:
@@ -79,10 +80,11 @@ def _inputs(ctx: Context) -> Bounds | None:
 
 
 def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
-    """The slice of an axis in Python's terms, None where that is not known.
+    """The slice of an axis as a Python slice; None where it is unknown.
 
-    A reversed slice that begins before the first element has that element in ONNX, none in Python; one that ends at the
-    largest number has none in ONNX, and all to the first in ONNX Runtime.
+    Two kinds of reversed slices are left out. One begins before the first element: it holds that element in ONNX, and
+    none in Python. The other ends at the largest number: it holds nothing in ONNX, and all elements down to the first
+    in ONNX Runtime.
     """
     first, last, by = start.const, end.const, step.const
     if first is None or last is None or not by or (by < 0 and (first < -length or last >= _END)):
@@ -92,7 +94,7 @@ def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
 
 
 def sliced(dim: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
-    """The length of an axis of length `dim` after Slice; unknown where the sign of a bound is."""
+    """The length of an axis of length `dim` after a Slice; a fresh size where the sign of a bound is unknown."""
     length, by = dim.const, step.const
     cut = None if length is None else _cut(start, end, step, length)
     if length is not None and cut is not None:
@@ -120,7 +122,7 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
 
 @rule("SplitToSequence")
 def _split_to_sequence(ctx: Context) -> Fact:
-    """Parts of given sizes, or of one size but for the last one; where none is given, one for each index."""
+    """Parts of the given sizes, or parts of one given size of which the last may be smaller."""
     unknown, shape, sizes = Fact(None, ctx.dtype(0)), ctx.shape(0), ctx.ints(1)
     axis = None if shape is None else axis_in(ctx.int_attr("axis", 0), len(shape))
     # ONNX ignores `keepdims` where sizes are given, ONNX Runtime does not.
