@@ -26,7 +26,7 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: the command line wants the options at once and the rest seldom."""
+    """Import a public name on first use: the command line needs the options always, and the rest seldom."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

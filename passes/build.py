@@ -1,4 +1,5 @@
-"""Making new nodes: unique names, equal nodes made once, shapes of symbolic sizes computed from what is at hand."""
+"""Making new nodes, with unique names. Equal nodes are made once, and symbolic sizes are computed from values at
+hand."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ from fa_compiler.passes.values.symbolic import Dim
 AttrValue = int | float | str | Sequence[int]
 PREFIX = "fa"
 TYPED_CONSTANTS = 9
-"""From this opset on a Constant holds any type."""
+"""From this opset on a Constant may hold any type."""
 INT64 = ir.DataType.INT64
 
 
 @dataclass
 class Names:
-    """Names that no value or node of the model has."""
+    """The names in use in a model, for making new ones."""
 
     taken: set[str]
 
@@ -60,7 +61,7 @@ class Builder:
     names: Names
     info: ShapeInfo
     lengths: dict[Dim, ir.Value] = field(default_factory=dict)
-    """Sizes that are computed in the graph, int64 [1]: whoever needs an equal one reads it there."""
+    """Values, int64 [1], of sizes that are computed in the graph. An equal size is read from them again."""
     _made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     @property
@@ -75,7 +76,7 @@ class Builder:
         return [maker for maker in makers if maker is not None]
 
     def has_made(self, value: ir.Value) -> bool:
-        """Is the value an output of a node made here?"""
+        """Is the value an output of a node that was made here?"""
         return value.producer() is not None and any(value is made for made in self._made.values())
 
     def op(
@@ -87,7 +88,7 @@ class Builder:
         outputs: int = 1,
         domain: str = "",
     ) -> ir.Value:
-        """The first output of an operator that has so many; the same value for the same request."""
+        """The first output of a new operator with so many outputs; the same value for an equal request."""
         attributes = dict(attrs or {})
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:
@@ -108,7 +109,7 @@ class Builder:
         return self._made[key]
 
     def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """Squeeze or Unsqueeze, nothing for no axes."""
+        """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""
         if not axes:
             return value
         dtype = self.info.dtype(value)
@@ -117,15 +118,15 @@ class Builder:
         return self.op(op_type, [value], dtype, {"axes": tuple(axes)})
 
     def alias(self, value: ir.Value) -> ir.Value:
-        """The same tensor as a value of its own, to be given a name."""
+        """The same tensor as another value, which can be given a name of its own."""
         node = ir.node("Identity", [value], name=self.names.new(f"{PREFIX}_Identity"))
         node.outputs[0].name = self.names.new(f"{PREFIX}_Identity_output")
         self.graph.append(node)
         return node.outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """A constant with this content; the same value for the same content, or for the same array where it is
-        read-only: those are large and shared. It is an initializer where the graph takes any."""
+        """A constant with this content; the same value for equal content. Read-only arrays are large and shared, so
+        they are compared by identity. The constant is an initializer where the graph may have one."""
         content = array.tobytes() if array.flags.writeable else id(array)
         key = ("constant", array.dtype.str, array.shape, content)
         if key not in self._made:
@@ -140,8 +141,8 @@ class Builder:
         return self._made[key]
 
     def _constant_node(self, tensor: ir.TensorProtocol) -> ir.Value:
-        """A Constant, of float64 and cast where the opset has Constants of floats only. Raises Decline where float64
-        does not hold the numbers."""
+        """A Constant node. Where the opset has only Constants of floats, integers become float64 and are cast back.
+        Raises Decline where float64 does not hold the numbers."""
         array = tensor.numpy()
         if self.opset < TYPED_CONSTANTS and array.dtype.kind in "iub":
             wide = array.astype(np.float64)
@@ -155,8 +156,7 @@ class Builder:
         return value
 
     def drop_unused_constants(self) -> None:
-        """Remove what was made for nodes that were not added in the end and is still there; nothing may be built
-        afterwards."""
+        """Remove constants that were made for nodes that were not added in the end. Nothing may be built afterwards."""
         for key, value in self._made.items():
             if key[0] != "constant" or value.uses():
                 continue
@@ -178,7 +178,7 @@ class Builder:
             raise Decline(Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have") from None
 
     def dimension(self, value: ir.Value, axis: int) -> ir.Value:
-        """One dimension of a value, int64 [1]."""
+        """The size of one dimension of a value, int64 [1]."""
         shape = self.info.shape(value)
         size = None if shape is None else shape[axis].const
         if size is not None:
@@ -187,8 +187,12 @@ class Builder:
         return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The same of an operand of a ready-made operator, whose rank has to be known: these are fused in the order of
-        the graph, so that what an earlier one read lies before a later one, which takes it from there."""
+        """The size of one dimension of an operand of a ready-made operator, int64 [1]. Raises Decline where the rank is
+        unknown.
+
+        An equal size that an earlier operator read is used again. It lies before this operator, because ready-made
+        operators are fused in the order of the graph.
+        """
         shape = self.info.shape(value)
         if shape is None or axis >= len(shape):
             rank = "unknown" if shape is None else f"{len(shape)}, too small for dimension {axis}"
@@ -201,7 +205,7 @@ class Builder:
         return self.lengths[size]
 
     def range(self, count: ir.Value) -> ir.Value:
-        """The numbers below a computed one, int64 [1]."""
+        """The numbers 0, 1, ... below a count, which is int64 [1]."""
         zero, one = (self.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
         return self.op("Range", [zero, self.units("Squeeze", count, (0,)), one], INT64)
 
@@ -214,14 +218,16 @@ class Builder:
 
 @dataclass(frozen=True)
 class Mover:
-    """Carries out layout plans. `witnesses` are values whose dimensions tell the sizes of axes at run time."""
+    """Carries out layout plans. The dimensions of `witnesses`, values with their arrangements, give the sizes of axes
+    at run time."""
 
     builder: Builder
     space: AxisSpace
     witnesses: list[tuple[ir.Value, Arrangement]]
 
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
-        """The value after the plan's moves."""
+        """The value after the moves of the plan. Raises Decline where a size cannot be computed or is folded
+        unproven."""
         dtype = self.builder.info.dtype(value)
         short = self.space.short_dims(dims, self.builder.info.shape(value))
         if any(dim not in move.dims for move in plan if isinstance(move, Reshape) for dim in short):
@@ -242,24 +248,26 @@ class Mover:
         return value
 
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
-        """Is a dimension that may be 1 where its axis is longer merged with another one, or taken apart? Whole it
-        broadcasts, otherwise no more."""
+        """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
+        dimension is broadcast; merged or split, it is not."""
         shape = self.builder.info.shape(value) or ()
         unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
         return any(dim not in reshaped and any(not set(dim).isdisjoint(each) for each in reshaped) for dim in unproven)
 
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
-        """The value with the sizes that the operands have along these axes, where it may be 1 in some run."""
+        """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
         shape = self.builder.info.shape(value) or ()
         if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
         return self.builder.op("Expand", [value, self._full_target(dims)], self.builder.info.dtype(value))
 
     def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
-        """What a Shape node would give for a value of this arrangement. The value may be smaller than an axis, where
-        only a later operand is larger: it has the sizes of the operands, and of the `terms` added to them, that it is
-        made of."""
+        """The result of the Shape node `reader`, for a value of this arrangement.
+
+        The value may be smaller than an axis where only a later operand is larger. So its sizes are computed from what
+        it is made of: the operands, and the `terms` that were added to them.
+        """
         value = reader.inputs[0]
         shape = None if value is None else self.builder.info.shape(value)
         sizes = shape or [self.space.size(dim) for dim in dims]
@@ -270,7 +278,8 @@ class Mover:
         return self._vector(consts, lambda: [self._own_size(*pair, made_of) for pair in pairs])
 
     def _own_size(self, dim: Axes, size: Dim, made_of: Sequence[ir.Value]) -> ir.Value:
-        """The size along an axis of a value that is made of these, which may be another one than the axis has."""
+        """The size of a value along an axis, computed from what the value is made of. The size of the axis may be
+        another one."""
         if size.const is not None:
             return self.builder.ints([size.const])
         found = self._broadcast(size, made_of)
@@ -281,7 +290,8 @@ class Mover:
         return self._size(dim, self.witnesses)
 
     def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
-        """A size that one of the values has, or several whose sizes are broadcast to it; None where they have not."""
+        """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
+        neither is so."""
         sizes = [
             (value, place, own) for value in values for place, own in enumerate(self.builder.info.shape(value) or ())
         ]
@@ -294,19 +304,22 @@ class Mover:
             if missing.intersection(own.broadcast_parts) and set(own.broadcast_parts) <= set(size.broadcast_parts):
                 missing.difference_update(own.broadcast_parts)
                 other = self.builder.dimension(value, place)
-                if result is not None:  # each is 1 or that of the others
+                if result is not None:  # each size is 1 or that of the others
                     one = self.builder.op("Equal", [result, self.builder.ints([1])], ir.DataType.BOOL)
                     other = self.builder.op("Where", [one, other, result], INT64)
                 result = other
         return None if missing else result
 
     def _reshape(self, value: ir.Value, dims: Arrangement, target: Arrangement) -> ir.Value:
-        """Reshape by constants and either copied dimensions (0) or one inferred one (-1), else by computed sizes.
+        """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1), else by computed
+        sizes.
 
-        A size that is known to be 0 is copied, inferred or computed as well: as a constant 0 copies a dimension.
+        A size that is known to be 0 is copied, inferred or computed as well, because a 0 in the target copies a
+        dimension.
 
-        Both together are refused in a run in which a copied size is 0. Before opset 14 a size of 0 in a computed target
-        copies a dimension, too: such a run may end in an error of this Reshape.
+        Copied and inferred dimensions are not used together, because that is refused in a run in which a copied size is
+        0. Before opset 14 a 0 in a computed target copies a dimension, too: such a run may end in an error of this
+        Reshape.
         """
         dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []
@@ -318,7 +331,7 @@ class Mover:
         if None not in sizes or (sizes.count(None) == 1 and 0 not in sizes):
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
             return self.builder.op("Reshape", [value, shape], dtype)
-        # The value's own dimensions come first: two axes that walk together may yet be 1 and n in one run.
+        # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
         shape = self._full_target(target, [(value, dims), *self.witnesses])
         return self.builder.op("Reshape", [value, shape], dtype, {"allowzero": 1} if self.builder.opset >= 14 else None)
 
@@ -331,7 +344,7 @@ class Mover:
         return self._vector(consts, lambda: [self._size(dim, witnesses) for dim in target])
 
     def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
-        """Sizes as one vector: a constant where all of them are known, else its parts."""
+        """Sizes as one vector: a constant where all of them are known, else made of its parts."""
         if None not in consts:
             return self.builder.ints([size for size in consts if size is not None])
         made = parts()

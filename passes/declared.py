@@ -1,8 +1,9 @@
-"""Declared shapes of intermediate values and outputs that cannot be.
+"""Declared shapes of intermediate values and outputs that cannot be right.
 
-Exporters and optimisers leave shapes behind that belong to another model: of a graph before it was changed, or of the
-run that was traced. ONNX Runtime takes what it infers instead. In a result they would do harm: where an operator of
-another domain had stood, whose shapes ONNX's own inference does not know, an operator stands that it knows.
+Exporters and optimisers leave such shapes behind: shapes of a graph before it was changed, or of the run that was
+traced. ONNX Runtime uses the shapes that it infers instead. In a result they would do harm. ONNX's own inference does
+not know the shapes of an operator of another domain, but it knows those of the operators that replace it, and then
+finds the contradiction.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 def correct_shapes(graphs: Iterable[ir.Graph], info: ShapeInfo) -> list[str]:
-    """Take back every declared shape that contradicts what the operators give in every run, and tell of it.
+    """Take back every declared shape that contradicts what the operators give in every run. Returns a note for the
+    report.
 
-    An intermediate value keeps its type only. An output keeps its rank where that is right, and what is open in it.
+    An intermediate value keeps only its type. An output keeps its rank if that is right, and the sizes that are not
+    contradicted.
     """
     wrong: list[str] = []
     for graph in graphs:

@@ -1,4 +1,4 @@
-"""The one way a matcher gives up: an exception with a code, a sentence and the culprit node."""
+"""The one way in which a matcher gives up: an exception with a code, a sentence and the culprit node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fa_compiler.passes.report import Code
 
 
 def label(node: ir.Node | None) -> str | None:
-    """The name a user knows a node by: its own, or its first named output's."""
+    """The name by which a user knows a node: its own, or that of its first named output, or its type."""
     if node is None:
         return None
     if node.name:
@@ -17,9 +17,9 @@ def label(node: ir.Node | None) -> str | None:
 
 
 class Decline(Exception):
-    """Raised by any helper that cannot go on; caught once per anchor. Not an error: an expected answer.
+    """Raised by any helper that cannot go on, and caught once per anchor. It is an expected answer, not an error.
 
-    The hint says what to change; without one it is what the code advises, and "" says that there is nothing.
+    The hint says what the user can change. By default it is the advice of the code; "" says that there is nothing.
     """
 
     def __init__(self, code: Code, reason: str, culprit: ir.Node | None = None, hint: str | None = None) -> None:

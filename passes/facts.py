@@ -30,15 +30,15 @@ class Facts:
 
     @staticmethod
     def of(info: ShapeInfo, options: Options) -> Facts:
-        """The facts of the model that these shapes are of."""
+        """The facts of the model that has these shapes."""
         return Facts(info, ValueSets(info), Bounds(info), options)
 
     def largest(self, value: ir.Value) -> float:
-        """No element of a value is larger in size; infinity where that is not known."""
+        """An upper bound of the absolute values of all elements; infinity where none is known."""
         values = self.sets.of(value)
         ends = tuple(values) if values is not None else self.bounds.of(value)
         return math.inf if ends is None else max(map(abs, ends), default=0.0)
 
     def positions(self, shape: Shape) -> Positions:
-        """The reader of masks of this shape. The layers of a model share what it has read."""
+        """The reader of masks of this shape. It remembers what it reads, for all layers of the model."""
         return self._positions.setdefault(shape, Positions(self.info, shape))

@@ -1,8 +1,9 @@
-"""Model-local functions: inlined, so that the attention in them is found and each call is a block of its own.
+"""Model-local functions are inlined, so that the attention in them is found and each call has a block of its own.
 
-Attention may be spread over functions (one computes the scores, another the softmax), so it is all or none: a model
-without any softmax keeps its functions. Kept, too, are those that cannot be inlined: written for another opset version
-than the model, or taking a graph as attribute. The report then has one declined block for each softmax and call.
+Attention may be spread over functions: one computes the scores, another the softmax. So all functions are inlined, or
+none in a model without any softmax. Functions that cannot be inlined are kept: those written for another opset version
+than the model, and those that take a graph as attribute. For them the report has one declined block for each softmax
+and call.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def inline_functions(model: ir.Model) -> None:
         same = all(imports.get(domain, version) == version for domain, version in wanted.items())
         if same and identifier not in with_graphs:
             fitting.add(identifier)
-            imports.update(wanted)  # what one brings in, the next one has to agree with
-    for node in nodes:  # a call may leave out the last outputs, and the pass wants all
+            imports.update(wanted)  # the next functions have to agree with these
+    for node in nodes:  # a call may leave out the last outputs, but the pass needs all
         called = model.functions.get(node.op_identifier())
         if called is not None and len(node.outputs) < len(called.outputs):
             node.resize_outputs(len(called.outputs))
@@ -45,7 +46,7 @@ def inline_functions(model: ir.Model) -> None:
 
 
 def softmaxes_in_functions(model: ir.Model) -> Calls:
-    """The softmaxes and attention operators that a call of each remaining function runs, by their names."""
+    """The names of the softmaxes and attention operators that a call of each remaining function runs."""
     found: dict[ir.OperatorIdentifier, tuple[str, ...]] = {}
 
     def inside(identifier: ir.OperatorIdentifier) -> tuple[str, ...]:

@@ -36,15 +36,16 @@ from fa_compiler.passes.values.shapes import analyse
 Progress = Callable[[str, int, int], None]
 
 SHARED = (Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT)
-"""How an attention is declined whose scores or probabilities something else reads: it may be another attention."""
+"""The codes of an attention whose scores or probabilities something else reads. That may be another attention
+(shared.py)."""
 NEWEST_OPSET = 28
-"""The newest opset whose operators were looked at; one of a newer opset may mean something else."""
+"""The newest opset whose operators are known here. An operator of a newer opset may mean something else."""
 
 
 def fuse(model: ir.Model, options: Options | None = None, progress: Progress | None = None) -> Report:
-    """Fuse the attention of a model in place and tell what became of each softmax and attention op.
+    """Fuse the attention of a model in place, and report what became of each softmax and attention operator.
 
-    A model without attention is left as it is.
+    A model without attention stays as it is.
     """
     started = time.perf_counter()
     options = options or Options()
@@ -93,7 +94,7 @@ class _Run:
         return self.matcher.facts
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
-        """Fuse one graph, those of its subgraphs not included; blocks in the order of their anchors."""
+        """Fuse one graph without its subgraphs. Returns the blocks in the order of their anchors."""
         found = {id(anchor.node): anchor for anchor in anchors(graph, self.facts.info)}
         order = [
             node
@@ -141,7 +142,7 @@ class _Run:
             return self._fuse_pair(anchor, emitter, ranks, decline) or [self._declined(name, decline)]
 
     def _fuse_shared(self, group: list[Sharer], emitter: Emitter, ranks: bool) -> dict[ir.Node, Block]:
-        """The blocks of attentions that share something, each fused by itself: one a softmax."""
+        """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
         blocks: dict[ir.Node, Block] = {}
         for each in group:
             name = label(each.anchor.node) or ""
@@ -157,9 +158,12 @@ class _Run:
         return blocks
 
     def _emitted(self, name: str, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, route: Route = ONLY) -> Block:
-        """The block of an attention after it was fused. A second product in its scores is a part of them where the
-        operator takes it: for ONNX Runtime, and on Ascend beside lists of keys, which want a graph that ranks some.
-        Elsewhere it is a bias."""
+        """Fuse an attention and return its block. Raises Decline.
+
+        A second product in its scores becomes a part of the scores where the operator can have one. For ONNX Runtime it
+        can. On Ascend it can only with lists of keys, which come from a graph that ranks keys. Otherwise the second
+        product is a bias.
+        """
         if self.facts.options.target == "ort" or ranks:
             summed = replace(self.matcher, ropes=True)
             steps = summed.begin(anchor, route)
@@ -177,27 +181,29 @@ class _Run:
         return self._sparse(name, match, emitter) or self._fused(name, match, emitter.emit(match))
 
     def _sparse(self, name: str, match: AttentionMatch, emitter: Emitter) -> Block | None:
-        """The block of an attention to listed keys; None where it is none."""
+        """Fuse an attention to listed or selected keys and return its block; None for other attentions."""
         found = emit_listed(match, emitter, self.notes) or emit_selected(match, emitter)
         if found is None:
             return None
         return self._ranked(self._fused(name, match, found.fused), found.indexer)
 
     def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
-        """The block of an attention to the keys an indexer ranks, if there is one."""
+        """The block of an attention. If an indexer ranks its keys, the block has the assumption on ranks, and the
+        report a note."""
         if indexer is None:
             return block
         self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")
         return replace(block, assumed=(*block.assumed, CLOSE_RANKS))
 
     def _fuse_pair(self, anchor: SoftmaxAnchor, emitter: Emitter, ranks: bool, alone: Decline) -> list[Block]:
-        """The blocks of an attention and its gradient; none when the gradient is not there.
+        """Fuse an attention and its gradient, and return the blocks of both. Empty where there is no gradient.
 
-        `alone` is why the attention was not fused by itself.
+        `alone` is why the attention was not fused by itself. Where the attempt gives a better reason, the result is one
+        declined block with that reason.
         """
         name = label(anchor.node) or ""
         if anchor.late is not None:
-            return []  # the gradient is found by its probabilities, which are nowhere
+            return []  # a gradient is found by the probabilities, which no value holds here
         try:
             pair = fuse_pair(anchor, self.matcher, emitter, ranks)
         except PairDecline as decline:
@@ -225,7 +231,7 @@ class _Run:
         return [replace(forward, pair=1), replace(backward, pair=-1)]
 
     def _convert(self, node: ir.Node, emitter: Emitter) -> Block:
-        """Put a FlashAttentionScore in the place of an attention operator."""
+        """Replace an attention operator by FlashAttentionScore and return its block."""
         name = label(node) or ""
         try:
             converted = convert(Conversion.of(node, self.facts, emitter.builder))
@@ -263,7 +269,7 @@ class _Run:
 
 
 def _numbered(blocks: list[Block]) -> Iterator[Block]:
-    """The blocks with their numbers; `pair` was the distance to the other one."""
+    """The blocks with their ids. `pair` was the distance to the other block and becomes its id."""
     for index, block in enumerate(blocks):
         yield replace(block, id=index, pair=None if block.pair is None else index + block.pair)
 

@@ -1,4 +1,4 @@
-"""The operators that only move the elements of their first input: one table for all who look through them.
+"""The operators that only move the elements of their first input: one table for all modules that look through them.
 
     group       operators                        elements                          costs at run time
     ----------  -------------------------------  --------------------------------  ---------------------------------
@@ -26,11 +26,13 @@ REPEATS = ("Expand", "Tile")
 PICKS = ("Slice", "Gather", "GatherND", "GatherElements")
 BLOCKS = ("DepthToSpace", "SpaceToDepth")
 MOVES = (*LAYOUT_OPS, *REPEATS, *PICKS, *BLOCKS)
-"""All of them."""
+"""All operators that only move elements."""
 COPIES = ("Transpose", *REPEATS, "Concat", "Gather")
-"""What a layout is made with that takes a copy; Concat and Gather where they repeat or pick whole parts."""
+"""The operators that copy when they make a layout. Concat and Gather are meant where they repeat or pick whole
+parts."""
 
 
 def unmoved(value: ir.Value, *more: str) -> ir.Value:
-    """The value whose elements operators that move them, or operators of the types `more`, passed on to this one."""
+    """The value whose elements this one holds, upstream of the operators that move them and of those of the types
+    `more`."""
     return passed_on(value, *MOVES, *more)

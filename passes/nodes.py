@@ -23,14 +23,16 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 
 
 def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
-    """The value that operators of these types passed on to this one as their first input; itself where none did."""
+    """The value from which operators of these types passed on this one, each as its first input; the value itself where
+    there are no such operators."""
     while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read a value, each once. Dead ones do not count beside others: they go with what they read."""
+    """The nodes that read a value, each once. Dead nodes are left out if there are others, because they are removed
+    with what they read."""
     seen: dict[int, ir.Node] = {}
     for node, _ in value.uses():
         seen.setdefault(id(node), node)
@@ -39,7 +41,8 @@ def distinct_consumers(value: ir.Value) -> list[ir.Node]:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """The one node that reads a value, once, and in the graph that makes it."""
+    """The node that reads a value, if it is the only one, reads it once and is in the graph that makes it; else
+    None."""
     maker, readers = value.producer(), distinct_consumers(value)
     if value.is_graph_output() or maker is None or len(readers) != 1 or readers[0].graph is not maker.graph:
         return None
@@ -52,12 +55,12 @@ def data_readers(value: ir.Value) -> list[ir.Node]:
 
 
 def reads_shape(node: ir.Node) -> bool:
-    """Does the node ask for a shape only?"""
+    """Does the node read nothing but a shape?"""
     return is_op(node, "Shape")
 
 
 def reads_type(node: ir.Node, value: ir.Value) -> bool:
-    """Does the node ask for this value's type only?"""
+    """Does the node read nothing but this value's type?"""
     return is_op(node, "CastLike") and node.inputs[0] is not value
 
 
@@ -115,7 +118,7 @@ def _is_legacy_initializer(value: ir.Value) -> bool:
 
 
 def takes_initializers(graph: ir.Graph) -> bool:
-    """May a graph be given initializers that are no inputs? Subgraphs may not before IR version 4.
+    """May a graph be given initializers that are not its inputs? Subgraphs may not before IR version 4.
 
     The model has to be prepared by `remember_versions`.
     """
@@ -123,15 +126,15 @@ def takes_initializers(graph: ir.Graph) -> bool:
 
 
 def opset(node: ir.Node, domain: str = "") -> int:
-    """The version of a domain, the standard one if none is given, that governs a node (`graph_opset`)."""
+    """The version of a domain, by default the standard one, that applies to a node (`graph_opset`)."""
     return 1 if node.graph is None else graph_opset(node.graph, domain)
 
 
 def graph_opset(graph: ir.Graph, domain: str = "") -> int:
-    """The version of a domain, the standard one if none is given, that the nodes of a graph are of; 1 where it is not
-    imported.
+    """The version of a domain, by default the standard one, that applies to the nodes of a graph; 1 where the domain is
+    not imported.
 
-    A main graph and a function have imports of their own. A subgraph has those of the graph around it, in a model that
+    A main graph and a function have their own imports. A subgraph has those of the graph around it, in a model that
     `remember_imports` has seen.
     """
     imports: Mapping[str, int] = graph.opset_imports or graph.meta.get(IMPORTS, {})
@@ -139,7 +142,7 @@ def graph_opset(graph: ir.Graph, domain: str = "") -> int:
 
 
 def remember_imports(body: ir.Graph | ir.Function) -> None:
-    """Note in every subgraph of a main graph or function whose imports are its own."""
+    """Store in every subgraph of a main graph or function the imports of that graph or function, which apply to it."""
     for node in all_nodes(body):
         if node.attributes:
             for graph in subgraphs(node):
@@ -147,8 +150,8 @@ def remember_imports(body: ir.Graph | ir.Function) -> None:
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
-    """Note in every graph what only the model knows: its imports and whether its initializers are constants; and which
-    of its nodes are dead.
+    """Store in every graph what only the model knows: its imports, and whether its initializers are constants. Store
+    which of its nodes are dead, too.
 
     Returns the graphs: the main one and the subgraphs in it.
     """
@@ -162,19 +165,20 @@ def remember_versions(model: ir.Model) -> list[ir.Graph]:
 
 
 def dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
-    """The nodes of a graph, of a model prepared by `remember_versions`, from which no way leads to an output."""
+    """The nodes of a graph from which no path leads to an output. The model has to be prepared by
+    `remember_versions`."""
     found: frozenset[ir.Node] = graph.meta.get(DEAD, frozenset())
     return found
 
 
 def is_dead(node: ir.Node) -> bool:
-    """Does nothing need what the node computes?"""
+    """Is the node one of the dead nodes of its graph?"""
     return isinstance(node.graph, ir.Graph) and node in dead_nodes(node.graph)
 
 
 def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     def is_needed(value: ir.Value) -> bool:
-        # What another graph reads, a branch of an If, counts as needed.
+        # A value that another graph reads, such as a branch of an If, counts as needed.
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
     pending = [node for node in graph if any(map(is_needed, node.outputs))]
@@ -189,14 +193,14 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
 
 
 def int_attr(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute or its default."""
+    """The value of an integer attribute, or its default."""
     attr = node.attributes.get(name)
     return default if attr is None else attr.as_int()
 
 
 def text_attr(node: ir.Node, name: str, default: str) -> str:
-    """A string attribute or its default. A string may hold any bytes: those that are no text are replaced, so that they
-    are no word."""
+    """The value of a string attribute, or its default. A string may hold any bytes: those that are not text are
+    replaced, so that the result is no known word."""
     attr = node.attributes.get(name)
     if attr is None:
         return default
@@ -204,14 +208,15 @@ def text_attr(node: ir.Node, name: str, default: str) -> str:
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
-    """Which input dimension each output dimension of a Transpose is; None where its `perm` is none of this rank."""
+    """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
+    rank."""
     attr = node.attributes.get("perm")
     perm = list(range(rank))[::-1] if attr is None else list(attr.as_ints())
     return perm if sorted(perm) == list(range(rank)) else None
 
 
 def reduced_axes(node: ir.Node) -> list[int] | None:
-    """The axes a reduction runs over, as written; None when they are not known or all."""
+    """The axes that a reduction runs over, as written; None when they are unknown, or when it runs over all of them."""
     attr = node.attributes.get("axes")
     if attr is not None:
         return list(attr.as_ints())
@@ -246,7 +251,8 @@ def subgraphs(node: ir.Node) -> list[ir.Graph]:
 
 
 def values_read(node: ir.Node) -> list[ir.Value]:
-    """What a node reads: its inputs, and the values that the nodes of its subgraphs read or that these return."""
+    """The values that a node reads: its inputs, those that the nodes of its subgraphs read, and those that its
+    subgraphs return."""
     bodies = subgraphs(node)
     inner = [each for body in bodies for reader in all_nodes(body) for each in reader.inputs]
     returned = [each for body in bodies for each in body.outputs]
@@ -254,8 +260,8 @@ def values_read(node: ir.Node) -> list[ir.Value]:
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
-    """What a value may be that an If chooses, one value for each branch; empty where another operator with subgraphs
-    makes it, and None where none does."""
+    """The values that an If chooses from to make a value, one for each branch. Empty where another operator with
+    subgraphs makes the value, and None where no such operator does."""
     node = value.producer()
     bodies = [] if node is None else subgraphs(node)
     if node is None or not bodies:

@@ -1,4 +1,4 @@
-"""What the user asked of a run: the target, its product, and what he vouches for."""
+"""The options of a run: the target, its product, and the assumptions that the user vouches for."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ ASSUMPTIONS = {
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
-"""What `--assume` takes, and the sentence it stands for."""
+"""The words that `--assume` takes, and the sentence that each of them stands for."""
 
 DEFAULT_PRODUCT = "A2"
-"""The Ascend product a result is verified for when none is named."""
+"""The Ascend product that a result is verified for when the user names none."""
 
 WHOLE_MASKS = ("310P",)
-"""Products whose PromptFlashAttention knows no bands."""
+"""Products whose PromptFlashAttention has no bands."""
 
 FINITE_SCORES = "finite-scores"
 IMPLIED = {
     FINITE_SCORES: "query, key and value are finite, so that the NaN guard, which Ascend does not have, has no work"
 }
-"""What is taken for granted without being asked for, where the target leaves no choice; reported all the same."""
+"""Assumptions that are made without being asked for, because the target leaves no choice. They are reported like
+others."""
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of one optimisation run.
 
-    `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are
-    used only when `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, for ATC's own parser
-    has none that works. With `in_place_caches` caches that grow by a Concat become buffers that are written in place,
-    for ONNX Runtime only.
+    `product` is an Ascend product or SoC name ("Ascend910B2") and `cann` a CANN version; both are used only when
+    `target` is "ascend". Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does
+    not work. With `in_place_caches`, caches that grow by a Concat become buffers that are written in place; only ONNX
+    Runtime can have them.
     """
 
     target: Target = "ort"
@@ -74,7 +75,7 @@ class Options:
 
     @property
     def platform(self) -> str:
-        """Whose rules the operators have to keep: "ort", or the Ascend product."""
+        """The platform whose rules the operators have to keep: "ort", or the Ascend product."""
         return "ort" if self.target == "ort" else self.ascend_product
 
     @property

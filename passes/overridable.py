@@ -1,4 +1,5 @@
-"""Initializers that a caller may replace, since they are inputs of the model, too: is one why nothing is known?"""
+"""Initializers that a caller may replace, because they are inputs of the model, too: they may be the cause of a
+decline."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ MAX_STEPS = 200
 
 
 def replaceable_cause(decline: Decline, info: ShapeInfo) -> ir.Value | None:
-    """The overridable initializer that the decline is about; None where there is none.
+    """The overridable initializer that is the cause of a decline; None where there is none.
 
-    It is what the culprit reads; or, of a rank or size that is not known, integers that a node above the culprit reads,
-    on a way of values of unknown sizes.
+    It is an input of the culprit. If the decline is about an unknown rank or size, it may also be a tensor of integers
+    that a node above the culprit reads, where every value between the two has an unknown size.
     """
     culprit = decline.culprit
     if culprit is None or decline.code not in (*ABOUT_SHAPES, *ABOUT_NUMBERS):

@@ -1,13 +1,14 @@
 """A small matcher for patterns of operators, read upwards from a value.
 
-    Bind(name)              any value; where the name occurs again, the same one
-    Number(x)               a constant that holds the number x throughout
-    Op(types, operands)     the first output of an operator of one of the types, whose operands follow these patterns:
-                            in any order where the operator is commutative, and as many of them
-    Through(pass, pattern)  what follows the pattern, behind operators that `pass` gives the input to go on with
-    OneOf(patterns)         what follows one of them
+    Bind(name)                any value; the same value wherever the name occurs again
+    Number(x)                 a constant of one element, the number x
+    Op(types, operands)       the first output of an operator of one of the types. It has exactly as many operands as
+                              there are patterns, and they follow the patterns, in any order if it is commutative
+    Through(passed, pattern)  a value that follows the pattern, behind operators that pass on one of their inputs:
+                              `passed` gives that input
+    OneOf(patterns)           a value that follows one of the patterns
 
-A pattern may be followed in several ways, so that `matches` yields all of them.
+A value may follow a pattern in several ways; `matches` yields all of them.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
 
 @dataclass(frozen=True)
 class Bind:
-    """Any value, by name."""
+    """Any value, bound to a name."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Number:
-    """A constant of one number."""
+    """A constant of one element, this number."""
 
     number: float
 
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """An operator of one of these types on these operands. If `plain`, it has no attributes; with a `name` its output
-    is bound as well."""
+    """An operator of one of these types on these operands. If `plain`, it has no attributes. With a `name`, its output
+    is bound to that name."""
 
     op_types: tuple[str, ...]
     operands: tuple[Pattern, ...]
@@ -62,7 +63,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Through:
-    """A pattern behind operators that pass on one of their inputs."""
+    """A pattern behind operators that pass on one of their inputs. `passed` gives that input, or None for other
+    operators."""
 
     passed: Callable[[ir.Node], ir.Value | None]
     pattern: Pattern
@@ -80,7 +82,8 @@ Pattern = Bind | Number | Op | Through | OneOf
 
 @dataclass(frozen=True)
 class Match:
-    """What the names of a pattern stand for, and the nodes it covers, each once, in order of computation."""
+    """The values that the names of a pattern stand for, and the nodes that it covers, each once, in order of
+    computation."""
 
     values: Mapping[str, ir.Value]
     nodes: tuple[ir.Node, ...] = ()
@@ -89,11 +92,11 @@ class Match:
         return self.values[name]
 
     def get(self, name: str) -> ir.Value | None:
-        """What a name stands for; None where the way that was taken does not have it."""
+        """The value that a name stands for; None where the alternative that matched does not have the name."""
         return self.values.get(name)
 
     def bound(self, name: str, value: ir.Value) -> Match | None:
-        """The match in which a name stands for a value; None where it stands for another one."""
+        """The match in which a name stands for a value; None where the name stands for another value already."""
         if name in self.values:
             return self if self.values[name] is value else None
         return replace(self, values={**self.values, name: value})
@@ -106,19 +109,19 @@ class Match:
 def matches(
     pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
 ) -> Iterator[Match]:
-    """All ways in which a value follows a pattern, some names of which may stand for given values."""
+    """All ways in which a value follows a pattern. Some names may stand for given values."""
     return _matches(pattern, value, info, Match(given or {}))
 
 
 def match(
     pattern: Pattern, value: ir.Value | None, info: ShapeInfo, given: Mapping[str, ir.Value] | None = None
 ) -> Match | None:
-    """The first way in which a value follows a pattern."""
+    """The first way in which a value follows a pattern; None where there is none."""
     return next(matches(pattern, value, info, given), None)
 
 
 def is_closed(nodes: Sequence[ir.Node]) -> bool:
-    """Does nothing but these nodes read what those before the last one give?"""
+    """Are the outputs of these nodes, those of the last one aside, read by nothing but these nodes?"""
     inner = [output for node in nodes[:-1] for output in node.outputs]
     read_elsewhere = any(reader not in nodes for output in inner for reader, _ in output.uses())
     return not read_elsewhere and not any(output.is_graph_output() for output in inner)
@@ -145,7 +148,7 @@ def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: M
 def _behind(
     passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, found: Match
 ) -> Iterator[Match]:
-    """The pattern behind as many operators as pass on an input."""
+    """The matches of the pattern behind the operators that pass on an input, as many as there are."""
     nodes: list[ir.Node] = []
     while (node := value.producer()) is not None and (source := passed(node)) is not None:
         nodes.insert(0, node)

@@ -1,4 +1,4 @@
-"""What a run tells: one block for each softmax and each ready-made attention op of the model."""
+"""The report of a run: one block for each softmax and each ready-made attention op of the model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SCHEMA = 1
 class Code(StrEnum):
     """Why a block was not fused. The value is what the JSON report holds.
 
-    `meaning` is a sentence about all blocks with the code. `advice` is what the user can change, where there is
-    something: a decline that knows no better hint gives it.
+    `meaning` is a sentence about all blocks with the code. `advice` says what the user can change, if there is
+    anything: it is the hint of a decline that has no hint of its own.
     """
 
     meaning: str
@@ -137,16 +137,17 @@ class Code(StrEnum):
 INEXPRESSIBLE = frozenset(
     (Code.SOFTCAP, Code.SCORES_ARE_OUTPUT, Code.PROBABILITIES_ARE_OUTPUT, Code.HEAD_SIZE_OVER_768)
 )
-"""What the operator cannot express, as far as the model has to keep its outputs."""
+"""The codes of attentions that the operator cannot express as long as the model has to keep its outputs."""
 
 
 @dataclass(frozen=True)
 class Block:
     """One softmax or attention op of the model, or the gradient of one, and what became of it.
 
-    A forward block and the backward block of its gradient name each other in `pair`; the backward one follows at once.
-    `heads` is (N1, N2), query and key heads, 0 where unknown before the model runs. `mask` is a short
-    word: "none", "atten_mask", "real_shift", "causal", ... `node` is the name of the fused node.
+    A forward block and the backward block of its gradient name each other in `pair`; the backward block follows the
+    forward block directly. `heads` is (N1, N2), the numbers of query and key heads, 0 where unknown before the model
+    runs. `mask` is a short word: "none", "atten_mask", "real_shift", "causal", ... `node` is the name of the fused
+    node.
     """
 
     id: int
@@ -190,9 +191,11 @@ class Block:
 
 @dataclass(frozen=True)
 class CacheLine:
-    """One cache of keys or values, where buffers were asked for. `present`, `axis` and `length` are those of a buffer:
-    the output that is the input `past` with the new rows, the axis of its tokens, and the input that counts those it
-    holds. `copied` are the nodes that read a copy of its rows all the same. Others are as they were, for `reason`.
+    """One cache of keys or values, where the user asked for buffers in place of caches.
+
+    For a cache that became a buffer, `present` is the output that holds the input `past` with the new rows, `axis` is
+    the axis of its tokens, and `length` is the input that counts the tokens it holds. `copied` are the nodes that still
+    read a copy of its rows. Other caches are as they were; `reason` and `culprit` say why.
     """
 
     past: str
@@ -206,8 +209,9 @@ class CacheLine:
 
 @dataclass
 class Report:
-    """All blocks of one model, in graph order, its caches, and remarks that belong to no block. `mended` says that the
-    result differs from the input in more than in what was fused; the notes say in what.
+    """All blocks of one model, in graph order, its caches, and notes that belong to no block.
+
+    `mended` says that the result differs from the input in more than the fusions; the notes say in what.
     """
 
     blocks: Sequence[Block]
@@ -229,7 +233,7 @@ class Report:
 
     @property
     def gradients(self) -> int:
-        """How many of them were fused together with their gradient."""
+        """How many softmaxes and attention ops were fused together with their gradient."""
         return sum(block.kind == "backward" and block.status == "fused" for block in self.blocks)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Rotary positions in plain operators.
+"""Rotary position embedding in plain operators.
 
-    x1 cos - x2 sin, x2 cos + x1 sin        of the halves, or the even and odd elements, (x1, x2) of each head
+    x1 cos - x2 sin, x2 cos + x1 sin        (x1, x2): the halves of each head, or its even and odd elements
 
-Each product and sum in the type of x, as the ONNX specification defines RotaryEmbedding.
+Each product and sum is computed in the type of x, as the ONNX specification defines RotaryEmbedding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from fa_compiler.passes.build import Builder
 def turned(
     builder: Builder, x: ir.Value, cos: ir.Value, sin: ir.Value, size: int, part: int, interleaved: bool
 ) -> ir.Value:
-    """x of rank 4 with heads of `size` along its last axis, of which the first `part` elements are turned; cos and sin
-    broadcast to [..., part / 2]."""
+    """x with the first `part` elements of each head rotated.
+
+    x has rank 4 and heads of `size` elements along its last axis. cos and sin broadcast to [..., part / 2].
+    """
     dtype = builder.info.dtype(x)
 
     def cut(start: int, end: int, step: int = 1) -> ir.Value:

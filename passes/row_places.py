@@ -1,7 +1,7 @@
-"""Where rows of a tensor lie, as ScatterND wants it: an index for each of the dimensions up to that of the rows.
+"""The indices with which ScatterND writes rows into a tensor: one for each dimension up to that of the rows.
 
-A ScatterND finds its output where its input is when both are one buffer, and writes the new rows only; nothing else may
-read what those replace.
+A ScatterND whose input and output are one buffer writes only the new rows. Nothing else may then read the rows that it
+replaces.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fa_compiler.passes.nodes import FOLD_LIMIT
 
 
 def row_places(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, count: ir.Value) -> ir.Value:
-    """int64 [*leading, count, len(leading) + 1]: every place before the rows' dimension, and `rows` there.
+    """int64 [*leading, count, len(leading) + 1]: every index of the leading dimensions, each with the indices `rows`.
 
-    `leading` and `count` are sizes, int64 [1]; `rows` are numbers that broadcast to [*leading, count, 1].
+    `leading` and `count` are sizes, int64 [1]. `rows` are indices that broadcast to [*leading, count, 1].
     """
     depth = len(leading)
     target = builder.op("Concat", [*leading, count, builder.ints([1])], INT64, {"axis": 0})
@@ -34,7 +34,7 @@ def row_places(builder: Builder, leading: Sequence[ir.Value], rows: ir.Value, co
 
 
 def _below(builder: Builder, size: ir.Value) -> ir.Value:
-    """The numbers below a size, a constant where that is known and not too large."""
+    """The numbers 0, 1, ... below a size; a constant where the size is known and not too large."""
     count = FOLD_LIMIT + 1 if size.const_value is None else int(size.const_value.numpy()[0])
     if count > FOLD_LIMIT:
         return builder.range(size)

@@ -1,12 +1,13 @@
-"""What is done to the scores between their product and the softmax: one set of operations, from the graph to the plan.
+"""The operations on the scores between their product and the softmax: one set of them, from the graph to the plan.
 
-    operations          hold of a tensor           made by
+    operations          their tensors are          made by
     ------------------  -------------------------  ---------------------------------------------------------
-    of a score path     the value in the graph     matching/scores.py, with the steps that only a path has
-    terms               Placed: with its axes      matching/simulation.py
-    of a bias           Viewed: as it is emitted   masks/mask.py and ready_made/, for emission/mask_builder.py
+    of a score path     values of the graph        matching/scores.py, with the steps that only a path has
+    terms               Placed: with their axes    matching/simulation.py
+    of a bias           Viewed: as emitted         masks/mask.py and ready_made/, for emission/mask_builder.py
 
-On a path and as terms they change the scores, in order. A bias starts as 0, and they change it in the same way.
+On a path and as terms, the operations change the scores, in order. A bias starts as 0, and its operations change it in
+the same way. "The result so far" below is the scores or the bias.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Tensor = TypeVar("Tensor")
 
 @dataclass(frozen=True)
 class Add(Generic[Tensor]):
-    """`sign * operand` added to everything so far."""
+    """Add `sign * operand` to the result so far."""
 
     node: ir.Node
     operand: Tensor
@@ -33,7 +34,7 @@ class Add(Generic[Tensor]):
 
 @dataclass(frozen=True)
 class Select(Generic[Tensor]):
-    """Everything so far where the boolean `operand` equals `keep`, else `fill`."""
+    """Keep the result so far where the boolean `operand` equals `keep`, and put `fill` elsewhere."""
 
     node: ir.Node
     operand: Tensor
@@ -43,7 +44,7 @@ class Select(Generic[Tensor]):
 
 @dataclass(frozen=True)
 class Scale:
-    """Everything so far times `factor`."""
+    """Multiply the result so far by `factor`."""
 
     node: ir.Node
     factor: float
@@ -51,7 +52,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Floor:
-    """Everything so far, but at least `floor`, a number that dominates."""
+    """Raise the result so far to at least `floor`, a number as low as that of a mask."""
 
     node: ir.Node
     floor: float
@@ -62,10 +63,12 @@ ScoreOp = Add[Tensor] | Select[Tensor] | Scale | Floor
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor along the axes of the scores: `dims` are the axes each of its dimensions runs along, () where it is 1.
+    """A tensor along the axes of the scores. `dims` are the axes along which each of its dimensions runs, () where it
+    is 1.
 
-    `fits`: what it is combined with is proven to keep the size of the scores in every run. A tensor that may enlarge
-    them, by another batch say, has to reach the operator with all of its dimensions, for that refuses such a run.
+    `fits` says that the tensor is proven not to enlarge the scores in any run. A tensor that may enlarge them, for
+    example by another batch size, has to reach the operator with all of its dimensions, because the operator refuses
+    such a run.
     """
 
     value: ir.Value
@@ -75,8 +78,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Viewed:
-    """An operand of a bias as the emitter reads it. If `unrounded`, computed 16-bit numbers go on as they were
-    computed, and if `moved`, also behind the one operator that moves them."""
+    """An operand of a bias as the emitter reads it.
+
+    If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
+    behind a single operator that moves them.
+    """
 
     view: View
     unrounded: bool = False
@@ -91,7 +97,7 @@ BiasOp = ScoreOp[Viewed]
 
 @dataclass(frozen=True)
 class Masked:
-    """Positions excluded: where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
+    """Excluded positions: those where `view`, as a truth value, equals `when`. A float is true when it is not 0."""
 
     view: View
     when: bool = True
@@ -102,5 +108,5 @@ class Masked:
         return Masked(select.operand.view, not select.keep)
 
     def filled(self, node: ir.Node, fill: float) -> Select[Viewed]:
-        """What gives these positions a number instead."""
+        """The selection that puts a number at these positions."""
         return Select(node, Viewed(self.view), not self.when, fill)

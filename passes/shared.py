@@ -1,15 +1,16 @@
-"""Attentions that share what lies between their products: each is fused by itself, or none.
+"""Attentions that share scores or probabilities: each is fused by itself, or none.
 
 Accepted, where the ordinary matcher refuses because something else reads the scores or the probabilities:
 
     scores read by several softmaxes          attention in both directions: softmax(S) V and softmax(S^T) W
     probabilities read by several products    P V and P W
 
-as long as every such reader belongs to another attention that is matched as well. Each is a function of query, key,
-value and mask alone, so computing it apart changes nothing but where the numbers are kept: the products that were
-shared are computed again, in blocks, and the tensors of rows times keys are gone.
+Every such reader has to belong to another attention that is matched as well. Each attention is a function of query,
+key, value and mask alone, so it may be computed by itself. The shared products are then computed again, in blocks, and
+the tensors of rows times keys are gone.
 
-Refused: a group of which one cannot be fused, for then the shared tensor is needed anyway; divisions behind a product.
+Refused: a group with an attention that cannot be fused, because the shared tensor is then needed anyway; a division
+that lies behind the product with the values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fa_compiler.passes.matching.scores import ScorePath, find_scores
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 
 MAX_SHARING = 8
-"""Groups of more attentions than this are left alone: each computes again what they share."""
+"""Groups of more attentions than this are left alone, because each computes again what they share."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class Sharer:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The softmaxes of one graph, and the way from each to its product as far as it was asked for."""
+    """The softmaxes of one graph, and the score paths of those that were looked at so far."""
 
     anchors: Sequence[SoftmaxAnchor]
     found: dict[ir.Node, ScorePath | None] = field(default_factory=dict)
 
     def group(self, anchor: SoftmaxAnchor, matcher: Matcher) -> list[Sharer]:
-        """All attentions that share scores or probabilities with this one; none unless all of them match."""
+        """All attentions that share scores or probabilities with this one; empty unless all of them match."""
         own = self._scoring(anchor, matcher)
         if own is None:
             return []

@@ -1,4 +1,4 @@
-"""Changing a graph: replacing a value, removing what became superfluous, putting the result in order."""
+"""Changes of a graph: replacing a value, removing nodes that became superfluous, sorting the result."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from fa_compiler.passes.nodes import all_nodes, producer, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
-    """Let `new` take the place of `old` everywhere, model outputs included, with `rename` under the old name.
+    """Replace `old` by `new` everywhere, model outputs included.
 
-    Whoever knows the model knows the value by that name; its declared type and shape stay too.
+    With `rename`, `new` takes the old name, by which users of the model know the value, and the old declared type and
+    shape.
     """
     name, shape, dtype = old.name, old.shape, old.dtype
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
@@ -28,7 +29,7 @@ def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
 
 
 def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
-    """Remove the given nodes if nothing needs them, and all that only they needed."""
+    """Remove the given nodes if nothing needs them, and then every node and initializer that only they needed."""
     pending = list(roots)
     while pending:
         node = pending.pop()
@@ -48,10 +49,8 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
 
 
 def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
-    """The dead nodes that read what a sweep from these roots would remove without them, and those behind them.
-
-    They keep it in the graph for nothing. Other dead nodes are none of a fusion's business.
-    """
+    """The dead nodes that keep a sweep from these roots from removing more: those that read what it would remove
+    without them, and the dead nodes behind those. Other dead nodes are left alone."""
     removed: set[ir.Node] = set()
     pending = list(roots)
     while pending:
@@ -76,9 +75,10 @@ ORDER = "fa_compiler.order"
 
 
 def depends(value: ir.Value, node: ir.Node) -> bool:
-    """Is a value computed from what a node gives, in the same graph? What a branch or loop body reads counts, too.
+    """Is a value computed from an output of a node in the same graph? Values that a branch or loop body reads count,
+    too.
 
-    Nodes that the model has before this one, which is sorted, need not be looked at.
+    The original nodes of a graph are sorted, so those before this node are not searched.
     """
     graph = node.graph
     assert graph is not None
@@ -99,7 +99,8 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
 
 
 def restore_order(graph: ir.Graph) -> None:
-    """Sort a graph; raise if a node depends on its own output, which no sequence of correct fusions can bring about."""
+    """Sort a graph. Raises RuntimeError if a node depends on its own output, which correct fusions cannot bring
+    about."""
     try:
         graph.sort()
     except ValueError:
@@ -107,7 +108,7 @@ def restore_order(graph: ir.Graph) -> None:
 
 
 def _cycle(graph: ir.Graph) -> list[str]:
-    import networkx as nx  # a tenth of a second, which only this error waits for
+    import networkx as nx  # takes a tenth of a second, so only this error imports it
 
     made = ((value.producer(), node) for node in all_nodes(graph) for value in values_read(node))
     after = nx.DiGraph((maker, node) for maker, node in made if maker is not None)

@@ -89,7 +89,8 @@ class TermValues:
     def stays_apart(
         self, terms: tuple[Term, ...], index: int, fill: float = DOMINATING, share: float = SMALL_SHARE
     ) -> bool:
-        """Is an addend proven to be smaller in size than this share of a mask's fill, whatever factors follow?
+        """Is the absolute value of an addend proven to be less than this share of a mask's fill, whatever factors
+        follow?
 
         A fill of -inf needs no proof. Nothing competes with it, and a row that holds nothing else has no softmax in any
         case. A dominating fill outweighs every score, and so every addend that is score-like (score_like.py).

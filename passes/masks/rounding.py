@@ -72,7 +72,8 @@ NORMALISING = (
 
 @dataclass(frozen=True)
 class Huge:
-    """Elements that are 0 or at least `least` in size. `negative` and `positive` say which signs they may have."""
+    """Elements that are 0 or at least `least` in absolute value. `negative` and `positive` say which signs they may
+    have."""
 
     least: float
     negative: bool
@@ -247,7 +248,7 @@ def _is_of_16_bits(value: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class _Order:
-    """Answers questions about the size of addends. If `binary`, masks that are inputs of the model hold only 0 and
+    """Answers questions about how large addends are. If `binary`, masks that are inputs of the model hold only 0 and
     1."""
 
     facts: Facts
@@ -369,7 +370,7 @@ class _Order:
         return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
 
     def largest(self, value: ir.Value) -> float:
-        """An upper bound of the size of all elements; infinity where none is known."""
+        """An upper bound of the absolute values of all elements; infinity where none is known."""
         return self.facts.largest(value)
 
 
