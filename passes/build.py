@@ -88,7 +88,7 @@ class Builder:
         outputs: int = 1,
         domain: str = "",
     ) -> ir.Value:
-        """The first output of a new operator with so many outputs; the same value for an equal request."""
+        """The first output of a new operator with this number of outputs; the same value for an equal request."""
         attributes = dict(attrs or {})
         key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attributes.items())))
         if key not in self._made:

@@ -23,8 +23,8 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 
 
 def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
-    """The value from which operators of these types passed on this one, each as its first input; the value itself where
-    there are no such operators."""
+    """The source of a value: the start of the chain of operators of these types, each of which passes on its first
+    input, that leads to the value. It is the value itself where there are no such operators."""
     while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value

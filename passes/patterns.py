@@ -121,7 +121,7 @@ def match(
 
 
 def is_closed(nodes: Sequence[ir.Node]) -> bool:
-    """Are the outputs of these nodes, those of the last one aside, read by nothing but these nodes?"""
+    """Are the outputs of these nodes, except for those of the last node, read only by these nodes?"""
     inner = [output for node in nodes[:-1] for output in node.outputs]
     read_elsewhere = any(reader not in nodes for output in inner for reader, _ in output.uses())
     return not read_elsewhere and not any(output.is_graph_output() for output in inner)
@@ -148,7 +148,7 @@ def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: M
 def _behind(
     passed: Callable[[ir.Node], ir.Value | None], inner: Pattern, value: ir.Value, info: ShapeInfo, found: Match
 ) -> Iterator[Match]:
-    """The matches of the pattern behind the operators that pass on an input, as many as there are."""
+    """The matches of the pattern behind the longest chain of operators that pass on an input."""
     nodes: list[ir.Node] = []
     while (node := value.producer()) is not None and (source := passed(node)) is not None:
         nodes.insert(0, node)

@@ -7,7 +7,7 @@ Accepted, where the ordinary matcher refuses because something else reads the sc
 
 Every such reader has to belong to another attention that is matched as well. Each attention is a function of query,
 key, value and mask alone, so it may be computed by itself. The shared products are then computed again, in blocks, and
-the tensors of rows times keys are gone.
+the score matrices are not stored any more.
 
 Refused: a group with an attention that cannot be fused, because the shared tensor is then needed anyway; a division
 that lies behind the product with the values.

@@ -49,8 +49,8 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> None:
 
 
 def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir.Node]:
-    """The dead nodes that keep a sweep from these roots from removing more: those that read what it would remove
-    without them, and the dead nodes behind those. Other dead nodes are left alone."""
+    """The dead nodes because of which a sweep from these roots would leave more nodes in the graph: those that read the
+    outputs of such nodes, and the dead nodes behind them. Other dead nodes are left alone."""
     removed: set[ir.Node] = set()
     pending = list(roots)
     while pending:

@@ -19,7 +19,7 @@ MODERATE = -1e3
 HUGE = 1e22
 """Scores below 1e14 are lost in a float32 number of this size."""
 ROUNDS_SCORES_AWAY = -1e5
-"""After a number below this was added to it, a float32 score has less than about seven fractional bits left."""
+"""After a number below this was added to it, a float32 score has about seven fractional bits left, or fewer."""
 FINE = 256.0
 """After a number of up to this size was added to it, a float32 score has at least 15 fractional bits left."""
 SHIFT = 1.0

@@ -11,8 +11,8 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     4  selections with one fill v, in any number  atten_mask where any of them deselects
     5  addends, then selections with one v,       atten_mask and real_shift
          addends proven far above v, or v = -inf
-    6  addends or none, then selections with one  atten_mask, and v as the score of masked keys (cpu_mask_value); on
-         fill v that does not dominate              Ascend declined, unless the user vouches for it (masks-dominate)
+    6  addends or none, then selections with one  atten_mask, and v as the score of masked keys (cpu_mask_value);
+         finite v, where 4 and 5 do not hold        not on Ascend
     7  as 6, with a guard that zeroes what the    as 6, and masked keys have no value (cpu_masked_values)
          one selection masks
     8  selections with one fill v, or one addend  atten_mask, real_shift of the other addends, and masked keys have
@@ -24,8 +24,9 @@ The terms are in the order of computation. A plan keeps the exact result, also t
     10 anything else with dominating fills        real_shift: the terms carried out in order on a bias of 0
 
 In cases 2 to 5 v dominates: it is -inf, or at most -1e30 in float32 or bfloat16, or at most -1e3 if the user vouches
-for it. Then exp(v - max) is 0 beside any score of common size, and v + score rounds to v. In float16 only -inf
-dominates by itself. An addend that is not proven to be a mask stays a bias, exactly as it was.
+for it (masks-dominate). Then exp(v - max) is 0 beside any score of common size, and v + score rounds to v. In float16
+only -inf dominates by itself. An addend that is not proven to be a mask stays a bias, exactly as it was. Terms that no
+case covers are declined: a fill among them does not dominate.
 
 In case 10 the terms may be carried out on 0 instead of on the scores, because a dominating fill is equal to the sum of
 itself and a score. Where several addends make one bias, rounding.py proves that both orders of the additions round
@@ -45,7 +46,7 @@ spelling:
                                    the number is small enough (1e5) not to round the scores away
 
 Beside a sink a fully masked row gives 0 if the sink is proven to be above v / 10. Otherwise the mask stays a bias,
-unless it is a constant that leaves every row a key.
+unless it is proven to leave every row a key.
 
 In case 5 with a finite v, the addends have to be proven above v / 10. Otherwise the kept scores of a row might be as
 low as v: the masked keys would then have weight in the original and none in the plan.
@@ -174,6 +175,7 @@ class MaskPlanner:
         return replace(plan, nan_rows="", assumed=tuple(sorted(assumed)))
 
     def _exact(self, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
+        """The plan that keeps the guard, by the first case that applies. Raises Decline."""
         live, shown = (self._live(terms, most) for most in (SHIFT, UNSEEN))
         if shown != live and order_shows(shown, self.values, ()) is not None:
             live = shown
