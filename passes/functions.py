@@ -1,9 +1,9 @@
 """Model-local functions are inlined, so that the attention in them is found and each call has a block of its own.
 
-Attention may be spread over functions: one computes the scores, another the softmax. So all functions are inlined, or
-none in a model without any softmax. Functions that cannot be inlined are kept: those written for another opset version
-than the model, and those that take a graph as attribute. For them the report has one declined block for each softmax
-and call.
+Attention may be spread over functions: one computes the scores, another the softmax. So every function that can be
+inlined is inlined; only a model without any softmax keeps its functions. A function cannot be inlined if it is written
+for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
+for each softmax and call.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ class _Run:
         return self._ranked(self._fused(name, match, found.fused), found.indexer)
 
     def _ranked(self, block: Block, indexer: ir.Node | None) -> Block:
-        """The block of an attention. If an indexer ranks its keys, the block has the assumption on ranks, and the
-        report a note."""
+        """The block of an attention. If an indexer ranks the keys, the assumption on ranks is added to the block and a
+        note to the report."""
         if indexer is None:
             return block
         self.notes.append(f"{indexer.name}: LightningIndexer ranks the keys that {block.node} attends")

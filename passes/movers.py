@@ -33,6 +33,6 @@ parts."""
 
 
 def unmoved(value: ir.Value, *more: str) -> ir.Value:
-    """The value whose elements this one holds, upstream of the operators that move them and of those of the types
+    """The source of a value's elements: the value upstream of the operators that move them and of those of the types
     `more`."""
     return passed_on(value, *MOVES, *more)

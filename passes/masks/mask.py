@@ -397,8 +397,8 @@ class MaskPlanner:
         return MaskPlan(masked, bias, mode, empty, _nan_rows(guard), assumed=tuple(assumed))
 
     def _packed(self, dense: MaskPlan, found: Structure, packing: Packing, node: ir.Node) -> MaskPlan:
-        """The plan with packed sequences, where the operator can have them and equal labels are neighbours. Elsewhere
-        the dense plan, with a note where only the proof of the latter is missing."""
+        """The plan with packed sequences, if the operator allows them and equal labels are neighbours, by proof or
+        because the user vouches for it. Otherwise the dense plan, with a note where only this proof is missing."""
         if dense.bias or not self.packing or self.options.target != "ort":
             return dense
         vouched = UNBROKEN in self.options.assume

@@ -7,7 +7,8 @@
                 2 boolean tensors that do not run along the rows (padding)
                 3 equal labels of packed sequences (packing.py)
     emitted     the Band (band.py), the boolean tensors and the labels. Labels are emitted only with a band in which
-                every token attends to itself. j - i is the same within a sequence as in the whole, so the band is too
+                every token attends to itself. j - i is the same within a sequence as in the whole, so the band holds
+                for both
     refused     everything else: the mask then stays the tensor it was
 
 This is sound because a formula is used only where it holds at every position in every run. The row and column sizes of

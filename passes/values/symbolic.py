@@ -581,8 +581,8 @@ def _min0(x: Dim) -> Dim:
 def _settle(x: Dim) -> Dim | None:
     """min(x, 0) of an x that holds u = min(s - 1, 0) for a size s, or None. This u is -1 if s is 0, and else 0.
 
-    Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u. Slices such as x[:,
-    :1] beside x[:, 1:] make such lengths.
+    Let x not be negative for s >= 1, and be the constant c < 0 for s = 0. Then min(x, 0) is -c*u. Such lengths come
+    from slices like x[:, :1] beside x[:, 1:].
     """
     for unit in x.atoms:
         size = (unit.args[0] + 1).single_atom if unit.op == "min0" else None
@@ -617,7 +617,7 @@ def _broadcast(a: Dim, b: Dim) -> Dim:
     if a == b or b == 1:
         return a
     if a == 1 or b.never_one:
-        # Constants first: they say more than an expression that must equal them.
+        # A constant is preferred: it says more than an expression that must equal it.
         return a if a.is_const and a != 1 else b
     if a.never_one or _is_least_of(b, a):
         return a
