@@ -19,6 +19,7 @@ from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import holds_flex, remarks, written_out
 from fa_compiler.errors import InputError, InternalError, origin
+from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import bring_in
 from fa_compiler.model_files.reading import Loaded, ModelLike, load
 from fa_compiler.model_files.writing import Progress, check_place, relocate, staging, write_model
@@ -180,6 +181,7 @@ def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto 
     if not fused and not holds_flex(loaded.proto):
         return None
     proto = _proto_of(loaded, model)
+    put_back(proto, loaded.foreign)
     if (written := written_out(proto)) is not None:
         proto, note = written
         report.notes.append(note)

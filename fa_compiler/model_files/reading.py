@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import onnx
@@ -15,6 +16,7 @@ from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, one_line, origin
 from fa_compiler.model_files import inline_weights, repairs
 from fa_compiler.model_files.expansion import excess
+from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, repaired
 from fa_compiler.model_files.subgraphs import graphs_below
@@ -57,10 +59,16 @@ class Loaded:
         """The location of the tensors left in the model's file, which stays what it is, if there are any."""
         return {} if self.weights is None else {self.weights.location: self.weights.location}
 
+    @cached_property
+    def foreign(self) -> dict[str, onnx.TypeProto]:
+        """The types that onnx-ir cannot hold, by the name of their value."""
+        return foreign_types(self.proto)
+
     def to_ir(self) -> ir.Model:
-        """A fresh IR of the model; external tensors carry absolute real paths and stay on disk."""
+        """A fresh IR of the model; external tensors carry absolute real paths and stay on disk. Values whose type
+        onnx-ir cannot hold have none."""
         try:
-            model = ir.from_proto(self.proto)
+            model = ir.from_proto(without_types(self.proto, foreign) if (foreign := self.foreign) else self.proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
         if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses it; what is made of one may
