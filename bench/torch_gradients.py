@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from fa_compiler import ops
 from fa_compiler.op_registry import full_attrs, get
 from fa_compiler.reference.attention import Attention
-from fa_compiler.reference.call import Array, Call
+from fa_compiler.reference.call import Array, OpCall
 from tests.lowering.gradients import GRADIENTS, backward, gradient_bounds
 from tests.lowering.problems import agree, bounds
 from tests.lowering.test_random import Problem, problems
@@ -81,7 +81,7 @@ class Truth:
 
 def autograd(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Truth:
     """By torch, in float64."""
-    problem = Attention(Call(GRADIENT, inputs, full_attrs(get(GRADIENT), dict(attrs)), exact=True), "pse_shift")
+    problem = Attention(OpCall(GRADIENT, inputs, full_attrs(get(GRADIENT), dict(attrs)), exact=True), "pse_shift")
     rows, columns = problem.query_side, problem.key_side
     leaves = {
         name: [torch.from_numpy(np.ascontiguousarray(part)).requires_grad_() for part in parts]

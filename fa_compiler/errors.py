@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class FaCompilerError(Exception):
-    """Base of every error this package raises on purpose; its text is one line for the user."""
+    """Base of all errors that this package raises on purpose. The text is one line for the user."""
 
 
 class InputError(FaCompilerError):
-    """The input, an option or the place of the output is at fault. The text names the file or node."""
+    """The input, an option or the path of the output is at fault. The text names the file or node."""
 
 
 class InternalError(FaCompilerError):
@@ -16,13 +16,13 @@ class InternalError(FaCompilerError):
 
 
 def one_line(error: BaseException) -> str:
-    """The text of `error` on one line, for messages of libraries that span several."""
+    """The text of `error` on one line; messages of libraries often have several."""
     text = " ".join(str(error).split())
     return text or type(error).__name__
 
 
 def origin(error: BaseException) -> BaseException:
-    """The error that others were raised from, `error` itself where there is none."""
+    """The first error in the chain of causes of `error`; `error` itself if it has no cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""load -> fuse -> check -> write: the one way every entrance of this package takes."""
+"""load -> fuse -> check -> write: the pipeline of the command line, of `optimize` and of `InferenceSession`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import onnx_ir as ir
 from fa_compiler import op_registry
 from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
-from fa_compiler.checks.runtime import holds_flex, remarks, written_out
+from fa_compiler.checks.runtime import expand_flex, may_hold_flex, remarks
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.model_files.foreign_types import put_back
-from fa_compiler.model_files.inline_weights import bring_in
+from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import Loaded, ModelLike, load
 from fa_compiler.model_files.writing import Progress, check_place, relocate, staging, write_model
 from fa_compiler.op_registry.products import product
@@ -30,12 +30,12 @@ from fa_compiler.passes.options import Target
 
 @dataclass(frozen=True)
 class Result:
-    """What `optimize` returns.
+    """The result of `optimize`: the report and the fused model.
 
-    `model` is an `onnx_ir.Model` if one was given, else an `onnx.ModelProto` (for a path or a proto).
-    External data stay external: locations are relative to the output's folder, or to the input's when no
-    output was given. Weights inside the model's file are read, into `model`, when it is first asked for, if the
-    result was written to an output; until then that file may be removed or replaced, but not written to.
+    `model` is an `onnx_ir.Model` if the input was one, otherwise an `onnx.ModelProto`. External data stay external:
+    their locations are relative to the output's folder or, without an output, to the input's folder. If an output was
+    written, the weights inside the input's file are read on the first access to `model`. Until then the input's file
+    may be removed or replaced, but not modified.
     """
 
     report: Report
@@ -65,16 +65,16 @@ def optimize(
         target: "ort" for ONNX Runtime, or "ascend".
         soc_version: the Ascend product the result is verified for, such as "Ascend910B2" (target "ascend").
         cann: the CANN version it is made for, such as "8.5.0" (target "ascend").
-        assume: what you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
+        assume: assumptions that you vouch for: "no-empty-rows", "masks-dominate", "binary-masks", "bounded-scores",
             "unbroken-sequences", "close-ranks", "loss-floor", "decode", "shared-caches", "separate-caches",
             "half-attention", "empty-bias". `fa-compiler optimize --help` says what each means.
-        in_place_caches: makes buffers of caches that grow by a Concat (target "ort"). Their inputs and outputs then
-            have room for more tokens, and an input `cache_length`, int64 [1], says how many they hold; the report's
-            `caches` name them.
+        in_place_caches: replace caches that grow by a Concat by preallocated buffers (target "ort"). Their inputs and
+            outputs then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens that they
+            hold. The report's `caches` name them.
 
     Raises:
         InputError: the model, an option or the output is at fault; nothing was written.
-        InternalError: the result failed its checks; nothing was written.
+        InternalError: the result failed our own checks; nothing was written.
     """
     options = make_options(target, soc_version, cann, assume, in_place_caches)
     loaded = load(model)
@@ -85,13 +85,13 @@ def optimize(
     proto = copy_of(loaded) if fused is None else fused
     if place is None:
         relocate(proto, loaded.relative)
-        bring_in(proto, loaded.weights)
+        make_inline(proto, loaded.weights)
     else:
         with staging() as stage:
             write_model(proto, loaded, place, stage, report)
             stage.commit()
     if not isinstance(model, ir.Model):
-        return Result(report, lambda: bring_in(proto, loaded.weights))
+        return Result(report, lambda: make_inline(proto, loaded.weights))
     result = ir.from_proto(proto)
     base = loaded.folder.base if place is None else place.absolute().parent
     ir.external_data.set_base_dir(result.graph, base)
@@ -105,10 +105,10 @@ def make_options(
     assume: Iterable[str],
     in_place_caches: bool = False,
 ) -> Options:
-    """Options from what a user typed.
+    """The options from the user's values.
 
     Raises:
-        InputError: an option has an unknown value, or does not go with the target.
+        InputError: an option has an unknown value, or cannot be used with the target.
     """
     words = frozenset((assume,) if isinstance(assume, str) else assume)
     if target == "ort" and (soc_version is not None or cann is not None):
@@ -119,7 +119,7 @@ def make_options(
         if cann is not None:
             op_registry.get("FlashAttentionScore", cann)
         return Options(
-            target,  # type: ignore[arg-type]  # it checks by itself
+            target,  # type: ignore[arg-type]  # Options checks it
             soc_version,
             cann,
             words,
@@ -132,8 +132,13 @@ def make_options(
 def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> tuple[onnx.ModelProto | None, Report]:
     """Fuse and check a loaded model.
 
-    Returns a new proto, whose external tensors hold absolute paths as `location`, or None when there is nothing to
-    change in the loaded one; and the report.
+    Returns:
+        A new proto, or None if there is nothing to change, and the report. The `location` of an external tensor of the
+        proto is an absolute path.
+
+    Raises:
+        InputError: the model, or the target for it, is at fault.
+        InternalError: the result failed our own checks.
     """
     start = time.perf_counter()
     with _without_collections():
@@ -141,7 +146,7 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
         given = registry_nodes(model)
         report = fuse(model, options, progress)
         if loaded.weights is not None:
-            loaded.weights.check(by_path=True)  # the passes read it by its path
+            loaded.weights.check(by_path=True)  # the passes read the file by its path
         report.model, report.target = loaded.name, options.target
         report.notes[:0] = loaded.repairs
         verify_nodes(model, given, options.platform, options.cann)
@@ -155,8 +160,8 @@ def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> t
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """No garbage collections meanwhile: what the passes make lives until they end, so that looking for garbage among
-    it finds nothing and takes a quarter of the time."""
+    """Switch garbage collection off. The objects of the passes live until the passes end: a collection would find
+    nothing, and all collections together would take a quarter of the time."""
     if not gc.isenabled():
         yield
         return
@@ -168,7 +173,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def copy_of(loaded: Loaded) -> onnx.ModelProto:
-    """The unchanged model, its external tensors with absolute paths as `location`."""
+    """A copy of the model. The `location` of its external tensors is an absolute path."""
     proto = onnx.ModelProto()
     proto.CopyFrom(loaded.proto)
     relocate(proto, loaded.absolute)
@@ -176,13 +181,13 @@ def copy_of(loaded: Loaded) -> onnx.ModelProto:
 
 
 def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto | None:
-    """The checked result; None where nothing was fused or written out."""
+    """The checked result; None if nothing was fused and no FlexAttention was expanded."""
     fused = bool(report.count("fused"))
-    if not fused and not holds_flex(loaded.proto):
+    if not fused and not may_hold_flex(loaded.proto):
         return None
     proto = _proto_of(loaded, model)
     put_back(proto, loaded.foreign)
-    if (written := written_out(proto)) is not None:
+    if (written := expand_flex(proto)) is not None:
         proto, note = written
         report.notes.append(note)
         report.mended = True
@@ -192,8 +197,11 @@ def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto 
 
 
 def _proto_of(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
-    """The serialised model. Protobuf reads texts that are not UTF-8 where nobody looks at them (a producer's name, a
-    domain that no node uses), and does not write them."""
+    """The model as a proto.
+
+    Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field that no check reads:
+    the producer's name, or a domain that no node uses.
+    """
     try:
         return ir.to_proto(model)
     except ir.serde.SerdeError as error:
@@ -210,7 +218,7 @@ def _checked(loaded: Loaded, proto: onnx.ModelProto) -> onnx.ModelProto:
     if problem is not None and checker.fault(loaded.proto, full=True) is not None:
         problem = checker.fault(proto, full=False)
     elif problem is not None and checker.fault(proto, full=True, declared=False) is None:
-        # The result computes an output of known sizes, the original one of sizes that the checker did not follow.
+        # The checker knows the sizes of an output in the result. In the original it could not infer them.
         raise InputError(f"{loaded.name} declares other sizes than its nodes compute: {problem}")
     if problem is not None:
         raise InternalError(f"{loaded.name}: the optimised model is not valid: {problem}")

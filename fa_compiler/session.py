@@ -1,4 +1,4 @@
-"""`InferenceSession`: ONNX Runtime's own, which fuses attention while it loads."""
+"""`InferenceSession`: ONNX Runtime's session, with attention fused while it loads."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ from fa_compiler.passes import Report
 from fa_compiler.pipeline import make_options, run
 
 FOLDER = "session.model_external_initializers_file_folder_path"
-"""Session option: where the external data of a model given as bytes lie. ONNX Runtime 1.20 has no such
-option."""
+"""The session option for the folder of external data of a model given as bytes. ONNX Runtime 1.20 does not have it."""
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
 
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
-"""Session options in which `FOLDER` was set here, and the value."""
+"""The session options in which this module set `FOLDER`, and the value."""
 
 
 class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
     """Drop-in for `onnxruntime.InferenceSession`: same arguments, same behaviour, faster attention.
 
-    `fusion_report` tells what was fused. It is None for what is not looked into: a model in ORT format, and
-    one this package refuses (a warning says why), which ONNX Runtime then loads as it is or rejects by its
+    `fusion_report` tells what was fused. It is None for a model in ORT format, which is never changed, and for a model
+    that this package refuses. A warning then gives the reason, and ONNX Runtime loads the unchanged model or raises its
     own error.
 
-    The custom ops are registered on `sess_options`, which may be shared by several sessions.
+    The custom ops are registered on `sess_options`, which several sessions may share.
     """
 
     fusion_report: Report | None
@@ -78,7 +77,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
             warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)
 
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
-        """As in ONNX Runtime; the fused model is loaded again."""
+        """As in ONNX Runtime. The fused model is loaded again."""
         with self._weights():
             super().set_providers(providers, provider_options)
 
@@ -88,7 +87,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         return load(source)
 
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
-        """What to load instead of `source`; `source` itself if there is nothing to change."""
+        """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
         proto, self.fusion_report = run(loaded, make_options("ort", None, None, ()))
         if any(opset.domain == op_registry.DOMAIN for opset in (proto or loaded.proto).opset_import):
@@ -110,8 +109,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         return _bytes(proto, loaded)
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: Loaded) -> str:
-        """The model in a folder of its own with links to its weights; the folder lives as long as the
-        session."""
+        """The path of the model in a new folder with links to its weights. The folder lives as long as the session."""
         self._fa_temporary = tempfile.TemporaryDirectory(prefix="fa_compiler-")
         folder = Path(self._fa_temporary.name)
         places = {file: f"{number}.data" for number, file in enumerate(files)}
@@ -124,10 +122,11 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
 
     @contextmanager
     def _weights(self) -> Iterator[None]:
-        """Names the weights' folder in the session options while a session is made.
+        """Set the weights' folder in the session options while a session is made.
 
-        A folder of the user's own is put back. Otherwise ours stays, for ONNX Runtime warns of every change;
-        it is remembered as ours, so that the next model loaded with the same options is not sought there.
+        A folder that the user had set is restored afterwards. Otherwise our folder stays, because ONNX Runtime warns
+        about every change. It is remembered as ours: the weights of the next model with the same options are not
+        searched there.
         """
         options, users = self._fa_options, _folder_option(self._fa_options)
         wanted = str(self._fa_folder or users or "")
@@ -143,7 +142,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
 
 
 def _bytes(proto: onnx.ModelProto, loaded: Loaded) -> bytes:
-    """The serialised model, weights inside the loaded file included, in memory once."""
+    """The serialised model with the weights inside the loaded file. It is in memory only once."""
     content = io.BytesIO()
     for chunk in serialised(proto, loaded.weights, loaded.name):
         content.write(chunk)
@@ -158,7 +157,7 @@ def _config(options: ort.SessionOptions, key: str) -> str:
 
 
 def _folder_option(options: ort.SessionOptions) -> Path | None:
-    """The folder the user named for external data of models given as bytes."""
+    """The folder that the user set for the external data of models given as bytes."""
     folder = _config(options, FOLDER)
     return Path(folder) if folder and _OURS.get(options) != folder else None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fa_compiler.atc.routes import ROUTES
+from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.shapes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
 from fa_compiler.op_registry.products import PRODUCTS

@@ -14,15 +14,17 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.writing import FULL, cannot_write
 
 REPORT = "report.json"
-"""Lists the files of the folder; only a folder that holds no others is replaced."""
+"""The file that lists the files of the folder. A folder with any other file is not replaced."""
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside `target` to fill, which takes its place when the block ends well and is removed otherwise.
+    """A hidden folder beside `target`, to be filled by the block.
+
+    It replaces `target` when the block succeeds, and is removed when the block fails.
 
     Raises:
-        InputError: `target` is a file, holds what an earlier run did not write, or cannot be made.
+        InputError: `target` is a file, holds files that an earlier run did not write, or cannot be made.
     """
     check_target(target)
     place = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.tmp")
@@ -49,11 +51,11 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Refuse a place whose content an earlier run did not write. Raises InputError."""
+    """Raise InputError for a folder with content that an earlier run did not write."""
     if not os.path.lexists(target):
         return
     if target.is_symlink() or not target.is_dir():
-        raise InputError(f"{target} is no folder; choose another name")
+        raise InputError(f"{target} is not a folder; choose another name")
     there = set(_files(target))
     if there and not there <= _listed(target):
         foreign = sorted(there - _listed(target))[0]

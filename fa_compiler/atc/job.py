@@ -1,4 +1,4 @@
-"""What a route is given, and what it gives back."""
+"""The argument and the result of a route."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.shapes import Size
+from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.graph import Op, Weight
 from fa_compiler.model_files.reading import Loaded
 from fa_compiler.op_registry.soc import SocVersion
@@ -33,10 +34,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A model that is optimised for the product, to be written into `folder`, which nobody else sees.
+    """An optimised model, and the new folder that its route fills.
 
-    The external tensors of `proto` hold absolute paths as `location`; `loaded` is what it was made of, `report` what
-    became of its attention.
+    `proto` is the optimised model; the `location` of its external tensors is an absolute path. `loaded` is the model
+    before the optimisation, and `report` tells what became of its attention.
     """
 
     request: Request
@@ -49,10 +50,15 @@ class Job:
         """A fresh IR of the optimised model; weights stay on disk."""
         return ir.from_proto(self.proto)
 
+    def size_error(self, node: str, sentence: str) -> InputError:
+        """The error for a node that cannot take the sizes of its inputs; `sentence` tells the reason."""
+        reason = f"{node}: {sentence}; give sizes that it takes with --input-shape"
+        return InputError(f"{self.loaded.name} cannot run with these sizes: {reason}")
+
 
 @dataclass(frozen=True)
 class Input:
-    """An input of the written model, by the name ATC knows it by, with the sizes it may have."""
+    """An input of the written model: its name for ATC, its type, and the sizes that it may have."""
 
     name: str
     dtype: str
@@ -61,11 +67,12 @@ class Input:
 
 @dataclass(frozen=True)
 class Built:
-    """What a route wrote: the model's file (relative to the folder) and ATC's number for its format (1 .air, 5 ONNX).
+    """The result of a route.
 
-    `fused` are the fused operators as GE operators, for --single-op, `constants` the values of their inputs that are
-    known, by the operator's name and the input's; `details` goes into the report as it is, `notes`
-    are sentences for the user.
+    `model` is the model's file, relative to the folder. `framework` is ATC's number of its format: 1 for .air, 5 for
+    ONNX. `fused` are the fused operators as GE operators, for --single-op. `constants` are the known values of their
+    inputs, by the name of the operator and of the input. `details` is copied into the report, and `notes` are
+    sentences for the user.
     """
 
     model: str
@@ -78,4 +85,4 @@ class Built:
 
 
 Route = Callable[[Job], Built]
-"""Writes a job's model. Raises InputError for a model the route cannot take; the folder is then thrown away."""
+"""Writes the model of a job. Raises InputError for a model that the route cannot take; the folder is then deleted."""

@@ -1,10 +1,9 @@
-"""Route `air`: the whole model as a GE graph, in the file ATC reads with --framework=1."""
+"""Route `air`: the whole model as a GE graph, in the file that ATC reads with --framework=1."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from fa_compiler.atc.fit import unfit
 from fa_compiler.atc.job import Built, Input, Job
 from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
@@ -20,12 +19,12 @@ FILE = "model.air"
 
 
 def build(job: Job) -> Built:
-    """Write `model.air`, and `air_weight/` beside it where the weights are large.
+    """Write `model.air`, and `air_weight/` beside it if the weights are large.
 
     Raises:
-        InputError: nodes have no counterpart in GE, the graph is too large for the format, or it cannot run with the
-            sizes that were given.
-        InternalError: the file that was written fails our own checks.
+        InputError: a node has no counterpart in GE, the graph is too large for the format, or it cannot run with the
+            given sizes.
+        InternalError: the written file fails our own checks.
     """
     try:
         graph = to_ge(job.model(), input_shapes=dict(job.request.sizes))
@@ -36,7 +35,7 @@ def build(job: Job) -> Built:
     serious = [entry for entry in findings if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
     misfit = next((entry for entry in serious if entry.rule == MISFIT.name), None)
     if misfit is not None:
-        raise unfit(job, misfit.node, misfit.message)
+        raise job.size_error(misfit.node, misfit.message)
     if serious:
         raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
     ends = list(graph.root.of_type("NetOutput"))

@@ -1,4 +1,7 @@
-"""Routes `onnx` and `npu`: a model for ATC's ONNX parser, with a plugin's source or with the parser's own operators."""
+"""Routes `onnx` and `npu`: a model for ATC's ONNX parser.
+
+`onnx` writes the source of a parser plugin for the fused operators; `npu` uses operators that the parser knows.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.atc.fit import check_sizes
 from fa_compiler.atc.job import Built, Input, Job
 from fa_compiler.atc.shapes import model_inputs
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
+from fa_compiler.lowering.ascend.air import AirError
 from fa_compiler.lowering.ascend.air.finding import Severity
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Op
+from fa_compiler.lowering.ascend.infer.graph import walk
 from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower, only_known_entries, plugin
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
@@ -34,10 +39,11 @@ def build(job: Job) -> Built:
     """Write `model.onnx` with the fused nodes in our domain, and the source of the plugin for them.
 
     Raises:
-        InputError: nodes the parser does not take, and that have no older form; or sizes that do not fit.
-        InternalError: the file that was written fails our own checks.
+        InputError: the parser does not take a node, which has no older form either, or the model cannot run with the
+            given sizes.
+        InternalError: the written file fails our own checks.
     """
-    check_sizes(job)
+    _check_sizes(job)
     model, notes = _model(job)
     fused = _fused(model)
     _lower(job, model)
@@ -53,13 +59,14 @@ def build(job: Job) -> Built:
 
 
 def build_npu(job: Job) -> Built:
-    """Write `model.onnx` with attention in the operators the parser has plugins for.
+    """Write `model.onnx` with attention as operators for which the parser brings its own plugins.
 
     Raises:
-        InputError: an attention has no such form, the parser does not take a node, or sizes do not fit.
-        InternalError: the file that was written fails our own checks.
+        InputError: an attention has no such form, the parser does not take a node, or the model cannot run with the
+            given sizes.
+        InternalError: the written file fails our own checks.
     """
-    check_sizes(job)
+    _check_sizes(job)
     (model, notes), request = _model(job), job.request
     options = make_options("ascend", request.soc.name, request.cann, request.assume)
     try:
@@ -67,13 +74,30 @@ def build_npu(job: Job) -> Built:
         fused = _fused(model)
         to_npu(model, EMPTY_BIAS in options.assume)
     except UnfitModel as error:
-        raise InputError(_told(job, error)) from None
+        raise _input_error(job, error) from None
     _lower(job, model)
     return _written(job, model, fused, notes)
 
 
+def _check_sizes(job: Job) -> None:
+    """Raise InputError for sizes with which the model cannot run.
+
+    These routes write no GE graph. The sizes are checked by GE's shape inference, if the model can be converted to a
+    GE graph at all, and by ONNX's. The model is not changed.
+    """
+    try:
+        misfits = walk(to_ge(job.model(), input_shapes=dict(job.request.sizes))).misfits
+    except (UnmappedError, AirError, ValueError):
+        misfits = []
+    if misfits:
+        raise job.size_error(*misfits[0])
+    problem = checker.fault(job.loaded.proto, full=True, declared=False)
+    if problem is not None:
+        raise InputError(f"{job.loaded.name} is not valid with these sizes: {problem}")
+
+
 def _model(job: Job) -> tuple[ir.Model, list[str]]:
-    """The model, without declared shapes that contradict what its nodes compute, and what the report says of them."""
+    """The model without declared shapes that contradict its nodes, and the report's sentences about these shapes."""
     model = job.model()
     graphs = remember_versions(model)
     return model, correct_shapes(graphs, analyse(model))
@@ -88,11 +112,11 @@ def _lower(job: Job, model: ir.Model) -> None:
     try:
         lower(model)
     except UnfitModel as error:
-        raise InputError(_told(job, error)) from None
+        raise _input_error(job, error) from None
 
 
-def _told(job: Job, error: UnfitModel) -> str:
-    return f"{job.loaded.name}: {'; '.join(error.problems)}"
+def _input_error(job: Job, error: UnfitModel) -> InputError:
+    return InputError(f"{job.loaded.name}: {'; '.join(error.problems)}")
 
 
 def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Built:
@@ -120,8 +144,8 @@ def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:
     sizes = job.request.sizes
     for value in model_inputs(proto):
         if ";" in value.name:
-            told = f"the input {value.name!r} holds ';', at which ATC's --input_shape ends a name"
-            raise InputError(f"{job.loaded.name}: {told}; rename it, or use --route air")
+            problem = f"the name of the input {value.name!r} holds ';', which ends a name in ATC's --input_shape"
+            raise InputError(f"{job.loaded.name}: {problem}; rename it, or use --route air")
     return [
         Input(value.name, from_onnx(value.type.tensor_type.elem_type) or "", tuple(sizes.get(value.name, ())))
         for value in model_inputs(proto)

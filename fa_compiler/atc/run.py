@@ -1,4 +1,4 @@
-"""One run of `fa-compiler atc`: check what was asked, set sizes, optimise, let the route write, put the rest beside."""
+"""One run of `fa-compiler atc`: check the request, set the sizes, optimise, write the model, add the other files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx
 
 from fa_compiler import __version__
+from fa_compiler.atc import route_air, route_onnx
 from fa_compiler.atc.folder import REPORT, check_target, new_folder
-from fa_compiler.atc.job import Built, Job, Request
-from fa_compiler.atc.routes import ROUTES
+from fa_compiler.atc.job import Built, Job, Request, Route
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import atc_text, check_gears, complete, fix, gears_of_model, with_gears
 from fa_compiler.atc.single import write_all
@@ -27,16 +27,24 @@ from fa_compiler.pipeline import run as optimise
 
 SCRIPT = "atc.sh"
 NPU = "npu"
-"""The route whose operators are those of ATC's own parser."""
+"""The route that uses operators of ATC's own parser."""
 SCHEMA = 1
+
+ROUTES: dict[str, Route] = {
+    "air": route_air.build,
+    "onnx": route_onnx.build,
+    NPU: route_onnx.build_npu,
+}
+"""The routes from an optimised model to ATC, by the value of --route; the first is the default. **Add a route**: one
+function, one row."""
 
 
 def run(path: Path, output: Path, request: Request, progress: Progress | None = None) -> tuple[Report, Built]:
-    """Write the folder for a model; it appears when all went well.
+    """Write the folder for a model. It appears only if everything succeeded.
 
     Raises:
-        InputError: the request is impossible, or the model or the folder at fault; nothing was written.
-        InternalError: what was made failed its checks; nothing was written.
+        InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
+        InternalError: the result failed our own checks; nothing was written.
     """
     check_request(request)
     check_target(output)
@@ -66,7 +74,7 @@ def run(path: Path, output: Path, request: Request, progress: Progress | None = 
 
 
 def check_request(request: Request) -> None:
-    """Refuse what no model can have. Raises InputError."""
+    """Raise InputError for a request that no model can satisfy."""
     if request.route not in ROUTES:
         raise InputError(f"unknown route {request.route!r}; known are {', '.join(ROUTES)}")
     soc, precision = request.soc, request.precision

@@ -19,12 +19,12 @@ PRECISIONS = (
     "cube_hif8",
     "mixed_hif8",
 )
-"""What ATC's --precision_mode_v2 takes. Its own default, fp16, turns bfloat16 and float32 into float16; ours keeps what
-the model has."""
+"""The values of ATC's --precision_mode_v2. ATC's default, fp16, converts bfloat16 and float32 to float16; our default,
+origin, keeps the model's types."""
 
 
 def command(request: Request, built: Built) -> list[str]:
-    """The words of the command, to be run in the folder."""
+    """The command as a list of words, to be run in the folder."""
     stem = re.sub(r"\.[a-z]+$", "", built.model)
     sizes = {entry.name: entry.sizes for entry in built.inputs}
     if request.gears:
@@ -47,7 +47,7 @@ def command(request: Request, built: Built) -> list[str]:
 
 
 def script(title: str, commands: Sequence[Sequence[str]]) -> str:
-    """A shell script that runs commands in its own folder, the last with what it is given itself."""
+    """A shell script that runs commands in its own folder. The script's own arguments are passed to the last one."""
     lines = [shlex.join(words) for words in commands]
     body = "\n".join([*lines[:-1], f'{lines[-1]} "$@"'])
     return f"""\

@@ -1,4 +1,4 @@
-"""The sizes of inputs: read as ATC spells them, set in a model before it is optimised, asked for where missing."""
+"""The sizes of inputs: parsed in ATC's notation, set in a model before it is optimised, and requested where missing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.subgraphs import graphs_below
 
 Size = int | tuple[int, int]
-"""A size, or the inclusive bounds of one that stays open; an upper bound of -1 is none."""
+"""A fixed size, or the inclusive bounds of a dynamic one; an upper bound of -1 means no bound."""
 
 Sizes = Mapping[str, Sequence[Size]]
 
 OPEN: Size = (1, -1)
-"""A size of which nothing is known."""
+"""A size about which nothing is known."""
 
 _SIZE = re.compile(r"(?P<fixed>\d{1,10})|(?P<open>-1)|(?P<low>\d{1,10})~(?P<high>\d{1,10}|-1)")
 
 
 def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
-    """ "ids:1,128;mask:1~8,-1" as sizes by input. A scalar has nothing behind its colon.
+    """The sizes of each input from a text such as "ids:1,128;mask:1~8,-1". Nothing follows the colon of a scalar.
 
     Raises:
-        InputError: the text is not of that form, or names an input twice.
+        InputError: the text does not have this form, or names an input twice.
     """
     shapes: dict[str, tuple[Size, ...]] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
@@ -39,14 +39,18 @@ def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
 
 
 def parse_sizes(text: str, where: str) -> tuple[Size, ...]:
-    """ "1,1~512,-1" as sizes; nothing is a scalar. Raises InputError, which begins with `where`, for anything else."""
+    """The sizes from a text such as "1,1~512,-1"; an empty text is a scalar.
+
+    Raises:
+        InputError: the text does not have this form. The message begins with `where`.
+    """
     return tuple(_size(dim.strip(), where) for dim in text.split(",")) if text.strip() else ()
 
 
 def _size(text: str, where: str) -> Size:
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise InputError(f"{where}: {text!r} is no size; give a number, 1~512 for a range, or -1")
+        raise InputError(f"{where}: {text!r} is not a size; give a number, 1~512 for a range, or -1")
     if found["fixed"]:
         size: Size = int(found["fixed"])
     else:
@@ -59,7 +63,7 @@ def _size(text: str, where: str) -> Size:
 
 
 def parse_gears(text: str) -> tuple[tuple[int, ...], ...]:
-    """ "1,128;4,256" as groups of sizes. Raises InputError for anything else."""
+    """The groups of sizes from a text such as "1,128;4,256". Raises InputError for any other form."""
     groups = [group.split(",") for group in text.split(";") if group.strip()]
     if not groups or not all(re.fullmatch(r"\s*[1-9]\d{0,9}\s*", size) for group in groups for size in group):
         raise InputError(f"--dynamic-dims {text!r} is not of the form 1,128;4,256")
@@ -67,7 +71,11 @@ def parse_gears(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None:
-    """ATC's rules for --dynamic_dims: a value for each -1, no ranges beside it, 2 to `most` groups, all different."""
+    """Raise InputError for gears that break ATC's rules for --dynamic_dims.
+
+    Each group has one value for each -1 of --input_shape, no input has a range, and there are 2 to `most` different
+    groups.
+    """
     if not gears:
         return
     bounds = [size for shape in sizes.values() for size in shape if isinstance(size, tuple)]
@@ -82,7 +90,7 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
 
 
 def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[Size, ...]]:
-    """The sizes with each -1 replaced by the smallest and largest size its gears give it."""
+    """The sizes, with each -1 replaced by the smallest and the largest size that the gears give it."""
     columns = iter(zip(*gears, strict=True))
     filled: dict[str, tuple[Size, ...]] = {}
     for name, shape in sizes.items():
@@ -91,9 +99,10 @@ def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[
 
 
 def gears_of_model(gears: Sequence[Sequence[int]], given: Sizes, full: Sizes) -> tuple[tuple[int, ...], ...]:
-    """The gears in the order of the model's inputs, in which ATC reads them: the user's follow --input-shape.
+    """The gears in the order of the model's inputs, which ATC expects. The user's gears follow --input-shape.
 
-    Raises InputError for a gear of a size that the model, or another input with the same symbol, fixes.
+    Raises:
+        InputError: a gear varies a size that the model, or another input with the same symbol, fixes.
     """
     columns = dict(zip(_open(given), zip(*gears, strict=True), strict=False))
     places = _open(full)
@@ -114,10 +123,10 @@ def _bounds(column: Sequence[int]) -> Size:
 
 
 def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
-    """A copy of a model whose inputs have the sizes that are fixed; a symbol that gets a size gets it everywhere.
+    """A copy of a model with the fixed sizes in its inputs. A symbol that gets a size gets it everywhere.
 
     Raises:
-        InputError: there is no such input, it has another rank or size, or one symbol gets two sizes.
+        InputError: the model has no such input, the input has another rank or size, or one symbol gets two sizes.
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
@@ -160,10 +169,10 @@ def _within(size: int, bounds: tuple[int, int]) -> bool:
 
 
 def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple[Size, ...]]:
-    """The sizes of all inputs: those of the model, and what the user gave for the open ones.
+    """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes.
 
     Raises:
-        InputError: a size is open and nothing was said of it. The message holds an --input-shape to fill in.
+        InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in.
     """
     full: dict[str, tuple[Size, ...]] = {}
     missing: list[str] = []
@@ -186,7 +195,7 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
 
 
 def atc_text(sizes: Sizes) -> str:
-    """The sizes as --input_shape has them."""
+    """The sizes in the notation of ATC's --input_shape."""
     return ";".join(f"{name}:{','.join(map(_atc_size, shape))}" for name, shape in sizes.items())
 
 
@@ -197,6 +206,6 @@ def _atc_size(size: Size) -> str:
 
 
 def model_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that are no weights."""
+    """The inputs of the main graph that are not weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     return [value for value in proto.graph.input if value.name not in weights]

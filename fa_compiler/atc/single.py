@@ -1,4 +1,4 @@
-"""Single-operator files: one for each distinct fused operator of a model, or one from what a user typed."""
+"""Files for `atc --singleop`: one for each distinct fused operator of a model, or one from the command line."""
 
 from __future__ import annotations
 
@@ -35,9 +35,12 @@ _T = TypeVar("_T")
 
 
 def write_all(built: Built, folder: Path, request: Request) -> list[Path]:
-    """One JSON file for each distinct signature (everything but the operator's name), and a script that compiles them.
+    """Write one JSON file for each distinct signature, and a script that compiles them; returns the JSON files.
 
-    Raises InputError for an operator with an attribute or type that --singleop has no word for.
+    A signature is everything but the operator's name.
+
+    Raises:
+        InputError: --singleop has no notation for an attribute or type of an operator.
     """
     files: list[Path] = []
     seen: set[str] = set()
@@ -58,14 +61,14 @@ def write_all(built: Built, folder: Path, request: Request) -> list[Path]:
 
 
 def _host_values(op: Op, known: Mapping[str, Weight], cann: str | None) -> dict[str, Weight]:
-    """The values of inputs that the operator reads on the host while it is compiled: they are part of its signature."""
+    """The values of the inputs that the operator reads on the host at compile time. They are part of its signature."""
     spec = get(op.type, cann)
     read = {entry.name for entry in spec.inputs if entry.value_depend}
     return {name: weight for name, weight in known.items() if name in read}
 
 
 def command(file: str, output: str, soc: str, precision: str = "origin") -> list[str]:
-    """The words of ATC's command for one file."""
+    """ATC's command for one file, as a list of words."""
     return [
         "atc",
         f"--singleop={file}",
@@ -79,7 +82,9 @@ def command(file: str, output: str, soc: str, precision: str = "origin") -> list
 def text_of(op: Op, name: str, constants: Mapping[str, Weight] | None = None) -> str:
     """The content of an operator's file, checked.
 
-    Raises InputError where ATC has no word for something, InternalError if our own checks refuse what was written.
+    Raises:
+        InputError: ATC has no notation for something in the operator.
+        InternalError: the text fails our own checks.
     """
     try:
         text = json.dumps([to_json(op, name, constants)], indent=1, allow_nan=False) + "\n"
@@ -100,14 +105,18 @@ def by_hand(
     soc: str | None,
     cann: str | None,
 ) -> str:
-    """The file of one operator from the words of the command line.
+    """The file of one operator from the arguments of the command line.
 
-    `inputs` and `outputs` are "query=1,12,512,64:float16", `attrs` "head_num=12", `constants`
-    "actual_seq_qlen=128,512". Outputs that follow from the inputs need not be given. With `soc` the operator's
-    numbered constraints are checked, too.
+    Args:
+        inputs: tensors such as "query=1,12,512,64:float16".
+        outputs: tensors in the same form; an output that follows from the inputs may be left out.
+        attrs: attributes such as "head_num=12".
+        constants: the values of inputs, such as "actual_seq_qlen=128,512".
+        soc: the product for which the operator's numbered constraints are checked; None skips this check.
+        cann: the version of the prototype; None is the newest.
 
-    Raises InputError for words that cannot be read or do not fit the prototype, and for a node that breaks a
-    constraint.
+    Raises:
+        InputError: an argument cannot be parsed or does not fit the prototype, or the operator breaks a constraint.
     """
     spec = _spec(op_type, cann)
     op = Op(op_type, op_type)
@@ -145,7 +154,7 @@ def _once(option: str, items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
     found: dict[str, _T] = {}
     for name, value in items:
         if name in found:
-            raise InputError(f"{option} {name} is given twice; leave one of them out")
+            raise InputError(f"{option} {name} is given twice; give it once")
         found[name] = value
     return found
 
@@ -163,7 +172,7 @@ def _tensor(text: str, option: str) -> tuple[str, TensorDesc]:
 
 
 def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:
-    """The tensors in prototype order, placeholders for those missing before the last one that is there."""
+    """The tensors in the order of the prototype. A missing tensor before the last given one becomes a placeholder."""
     named = {(f"{name}0" if _is_dynamic(spec, name) else name): desc for name, desc in given.items()}
     for name in named:
         if entry_of(spec.inputs, name) is None:
@@ -197,7 +206,7 @@ def _renamed(desc: TensorDesc, name: str) -> TensorDesc:
 
 
 def _attrs(spec: OpSpec, words: Sequence[str]) -> dict[str, Attr]:
-    """Every attribute of the prototype, defaults written out, for they differ between versions of CANN."""
+    """Every attribute of the prototype. Defaults are written out, because they differ between versions of CANN."""
     given = _once("--attr", (_pair(word, "--attr") for word in words))
     for name in given:
         if name not in spec.attr_names:
@@ -236,11 +245,11 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
     if desc is None or desc.shape is None:
         raise InputError(f"--const {name}: give its type and shape with --input {name}=... as well")
     if -1 in desc.shape:
-        raise InputError(f"--const {name}: give every size of --input {name}=..., for its values are given")
+        raise InputError(f"--const {name}: the sizes of --input {name}=... must all be numbers")
     dtype = np.dtype(to_numpy(desc.dtype))
     try:
         words = text.split(",") if text else []
-        with np.errstate(over="ignore"):  # what becomes infinite is refused when the file is written
+        with np.errstate(over="ignore"):  # an infinite number is refused when the file is written
             array = np.array([int(word) if dtype.kind in "iub" else float(word) for word in words], dtype)
         array = array.reshape(desc.shape)
     except (ValueError, OverflowError):
@@ -250,7 +259,7 @@ def _constant(name: str, text: str, given: Mapping[str, TensorDesc]) -> Weight:
 
 
 def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapping[str, Weight]) -> list[TensorDesc]:
-    """What follows from the inputs, where a rule is known, and what the user says instead or beside."""
+    """The outputs: those that the user gave, and otherwise those that shape inference derives from the inputs."""
     inferred = _inferred(spec, op, values)
     single = sum(entry.kind is not Kind.DYNAMIC for entry in spec.outputs)
     names_of: list[str] = []
@@ -280,7 +289,7 @@ def _numbered(group: str, name: str) -> bool:
 
 
 def _legal_types(op: Op) -> None:
-    """Raise InputError, with the list of types, for a tensor of a type that the prototype does not have."""
+    """Raise InputError for a tensor with a type that the prototype does not allow; the message lists the types."""
     for finding in check_op(op):
         if finding.rule == DTYPE.name:
             message = re.sub(r"\bDT_\w+", lambda found: type_word(canonical(found[0])) or found[0], finding.message)
@@ -335,4 +344,4 @@ def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str, cann: 
     found = verify(NodeView(spec.name, op.name, _infos(spec, op, values), outputs, _plain(op)), soc, cann)
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise InputError(f"{spec.name} cannot run so on {soc}: {found[0]}{more}")
+        raise InputError(f"{spec.name} cannot run on {soc} in this form: {found[0]}{more}")

@@ -1,1 +1,1 @@
-"""Checks of a model and of the fused nodes, beyond ONNX's own checker."""
+"""Checks of a model and of its fused nodes: ONNX's checker, and what that checker does not check."""

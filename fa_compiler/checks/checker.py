@@ -1,11 +1,16 @@
-"""The ONNX checker on a model without its weights, so that size and external files do not matter.
+"""The ONNX checker on a model without its weights: the size of the weights and their files do not matter.
 
-The checker gets a light copy: a large or external weight of the main graph becomes a graph input, in a
-subgraph or function the output of an unknown node. An input or output of unknown rank and an output without a type,
-which the checker refuses and ONNX Runtime takes, become inner values. Ops of the standard domains that the installed
-onnx does not know are moved to an unknown domain, which the checker leaves alone, and so is what converters leave
-behind in training graphs (`LEFT_OVER`): it does not run, but the attention beside it can be fused. ONNX Runtime has no
-rules of its own for IR versions before 4, so that the checker's do not count: every initializer an input, no opsets.
+The checker gets a light copy of the model, which differs in these points:
+
+    a large or external weight          is an input in the main graph; elsewhere it is the output of an unknown node
+    an input or output of unknown rank  is an inner value: the checker refuses it, but ONNX Runtime accepts it
+    an output without a type            is an inner value, for the same reason
+    an unknown operator                 of a standard domain, which the installed onnx does not have, is in an unknown
+                                        domain: the checker does not check nodes of unknown domains
+    leftovers of a converter            in training graphs (`LEFT_OVER`) are in an unknown domain, too: they do not
+                                        run, but the attention in the same graph can be fused
+    an IR version before 4              is 4. The checker has rules for older versions (each initializer is an input,
+                                        there are no opsets) that ONNX Runtime does not have
 """
 
 from __future__ import annotations
@@ -15,28 +20,31 @@ from collections.abc import Iterable, MutableSequence
 import onnx
 from onnx import checker, defs
 
-from fa_compiler.checks.unchecked import STANDARD, overlooked
+from fa_compiler.checks.unchecked import STANDARD, unchecked_fault
 from fa_compiler.errors import one_line
 from fa_compiler.model_files.tensors import is_external, is_plain
 
 LIGHT = 1 << 16
-"""Tensors up to this many bytes stay in the light copy: they may steer shape inference."""
+"""Tensors of up to this many bytes stay in the light copy, because shape inference may need their values."""
 
 LEFT_OVER = {"BatchNormalization": 6}
-"""Standard operators that come with more outputs than they have, and how many: of TensorFlow's FusedBatchNormV3, whose
-gradient reads them, tf2onnx makes a BatchNormalization and keeps all six."""
+"""The number of outputs by which a leftover node of a standard operator is recognised. tf2onnx converts TensorFlow's
+FusedBatchNormV3 to a BatchNormalization and keeps all six outputs, because the gradient reads them."""
 
 _PLACEHOLDER = "fa_compiler.placeholder"
 _UNLISTED = 4
-"""From this IR version on an initializer need not be an input."""
+"""The first IR version in which an initializer need not be an input."""
 _FUNCTIONS = 8
-"""From this IR version on the checker looks into functions; ONNX Runtime calls those of earlier models, too."""
+"""The first IR version in which the checker checks functions. ONNX Runtime runs functions of older models, too."""
 
 
 def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | None:
-    """What the checker says against `model` on one line, None if nothing; `full` infers shapes as well, which have to
-    be those that are declared, unless not `declared`. What the checker overlooks is looked at first."""
-    if (found := overlooked(model)) is not None:
+    """The fault of an invalid model on one line, or None if the model is valid.
+
+    The faults that the ONNX checker does not find (`unchecked`) come first. With `full` the checker also infers
+    shapes; with `declared` these have to agree with the declared shapes.
+    """
+    if (found := unchecked_fault(model)) is not None:
         return found
     try:
         light = _light(model)
@@ -51,7 +59,7 @@ def fault(model: onnx.ModelProto, full: bool, declared: bool = True) -> str | No
 
 
 def is_left_over(node: onnx.NodeProto) -> bool:
-    """Has a converter left a node here that is no operator of any version, but looks like one?"""
+    """Whether the node is a leftover of a converter (`LEFT_OVER`): it looks like a standard operator, but is none."""
     return not node.domain and len(node.output) == LEFT_OVER.get(node.op_type)
 
 
@@ -75,7 +83,7 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 class _Known:
-    """Which ops the installed onnx can check at the given opsets."""
+    """Tells whether the installed onnx can check a node at the given opsets."""
 
     def __init__(self, opsets: Iterable[onnx.OperatorSetIdProto], local: set[tuple[str, str]]) -> None:
         self._versions = {opset.domain: opset.version for opset in opsets}
@@ -167,7 +175,7 @@ def _light_node(node: onnx.NodeProto, known: _Known) -> onnx.NodeProto:
 
 
 def _is_light(attribute: onnx.AttributeProto) -> bool:
-    """Whether the attribute may stay as it is."""
+    """Whether the attribute holds neither a graph nor a large tensor: it is copied unchanged."""
     graph = attribute.HasField("g") or attribute.graphs
     return not graph and not (attribute.HasField("t") and _heavy(attribute.t))
 

@@ -1,4 +1,4 @@
-"""The last check of every fused node against the registry, whatever made it."""
+"""The last check: every node of a registry operator in the result has to satisfy the registry's constraints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fa_compiler.passes.values.shapes import analyse
 
 
 def registry_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes of the registry's domain and operators, in subgraphs and functions too."""
+    """The nodes whose domain and operator are the registry's, including those in subgraphs and functions."""
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     if not any(op_registry.DOMAIN in owner.opset_imports for owner in owners):
         return []
@@ -26,14 +26,17 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> None:
-    """Check the registry's nodes for `target`, "ort" or a product, and a CANN version (None: the newest); `given`
-    are those the input came with.
+    """Check the nodes of registry operators.
 
-    For "ort" a given node is left alone, as any op of the input is.
+    Args:
+        model: the result of the passes.
+        given: the registry nodes that the input model already had. They are not checked for "ort".
+        target: "ort" or a product.
+        cann: a CANN version; None is the newest.
 
     Raises:
-        InputError: a given node cannot go to the product.
-        InternalError: a node made here breaks a constraint; the passes should have declined it.
+        InputError: a node of the input model breaks a constraint of the product.
+        InternalError: a node of the passes breaks a constraint; they should have declined the attention.
     """
     nodes = registry_nodes(model)
     old = {id(node) for node in given}

@@ -1,8 +1,8 @@
-"""What keeps a graph from running in ONNX Runtime's inference packages, whatever is fused in it.
+"""Operators that ONNX Runtime's inference packages cannot run.
 
-Training graphs hold operators of the tool that made them: those of onnxruntime-training, and TensorFlow's that tf2onnx
-has no counterpart for. They are left as they are, and named. A FlexAttention that was not fused is written out as its
-definition: ONNX Runtime has no kernel of it.
+Training graphs hold operators of the tool that made them: those of onnxruntime-training, and those of TensorFlow for
+which tf2onnx has no counterpart. They stay in the result, and the report names them. A FlexAttention that was not fused
+is replaced by its definition, because ONNX Runtime has no kernel for it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ TRAINING_ONLY = frozenset(
         "ZeroGradient",
     )
 )
-"""Operators of onnxruntime-training's graphs that the inference packages do not register; those with Grad in their
-name are not listed."""
+"""Operators of onnxruntime-training that the inference packages do not register. Operators with Grad in their name are
+not listed."""
 RUNTIMES_OWN = frozenset(
     (
         "Affine",
@@ -62,11 +62,11 @@ RUNTIMES_OWN = frozenset(
         "SimplifiedLayerNormalization",
     )
 )
-"""Operators that ONNX Runtime knows in the standard domain and ONNX does not."""
+"""Operators that ONNX Runtime, but not ONNX, has in the standard domain."""
 
 
 def remarks(model: onnx.ModelProto) -> list[str]:
-    """One sentence for each kind of operator that keeps the model from running; none when nothing is known to."""
+    """One sentence for each kind of operator that ONNX Runtime's inference packages are known not to run."""
     local = {(function.domain, function.name) for function in model.functions}
     newest = all(opset.version <= defs.onnx_opset_version() for opset in model.opset_import if not opset.domain)
     training: Counter[str] = Counter()
@@ -89,14 +89,17 @@ def remarks(model: onnx.ModelProto) -> list[str]:
 FLEX = ("ai.onnx.preview", "FlexAttention")
 
 
-def holds_flex(model: onnx.ModelProto) -> bool:
-    """May the model hold a FlexAttention, in functions too?"""
+def may_hold_flex(model: onnx.ModelProto) -> bool:
+    """Whether the model or one of its functions imports the domain of FlexAttention."""
     return any(opset.domain == FLEX[0] for owner in (model, *model.functions) for opset in owner.opset_import)
 
 
-def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
-    """The model with every FlexAttention as its definition, and a sentence of it; None where there is none, the types
-    of its inputs are not known or do not fit, or the model's opset is older than what the definition is made of."""
+def expand_flex(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
+    """The model with every FlexAttention replaced by its definition, and a sentence for the report.
+
+    None if the model has no FlexAttention, if the types of its inputs are unknown or do not fit, or if the model's
+    opset is older than the operators of the definition.
+    """
     names = [node.name or node.output[0] for node in _nodes(model.graph) if (node.domain, node.op_type) == FLEX]
     if not names:
         return None
@@ -104,7 +107,7 @@ def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
         result = inliner.inline_selected_functions(model, [FLEX], inline_schema_functions=True)
     except (RuntimeError, ValueError, onnx.shape_inference.InferenceError):
         return None
-    # The opset has not what the definition is made of, or what the definition computes contradicts the sizes.
+    # A new fault: the opset lacks an operator of the definition, or the definition contradicts the declared sizes.
     if any(fault(result, full=full) is not None and fault(model, full=full) is None for full in (False, True)):
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -112,7 +115,7 @@ def written_out(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str] | None:
 
 
 def _is_operator(node: onnx.NodeProto) -> bool:
-    """Is it an operator of some opset, or one that ONNX Runtime knows under that name?"""
+    """Whether the node is an operator of some opset, or one that ONNX Runtime has in the standard domain."""
     return not is_left_over(node) and (node.op_type in RUNTIMES_OWN or bool(defs.has(node.op_type, "")))
 
 

@@ -23,7 +23,7 @@ STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 """The domains whose operators the checker knows."""
 
 _TYPE_NAMES = frozenset(("dtype", "output_dtype", "softmax_precision", "stash_type", "to"))
-"""Attributes of ONNX's operators that are the number of a type."""
+"""Attributes of ONNX's operators whose value is the number of a type."""
 
 _WITH_TYPES = (*STANDARD, "ai.onnx.preview")
 _TYPE_NUMBERS = frozenset(onnx.TensorProto.DataType.values())
@@ -32,8 +32,8 @@ _Key = tuple[str, str, str]
 _Types = dict[_Key, dict[str, int]]
 
 
-def overlooked(model: onnx.ModelProto) -> str | None:
-    """The first such fault on one line, None if there is none."""
+def unchecked_fault(model: onnx.ModelProto) -> str | None:
+    """The first fault of this kind on one line, or None."""
     for owner in (model, *model.functions):
         for opset in owner.opset_import:
             if opset.domain in STANDARD and not 0 < opset.version < 1 << 31:
@@ -56,7 +56,7 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
             for attr in node.attribute:
                 if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
                     return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is no type"
-                # The checker reads behind the end of its list of sizes, which may end the process.
+                # The checker reads past the end of its list of sizes here, which may crash the process.
                 if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
                     return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
                 if attr.name == "perm" and node.op_type == "Transpose" and node.domain in STANDARD:
@@ -66,7 +66,7 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
             if (found := _metadata_fault(node)) is not None:
                 return found
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):
-                if isinstance(text, bytes):  # protobuf's way to hand out a string that is damaged
+                if isinstance(text, bytes):  # protobuf returns bytes for a string that is not UTF-8
                     return f"the name {text!r} at a node {_shown(node.op_type)} is not UTF-8"
     graph = model.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
@@ -80,7 +80,7 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
 
 
 def _metadata_fault(owner: onnx.ModelProto | onnx.GraphProto | onnx.FunctionProto | onnx.NodeProto) -> str | None:
-    """A key or value of metadata that is no text: onnx-ir sorts the keys."""
+    """A key or value of the metadata that is not UTF-8: onnx-ir cannot sort such keys."""
     texts = (text for prop in owner.metadata_props for text in (prop.key, prop.value))
     return next((f"the text {text!r} in its metadata is not UTF-8" for text in texts if isinstance(text, bytes)), None)
 

@@ -1,4 +1,4 @@
-"""The commands around ATC: atc, air check, air show, single-op."""
+"""The commands for ATC: atc, air check, air show, single-op."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OK, FAULTY = 0, 1
 
 
 def atc(args: argparse.Namespace) -> int:
-    """Write the folder that ATC compiles."""
+    """Write a folder that ATC can compile."""
     from fa_compiler.atc import run, shapes
     from fa_compiler.atc.job import Request
 
@@ -45,9 +45,9 @@ def atc(args: argparse.Namespace) -> int:
 
 
 def air_check(args: argparse.Namespace) -> int:
-    """Tell what is wrong with an `.air` file, or for ATC's parser with an ONNX model (any file named .onnx).
+    """Print the faults of an `.air` file, or of an ONNX model (a file named .onnx) the problems that ATC's parser has.
 
-    The domains are those of the plugins ATC has; without any, our own.
+    The given domains are those for which ATC has plugins; the default is our own domain.
     """
     from fa_compiler.lowering.ascend.air.check import check, verdict
     from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
@@ -96,7 +96,7 @@ def single_op(args: argparse.Namespace) -> int:
 
     if args.check is not None:
         if args.op is not None or args.output is not None:
-            raise InputError("--check takes a file, and nothing else")
+            raise InputError("--check takes a file and no other option")
         findings = check(_file(args.check))
         _print(findings)
         return _conclude(args.check, verdict(findings), findings)

@@ -27,18 +27,18 @@ _SILENT = logging.NullHandler()
 EXIT_CODES = f"""\
 exit codes:
   0    done
-  1    verify found differences, registry diff some that matter, or a check found faults
-  2    bad usage, bad input, or a place that cannot be written
-  3    internal error; please report it with what {DEBUG}=1 prints
+  1    verify found a difference, registry diff found one that matters, or a check found a fault
+  2    bad usage, bad input, or an output that cannot be written
+  3    internal error; please report it with the output of a run with {DEBUG}=1
   130  interrupted
 
-A failed run leaves no output. OUT may exist and is then replaced, a link there by a file; but it may not be
-the input, unless --force is given. "-" is the name of a file like any other.
+A failed run leaves no output. If OUT exists, it is replaced; a link is replaced by a file. OUT may be the input only
+with --force. "-" is an ordinary file name.
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors as one line with exit code 2."""
+    """Prints a usage error as one line and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
@@ -47,8 +47,8 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line.
 
-    Each command sets `run` to the function of this package that takes its arguments, as "module.function": modules are
-    imported when their command runs, so that --help and --version answer at once.
+    Each command sets `run` to the function of this package that runs it, as "module.function". A module is imported
+    only when its command runs, so --help and --version answer at once.
     """
     top = _Parser(
         prog="fa-compiler",
@@ -117,7 +117,7 @@ def _add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--in-place-caches",
         action="store_true",
-        help="make buffers with room of caches that grow by a Concat: changes the model's inputs and outputs",
+        help="replace caches that grow by a Concat by preallocated buffers: changes the model's inputs and outputs",
     )
     command.add_argument("--explain", action="store_true", help="print the reasons in full sentences")
 
@@ -128,14 +128,16 @@ def _add_assume(command: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         action="append",
         default=[],
-        help="what you vouch for; may be repeated or hold several separated by commas: "
+        help="an assumption that you vouch for; may be repeated, or list several separated by commas: "
         + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
     )
 
 
 def _add_verify(commands: _Commands) -> None:
     command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output")
-    command.add_argument("original", metavar="A.onnx", type=Path, help="the truth, run with optimisations off")
+    command.add_argument(
+        "original", metavar="A.onnx", type=Path, help="the model to compare with; runs with optimisations off"
+    )
     command.add_argument("other", metavar="B.onnx", type=Path)
     command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
@@ -161,7 +163,7 @@ def _add_registry(commands: _Commands) -> None:
     show.add_argument("op", metavar="OP")
     show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
     show.set_defaults(run="registry.show_op")
-    diff = _command(actions, "diff", "compare REG_OP headers of an installed CANN with what would be emitted")
+    diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry")
     diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
     diff.set_defaults(run="registry.diff")
@@ -174,8 +176,8 @@ def _add_atc(commands: _Commands) -> None:
     command.add_argument("--soc-version", metavar="S", required=True, help="as ATC names it, such as Ascend910B2")
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
     command.add_argument("--route", metavar="R", default="air", help="air (default), onnx or npu; see docs/ascend.md")
-    command.add_argument("--input-shape", metavar="NAME:1,128;...", default="", help="1~512 and -1 stay open")
-    command.add_argument("--dynamic-dims", metavar="1,128;...", help="the only values -1 will have in a run")
+    command.add_argument("--input-shape", metavar="NAME:1,128;...", default="", help="1~512 and -1 are dynamic")
+    command.add_argument("--dynamic-dims", metavar="1,128;...", help="the only values that -1 has in a run")
     command.add_argument("--precision", metavar="P", default="origin", help="ATC's precision_mode_v2 (default origin)")
     command.add_argument("--single-op", action="store_true", help="also one JSON file for each distinct fused operator")
     _add_assume(command)
@@ -217,13 +219,13 @@ def _tolerance(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0.0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no tolerance; give a number from 0 upwards")
+        raise argparse.ArgumentTypeError(f"{text} is not a tolerance; give a number from 0 upwards")
     return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
-    logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns of is refused, mended or carried through
+    logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns about is refused, repaired or kept
     if argv is None:
         signal.signal(signal.SIGTERM, lambda number, frame: signal.default_int_handler(number, frame))
         for stream in (sys.stdout, sys.stderr):
@@ -259,7 +261,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        report = f"this is a fault of fa-compiler, please report it with what {DEBUG}=1 prints"
+        report = f"this is a fault of fa-compiler; please report it with the output of a run with {DEBUG}=1"
         return _fail(f"internal error: {type(error).__name__}: {one_line(error)}; {report}", INTERNAL)
 
 

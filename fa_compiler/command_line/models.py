@@ -23,11 +23,11 @@ OK, DIFFERENT = 0, 1
 
 
 def optimize(args: argparse.Namespace) -> int:
-    """Fuse, check, optionally verify, and write; the files appear only when all went well."""
+    """Fuse, check, optionally verify, and write. The files appear only if everything succeeded."""
     options = _options(args)
     for path in (args.model, args.output):
         if args.verify and is_special(path):
-            raise InputError(f"{path} is no regular file, and --verify has to read it again; leave one of them out")
+            raise InputError(f"{path} is not a regular file, and --verify has to read it again; leave out --verify")
     loaded = load(args.model)
     check_place(args.output, loaded, args.force)
     if args.report is not None:
@@ -53,7 +53,7 @@ def optimize(args: argparse.Namespace) -> int:
 
 
 def inspect(args: argparse.Namespace) -> int:
-    """Tell what `optimize` would do."""
+    """Print what `optimize` would do."""
     options = _options(args)
     loaded = load(args.model)
     with progress_bar(args.quiet or args.json) as progress:
@@ -113,7 +113,7 @@ def _options(args: argparse.Namespace) -> Options:
 
 
 def _words(args: argparse.Namespace) -> list[str]:
-    """What the user vouches for."""
+    """The assumptions that the user vouches for."""
     words = [word.strip() for group in args.assume for word in group.split(",")]
     return [word for word in words if word]
 
@@ -124,7 +124,7 @@ def _json(report: Report) -> str:
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """A progress bar on standard error if somebody watches it."""
+    """A progress bar on standard error, if that is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return

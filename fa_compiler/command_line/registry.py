@@ -1,4 +1,4 @@
-"""The commands that look into op_registry: list, show, diff."""
+"""The commands `registry list`, `registry show` and `registry diff`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OK, DIFFERENT = 0, 1
 
 
 def show_list(_: argparse.Namespace) -> int:
-    """One line for each operator: how many tensors and attributes it has, and its known variants."""
+    """Print one line for each operator: the numbers of its tensors and attributes, and its known variants."""
     rows = []
     for spec in commands.list_ops():
         counts = (str(len(entries)) for entries in (spec.inputs, spec.outputs, spec.attrs))
@@ -21,7 +21,7 @@ def show_list(_: argparse.Namespace) -> int:
 
 
 def show_op(args: argparse.Namespace) -> int:
-    """An operator's prototype as REG_OP text, with what else is known of it as comments above."""
+    """Print an operator's prototype as REG_OP text. Comments above it tell what else the registry knows."""
     text = commands.show(args.op, args.cann)
     for label, fact in commands.facts(args.op, args.cann):
         print(f"// {label}: {printable(fact)}")
@@ -30,7 +30,7 @@ def show_op(args: argparse.Namespace) -> int:
 
 
 def diff(args: argparse.Namespace) -> int:
-    """How installed headers differ from what would be emitted, the differences that matter first."""
+    """Print how the installed headers differ from the registry. The differences that matter come first."""
     differences = commands.diff_paths(args.paths, args.cann)
     serious = [entry for entry in differences if entry.serious]
     for entry in serious:
@@ -39,7 +39,7 @@ def diff(args: argparse.Namespace) -> int:
         if not entry.serious:
             print(printable(f"note: {entry}"))
     if serious:
-        print(f"{len(serious)} differences: nodes written for this CANN may be refused or read wrongly")
+        print(f"{len(serious)} differences: this CANN may refuse or misread the nodes that are written for it")
         return DIFFERENT
-    print("the headers take what would be emitted")
+    print("the headers accept the nodes that are written")
     return OK

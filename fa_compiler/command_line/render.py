@@ -1,5 +1,4 @@
-"""Prints reports, comparisons and the registry on a terminal. Names come from files and are shown
-literally."""
+"""Prints reports, comparisons and the registry on a terminal. Names come from files and are printed literally."""
 
 from __future__ import annotations
 
@@ -22,16 +21,16 @@ if TYPE_CHECKING:
 
 _STYLES = {"fused": "green", "declined": "yellow", "not_attention": "dim"}
 _PIPE_WIDTH = 200
-"""Columns when the output is no terminal: wide, so that lines can be searched."""
+"""Columns when the output is not a terminal. They are many, so that a search finds whole lines."""
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out, so that a name in a file cannot steer the terminal."""
+    """The text with its control characters escaped: a name in a file must not control the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class _Console(Console):
-    """Rich ends the program with code 1 when nobody reads on, which here means "different"."""
+    """On a broken pipe Rich would exit with code 1, which here means "different"."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -44,7 +43,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def print_report(report: Report, explain: bool) -> None:
-    """The table of blocks, what to change for those declined, with `explain` the sentences too, then the summary."""
+    """Print the table of blocks, the hints for those declined, and the summary; with `explain` full sentences, too."""
     out = console()
     if report.blocks:
         out.print(_table(("block", "status", "anchor", "what"), (_row(block) for block in report.blocks)))
@@ -62,7 +61,7 @@ def print_report(report: Report, explain: bool) -> None:
 
 
 def _hints(report: Report) -> dict[str, list[int]]:
-    """Every hint, and the blocks it is for."""
+    """The hints of the report, each with the numbers of its blocks."""
     found: dict[str, list[int]] = {}
     for block in report.blocks:
         if block.status == "declined" and block.hint:
@@ -71,7 +70,7 @@ def _hints(report: Report) -> dict[str, list[int]]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers in a few words: 0-3, 7."""
+    """Ascending numbers as ranges, such as "0-3, 7"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -82,7 +81,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def summary(report: Report) -> str:
-    """One line: how many blocks became what."""
+    """One line with the number of blocks of each status."""
     if not report.blocks:
         return f"{printable(report.model)}: no attention found"
     parts = [f"{report.count('fused')} fused"]
@@ -96,7 +95,7 @@ def summary(report: Report) -> str:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """The table of outputs and the verdict."""
+    """Print the table of outputs and the verdict."""
     rows = []
     for output in comparison.outputs:
         largest = "" if output.largest is None else f"{output.largest:.2g}"
@@ -106,15 +105,15 @@ def print_comparison(comparison: Comparison) -> None:
     out = console()
     out.print(_table(("output", "type", "largest difference", "verdict"), rows))
     faults = sum(output.fault is not None for output in comparison.outputs)
-    whole = f"{faults} of {len(rows)} outputs differ" if faults else f"all {len(rows)} outputs agree"
-    out.print(Text(f"{whole} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
+    verdict_line = f"{faults} of {len(rows)} outputs differ" if faults else f"all {len(rows)} outputs agree"
+    out.print(Text(f"{verdict_line} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
     sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
     what = f"with {comparison.feed}" if faults else f"in {comparison.rounds} rounds" if comparison.rounds > 1 else ""
     out.print(Text(printable(f"inputs: {sizes}" + (f"; {what}" if what else ""))))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A plain table."""
+    """Print a table with a heading."""
     console().print(_table(headings, rows))
 
 
@@ -146,7 +145,7 @@ def _fused(block: Block) -> str:
 
 def _cache(cache: CacheLine) -> str:
     if cache.present is None:
-        return f"cache {cache.past}: as it was: {cache.reason}" + (f" [{cache.culprit}]" if cache.culprit else "")
+        return f"cache {cache.past}: not changed: {cache.reason}" + (f" [{cache.culprit}]" if cache.culprit else "")
     line = f"cache {cache.past}: a buffer, written in place as {cache.present}; {cache.length} counts its tokens"
     return line + (f"; copied for {', '.join(cache.copied)}" if cache.copied else "")
 

@@ -1,1 +1,1 @@
-"""The comparison of two models on the same inputs: random ones, masks, caches, or the user's own."""
+"""The comparison of two models on the same inputs: random tensors, masks and caches, or the user's inputs."""

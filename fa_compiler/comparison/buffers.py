@@ -1,10 +1,13 @@
-"""Caches that are buffers in one model and grow in another: inputs for both, and outputs that can be compared.
+"""Caches that are buffers in the changed model and grow in the original: inputs for both, and comparable outputs.
 
-A model made with `in_place_caches` names its buffers in its metadata. Its runs correspond to runs of the original:
+A model that was made with `in_place_caches` names its buffers in its metadata. Its inputs and outputs correspond to
+those of the original:
 
-    past of L tokens         a buffer with room for more, whose first L rows are the past; what lies behind is NaN here
-    present of L + s tokens  the first L + s rows of the same piece of memory
-    the rest                 as it was, and L beside it
+    original                   changed model
+    -------------------------  ------------------------------------------------------------------------------------
+    a past of L tokens         a larger buffer, whose first L rows are the past; the comparison fills the rest with NaN
+    a present of L + s tokens  the first L + s rows of the same buffer
+    any other tensor           the same tensor; one more input holds L
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from fa_compiler.errors import InputError
 from fa_compiler.passes.in_place import METADATA
 
 SPARE = 3
-"""Rows that the buffers have beyond those in use."""
+"""Number of rows that the buffers have beyond the rows in use."""
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """One cache of a changed model: the input `past`, the output `present`, the axis of the tokens and the input with
-    their number."""
+    """One cache of a changed model: its input `past` and output `present`, the axis of the tokens, and the input
+    `length` with the number of tokens."""
 
     past: str
     present: str
@@ -40,7 +43,11 @@ class Buffer:
 
 
 def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
-    """The buffers of a model, none if it was made without `in_place_caches`. Raises InputError for other metadata."""
+    """The buffers of a model; a model made without `in_place_caches` has none.
+
+    Raises:
+        InputError: the metadata entry does not have the expected form.
+    """
     found = next((entry.value for entry in model.metadata_props if entry.key == METADATA), "[]")
     try:
         buffers = tuple(Buffer(**entry) for entry in json.loads(found))
@@ -56,11 +63,15 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
 def buffer_feeds(
     buffers: Sequence[Buffer], feeds: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The inputs of the changed model for those and the outputs of the original's run."""
+    """The inputs of the changed model, from the inputs (`feeds`) and outputs of a run of the original.
+
+    Raises:
+        InputError: the original model has no such cache, or the cache has no such axis.
+    """
     changed = dict(feeds)
     for buffer in buffers:
         if buffer.past not in feeds or buffer.present not in outputs:
-            raise InputError(f"the cache '{buffer.past}', '{buffer.present}' is none of the original model")
+            raise InputError(f"the original model has no cache '{buffer.past}', '{buffer.present}'")
         past, present = feeds[buffer.past], outputs[buffer.present]
         if past.ndim != present.ndim or not 0 <= buffer.axis < past.ndim:
             raise InputError(f"the cache '{buffer.past}', '{buffer.present}' has no axis {buffer.axis} in the original")
@@ -76,7 +87,7 @@ def buffer_feeds(
 def grown_outputs(
     buffers: Sequence[Buffer], found: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The outputs of the changed model as those of the original: without the rows that are not in use."""
+    """The outputs `found` of the changed model in the shapes of the original, without the rows that are not in use."""
     grown = dict(found)
     for buffer in buffers:
         grown[buffer.present] = buffer.rows(found[buffer.present], outputs[buffer.present].shape[buffer.axis])
@@ -84,5 +95,5 @@ def grown_outputs(
 
 
 def _garbage(dtype: np.dtype) -> float | int:
-    """What no result may depend on."""
+    """The value of the rows that are not in use; no result may depend on it."""
     return float("nan") if dtype.kind == "f" or dtype == ml_dtypes.bfloat16 else 77

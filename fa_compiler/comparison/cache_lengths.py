@@ -1,21 +1,22 @@
-"""Random inputs for attention over caches: sizes and lengths that do not contradict each other.
+"""Random inputs for attention over caches: sizes and lengths that are consistent.
 
-The number of keys is given in three ways: by shapes, by a total, and by a length for each batch entry.
+Three things give the number of keys: shapes, a total, and a length for each batch entry.
 
     com.microsoft.GroupQueryAttention   S rows, past of P keys, T = total_sequence_length, length = seqlens_k + 1
         without a past   T = S
-        prompt           T = S, whatever past holds
+        prompt           T = S, for any past
         after it         S < T <= P + S, with one row or one batch entry; no entry has fewer keys than rows
         always           1 <= length <= T
     ai.onnx.Attention                   T keys, length = nonpad_kv_seqlen
         always           1 <= length <= T
     com.microsoft.MultiHeadAttention, DecoderMaskedMultiHeadAttention
-                                        S rows, past with room for P keys, length = past_sequence_length
+                                        S rows, past with a capacity of P keys, length = past_sequence_length
         always           length + S = T <= P, with a mask or bias for T keys
 
-Sizes are tried in turn: one token after a full cache, several for one batch entry, a prompt. A length or total that is
-an input, up to casts, shapes and constants added, gets the number it has to have, and an input whose sum is a length is
-a mask. Where the model computes one otherwise, its nodes are run by ONNX Runtime, and what they give has to agree.
+Sizes are tried in turn: one token after a full cache, several tokens of one batch entry after it, a prompt. A length or
+total may be an input of the model, apart from casts, reshapes and added constants; this input then gets the right
+number. If a length is the sum of an input, that input is a mask. If the model computes a length in another way, ONNX
+Runtime runs these nodes, and their result has to be consistent with the sizes.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6
 NONPAD = 6
 """Inputs of GroupQueryAttention, and of ai.onnx Attention."""
-ROOMS = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
-"""Operators that may have caches with room, and which input is the first; the mask and the bias come before it."""
+PREALLOCATED = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
+"""Operators that may have preallocated caches, and the index of the first cache. The mask and the bias precede it."""
 
 MAX_NODES = 1000
-"""Lengths that take more nodes are left to the model."""
+"""Lengths that need more nodes than this are not computed; the run of the model will show whether they fit."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes to try: batch entries, rows of the query, keys of a cache, and whether all keys are in the rows."""
+    """Sizes to try: batch size, rows of the query and keys of a past. In a prompt, the rows have all the keys."""
 
     batch: int
     rows: int
@@ -55,9 +56,13 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class CacheCall:
-    """One attention: its batch, rows and past, its total, by its size or by a value, and its lengths, which are `more`
-    than the value says. With `room` its past has room for more keys, and the length is the number of those before."""
+class CachedAttention:
+    """One attention node over a cache.
+
+    `batch`, `rows` and `past` are sizes of its inputs. `total` is the number of keys, as a size or as a value of the
+    graph. The length of a batch entry is the value `lengths` plus `length_offset`. A `preallocated` past has a capacity
+    of `past` keys, and the length counts the keys before the new ones.
+    """
 
     node: ir.Node
     batch: Dim
@@ -65,18 +70,19 @@ class CacheCall:
     past: Dim | None
     total: Dim | ir.Value
     lengths: ir.Value
-    more: int
-    room: bool = False
+    length_offset: int
+    preallocated: bool = False
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """The operator and name of the node, for messages."""
         return f"{self.node.op_type} {self.node.name!r}"
 
 
 @dataclass(frozen=True)
-class Given:
-    """What inputs have to be: batch entries, other symbols of sizes, numbers of inputs, and which inputs are masks."""
+class Requirements:
+    """Requirements on the inputs: the batch size, the other symbolic sizes, the values of inputs by name, and the names
+    of the inputs that are masks."""
 
     batch: int
     sizes: Mapping[str, int]
@@ -85,14 +91,14 @@ class Given:
 
 
 def size_name(name: str, axis: int) -> str:
-    """The symbol of an input's size that has none of its own."""
+    """The symbol for a size of an input that has no symbol in the model."""
     return f"size {axis} of {name}"
 
 
-def cache_calls(model: onnx.ModelProto) -> list[CacheCall]:
-    """The attention of a model whose lengths are given to it."""
+def cached_attention(model: onnx.ModelProto) -> list[CachedAttention]:
+    """The attention nodes of a model that take the lengths as an input."""
     kinds = {(node.domain, node.op_type) for node in model.graph.node}
-    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *ROOMS}:
+    if not kinds & {GROUP_QUERY, ("", "Attention"), ("ai.onnx", "Attention"), *PREALLOCATED}:
         return []
     loaded = ir.from_proto(model)
     for value in loaded.graph.inputs:
@@ -104,8 +110,8 @@ def cache_calls(model: onnx.ModelProto) -> list[CacheCall]:
     return [call for call in found if call is not None]
 
 
-def attempts(calls: Sequence[CacheCall], length: int, batch: int, shared: bool) -> Iterator[Given]:
-    """What to try, likeliest first; `shared` keeps all keys within past."""
+def attempts(calls: Sequence[CachedAttention], length: int, batch: int, shared: bool) -> Iterator[Requirements]:
+    """The requirements to try, the likeliest first. With `shared` all keys, new ones included, fit into the past."""
     past = 2 * length if shared else length
     after = (Sizes(batch, 1, past), Sizes(1, length, past)) if any(call.past is not None for call in calls) else ()
     for sizes in (*after, *(Sizes(count, length, past, prompt=True) for count in (batch, 1))):
@@ -113,9 +119,9 @@ def attempts(calls: Sequence[CacheCall], length: int, batch: int, shared: bool) 
 
 
 def disagreement(
-    model: onnx.ModelProto, calls: Sequence[CacheCall], sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray]
+    model: onnx.ModelProto, calls: Sequence[CachedAttention], sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Why these inputs do not agree, None if nothing is known against them."""
+    """Why these inputs are inconsistent, or None if no inconsistency is known."""
     values = {value for call in calls for value in (call.total, call.lengths) if isinstance(value, ir.Value)}
     numbers = _computed(model, values, feeds)
     for call in calls:
@@ -125,7 +131,7 @@ def disagreement(
 
 
 def shared_pairs(model: onnx.ModelProto) -> dict[str, str]:
-    """The pasts of GroupQueryAttention that are inputs, and their presents that are outputs."""
+    """The present of each past of a GroupQueryAttention, where the past is an input and the present an output."""
     inputs, outputs = ({value.name for value in values} for values in (model.graph.input, model.graph.output))
     pairs: dict[str, str] = {}
     for node in model.graph.node:
@@ -138,7 +144,7 @@ def _open(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 
-def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
+def _call(node: ir.Node, info: ShapeInfo) -> CachedAttention | None:
     def size(index: int, axis: int) -> Dim:
         value = input_of(node, index)
         shape = None if value is None else info.shape(value)
@@ -150,26 +156,28 @@ def _call(node: ir.Node, info: ShapeInfo) -> CacheCall | None:
             return None
         known = info.integer(total)
         past = None if input_of(node, PASTS[0]) is None else size(PASTS[0], 2)
-        return CacheCall(node, size(0, 0), size(0, 1), past, total if known is None else known, lengths, 1)
-    if (first := ROOMS.get((node.domain, node.op_type))) is not None:
+        return CachedAttention(node, size(0, 0), size(0, 1), past, total if known is None else known, lengths, 1)
+    if (first := PREALLOCATED.get((node.domain, node.op_type))) is not None:
         lengths = input_of(node, first + 2)
         beside = first - 2 if input_of(node, first - 2) is not None else first - 1
         if lengths is None:
             return None
-        return CacheCall(node, size(0, 0), size(0, 1), size(first, 2), size(beside, -1), lengths, 0, room=True)
+        return CachedAttention(
+            node, size(0, 0), size(0, 1), size(first, 2), size(beside, -1), lengths, 0, preallocated=True
+        )
     lengths = input_of(node, NONPAD) if is_op(node, "Attention") else None
     if lengths is None:
         return None
-    return CacheCall(node, size(0, 0), size(0, -2), None, size(1, -2), lengths, 0)
+    return CachedAttention(node, size(0, 0), size(0, -2), None, size(1, -2), lengths, 0)
 
 
-def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
+def _given(calls: Sequence[CachedAttention], tried: Sizes, shared: bool) -> Requirements:
     sizes: dict[str, int] = {}
     numbers: dict[str, np.ndarray] = {}
     masks: set[str] = set()
 
     def size(dim: Dim, wanted: int) -> int:
-        """The number of a size, which becomes the wanted one where it is open."""
+        """The value of a size; a symbol without a value gets the wanted one."""
         atom = dim.single_atom
         if atom is not None and atom.op == "symbol":
             return sizes.setdefault(atom.name, wanted)
@@ -179,9 +187,9 @@ def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
     for call in calls:
         batch, rows = size(call.batch, tried.batch), size(call.rows, tried.rows)
         past = None if call.past is None else size(call.past, tried.past)
-        held = shared or (call.past is not None and call.past.is_const)
-        keys = rows if past is None or tried.prompt else past if held else past + rows
-        if call.room and past is not None:
+        keys_in_past = shared or (call.past is not None and call.past.is_const)
+        keys = rows if past is None or tried.prompt else past if keys_in_past else past + rows
+        if call.preallocated and past is not None:
             keys = max(rows, past - past // 4)
         total = size(call.total, keys) if isinstance(call.total, Dim) else keys
         if isinstance(call.total, ir.Value):
@@ -190,19 +198,19 @@ def _given(calls: Sequence[CacheCall], tried: Sizes, shared: bool) -> Given:
                 numbers[origin.name] = np.array(total - origin.added)
         least = 1 if total == rows else min(rows, total)
         lengths = np.maximum(total - np.arange(batch) % 2 * max(1, total // 4), least)
-        if call.room:
+        if call.preallocated:
             lengths = np.array(total - rows)
         origin = _origin(call.lengths)
         if origin is not None and origin.summed:
             masks.add(origin.name)
         elif origin is not None:
-            numbers[origin.name] = lengths - call.more - origin.added
-    return Given(tried.batch, sizes, numbers, frozenset(masks))
+            numbers[origin.name] = lengths - call.length_offset - origin.added
+    return Requirements(tried.batch, sizes, numbers, frozenset(masks))
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """The input that a value is read from: the value is `added` more than it, or than its sum."""
+    """The input from which a value is computed: the value is the input, or its sum if `summed`, plus `added`."""
 
     name: str
     added: int
@@ -231,7 +239,7 @@ def _origin(value: ir.Value | None) -> _Origin | None:
     return None if value is None or not value.name else _Origin(value.name, added, summed)
 
 
-def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> str | None:
+def _fault(call: CachedAttention, sizes: Mapping[str, int], numbers: Mapping[str, np.ndarray]) -> str | None:
     rows, batch = call.rows.evaluate(sizes), call.batch.evaluate(sizes)
     past = None if call.past is None else call.past.evaluate(sizes)
     if isinstance(call.total, Dim):
@@ -240,15 +248,15 @@ def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.n
         array = numbers.get(call.total.name or "")
         total = None if array is None or array.size != 1 else int(array.reshape(()))
     lengths = numbers.get(call.lengths.name or "")
-    if call.room:
-        return _fault_of_room(rows, past, total, lengths)
+    if call.preallocated:
+        return _preallocated_fault(rows, past, total, lengths)
     longest, shortest = (0, 1) if lengths is None or not lengths.size else (int(lengths.max()), int(lengths.min()))
-    longest, shortest = longest + call.more, shortest + call.more
+    longest, shortest = longest + call.length_offset, shortest + call.length_offset
     if shortest < 1:
         return f"a batch entry has {shortest} keys"
     if total is not None and lengths is not None and longest > total:
         return f"a batch entry has {longest} keys of {total}"
-    if call.more == 0 or total is None or rows is None or total == rows:
+    if call.length_offset == 0 or total is None or rows is None or total == rows:
         return None
     if total < rows or call.past is None:
         return f"{rows} rows come with {total} keys"
@@ -259,7 +267,7 @@ def _fault(call: CacheCall, sizes: Mapping[str, int], numbers: Mapping[str, np.n
     return f"a batch entry of {shortest} keys has {rows} rows" if lengths is not None and shortest < rows else None
 
 
-def _fault_of_room(rows: int | None, past: int | None, total: int | None, before: np.ndarray | None) -> str | None:
+def _preallocated_fault(rows: int | None, past: int | None, total: int | None, before: np.ndarray | None) -> str | None:
     if rows is None or before is None or before.size != 1:
         return None
     keys = int(before.reshape(())) + rows
@@ -271,7 +279,7 @@ def _fault_of_room(rows: int | None, past: int | None, total: int | None, before
 
 
 def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the values hold, by name, where that can be found without the rest of the model."""
+    """The contents of the values by name, for those that can be computed without the rest of the model."""
     found: dict[str, np.ndarray] = {}
     wanted: list[str] = []
     for value in values:
@@ -288,13 +296,13 @@ def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str,
     try:
         session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results = session.run(wanted, {value.name: feeds[value.name] for value in session.get_inputs()})
-    except Exception:  # ONNX Runtime's exceptions share no base class; the comparison will run the model and tell
+    except Exception:  # ONNX Runtime's exceptions share no base class; the run of the model will report the error
         return found
     return found | dict(zip(wanted, map(np.asarray, results), strict=True))
 
 
 def _part(model: onnx.ModelProto, outputs: Sequence[str]) -> onnx.ModelProto | None:
-    """The nodes that make some values, as a model; None where they are many, or hold graphs or weights."""
+    """The nodes that compute the outputs, as a model; None if they are too many or hold graphs or external weights."""
     graph, needed, nodes = model.graph, set(outputs), []
     for node in reversed(graph.node):
         if not needed.isdisjoint(node.output):

@@ -1,13 +1,13 @@
 """Runs two models in ONNX Runtime on the same inputs and compares every output.
 
-The first model is the truth: it runs with graph optimisations off. An output agrees when NaN and infinities
-sit at the same places and the finite values differ by at most the tolerance times the largest finite value of
-the original; integer, boolean and text outputs have to be equal. Unless a tolerance was asked for, an output also
-agrees when ONNX Runtime's own optimisations change the original's half as much.
+The first model, the original, is the truth: it runs with graph optimisations off. An output agrees if NaN and
+infinities are at the same positions, and the finite values differ by at most the tolerance times the largest finite
+value of the original. Integer, boolean and text outputs have to be equal. If the user gave no tolerance, an output also
+agrees if ONNX Runtime's own optimisations change the original's output by at least half as much.
 
-Random inputs are tried in rounds: with ones and zeros in masks first, then with what else users feed (masks.py), as far
-as the original runs with it. The first round that shows a difference is the result. Open sizes are tried until the
-original runs.
+Random inputs come in rounds: first with ones and zeros in masks, then with the other masks that users feed (masks.py).
+A round with which the original does not run is left out. The first round that shows a difference is the result. Dynamic
+sizes are tried in turn until the original runs.
 """
 
 from __future__ import annotations
@@ -38,19 +38,18 @@ TOLERANCES = {
     onnx.TensorProto.FLOAT16: 2e-3,
     onnx.TensorProto.FLOAT: 1e-5,
 }
-"""By the coarsest type a model computes in, coarsest first. ONNX Runtime with and without its own
-optimisations differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bfloat16 has 3 bits less
-than float16."""
+"""The tolerance by the coarsest type of a model, the coarsest first. With and without its own optimisations, ONNX
+Runtime differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bfloat16 has 3 bits less than float16."""
 
 
 EMPTY_ROW_TOLERANCE = 5e-3
-"""The least tolerance for masks with a row that is masked everywhere: a number such as -1e4 there leaves a float32
-score ten bits behind the point, and the last bit of a score decides how it is rounded. A wrong fusion differs by more
-than that there."""
+"""The least tolerance for masks with a row that is masked everywhere. Beside a mask number such as -1e4, a float32
+score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes visible. The error
+of a wrong fusion is larger than this in such rows."""
 
 
 class CannotRunError(FaCompilerError):
-    """The model to be compared does not load or run, though the original does."""
+    """The compared model does not load or run, although the original does."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All outputs, in the original's order, and the tolerance that was used. `feed` says what the inputs were, `sizes`
-    what sizes they had, `rounds` how many kinds of inputs were tried."""
+    """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
+    inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried."""
 
     outputs: tuple[Output, ...]
     tolerance: float
@@ -93,11 +92,19 @@ def compare_models(
     shared: bool = False,
     assume: Collection[str] = (),
 ) -> Comparison:
-    """Compare two model files; `name` stands for `other` in messages. With `shared`, each past of a
-    GroupQueryAttention of `original` and its present are bound to one buffer, in both. Where the caches of `other`
-    alone are buffers (`optimize` with `in_place_caches`), each gets room for more tokens, NaN behind those it has,
-    is bound as past and present, and is compared as far as the original's goes. `assume` is what the user vouches for
-    (ASSUMPTIONS): random inputs keep to it.
+    """Compare two model files.
+
+    If only `other` has caches that are buffers (`optimize` with `in_place_caches`), each of its buffers gets spare rows
+    of NaN and is bound as past and as present. Only the rows that the original has are compared.
+
+    Args:
+        original: the model that is the truth.
+        other: the model to compare.
+        inputs: an .npz file with the inputs; None makes random inputs.
+        rtol: the tolerance; None chooses it by the coarsest type.
+        name: stands for `other` in messages.
+        shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer, in both models.
+        assume: the assumptions (ASSUMPTIONS) that the user vouches for. Random inputs satisfy them.
 
     Raises:
         InputError: a file or the inputs cannot be used, or ONNX Runtime cannot run the original.
@@ -126,11 +133,11 @@ def compare_models(
         except Exception as error:
             beside = f" with {what.name}" if count > 1 else ""
             raise CannotRunError(f"ONNX Runtime runs {original} but not {name}{beside}: {one_line(error)}") from None
-        allowed = tolerance if rtol is not None or count == 1 else _wider(tolerance, what)
+        allowed = tolerance if rtol is not None or count == 1 else _round_tolerance(tolerance, what)
         outputs = [compare_output(key, value, second, allowed) for key, value in first.items()]
         if rtol is None and any(output.fault is not None and output.largest is not None for output in outputs):
             third = _Runner(original, proto, optimise=True).run(feeds, pairs)
-            outputs = [_pardoned(output, first[output.name], third.get(output.name)) for output in outputs]
+            outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
         sizes = {key: array.shape for key, array in feeds.items()}
         current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
         if not current.same:
@@ -149,10 +156,10 @@ def _rounds(
     shared: bool,
     assume: Collection[str],
 ) -> Iterator[tuple[Kind, dict[str, np.ndarray], dict[str, Any]]]:
-    """What to compare: the kind of inputs, the inputs, and what the original gives. The first round is always there.
+    """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at least one round.
 
     Raises:
-        InputError: no inputs can be made, or the original does not run with them.
+        InputError: no inputs can be made, or the original runs with none of them.
     """
     if inputs is not None:
         feeds = load_inputs(inputs, proto)
@@ -182,27 +189,30 @@ def _rounds(
             continue
         break
     else:
-        hint = "; give inputs that suit the model by verify's --inputs"
+        hint = "; give inputs that fit the model with verify --inputs"
         raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
     yield Kind("masks of ones and zeros"), feeds, first
     for kind in kinds(graph_inputs(proto), assume):
         try:
             other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
             first = runner.run(other, pairs)
-        except Exception:  # what the original cannot run says nothing about the other model
+        except Exception:  # inputs with which the original does not run say nothing about the other model
             continue
         yield kind, other, first
 
 
-def _wider(tolerance: float, what: Kind) -> float:
-    """The tolerance of a further round: ten times as much, up to that of empty rows, for rows that see few keys have
-    little to average their rounding with."""
+def _round_tolerance(tolerance: float, what: Kind) -> float:
+    """The tolerance of a round after the first. It is ten times larger, up to EMPTY_ROW_TOLERANCE, because rows that
+    attend few keys average less of their rounding errors."""
     wide = EMPTY_ROW_TOLERANCE if what.empty_rows else min(10 * tolerance, EMPTY_ROW_TOLERANCE)
     return max(tolerance, wide)
 
 
-def _pardoned(output: Output, first: Any, third: Any) -> Output:
-    """Some models enlarge rounding: what ONNX Runtime's own optimisations change, a fusion may change twice."""
+def _allow_noise(output: Output, first: Any, third: Any) -> Output:
+    """The output, without its fault if the difference is at most twice that of ONNX Runtime's own optimisations.
+
+    Some models amplify rounding errors. `first` and `third` are the original's outputs without and with optimisations.
+    """
     if output.fault is None or output.largest is None or not isinstance(third, np.ndarray):
         return output
     noise = compare_arrays(first, third, float("inf"))[0] or 0.0
@@ -231,7 +241,10 @@ def compare_output(name: str, expected: Any, others: Mapping[str, Any], toleranc
 
 
 def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -> tuple[float | None, str | None]:
-    """The largest relative difference, and why the arrays do not agree (None if they do)."""
+    """The largest difference, relative to the largest finite `expected` value, and why the arrays do not agree.
+
+    The first is None if it does not apply, the second is None if they agree.
+    """
     if expected.dtype != actual.dtype:
         return None, f"the type is {actual.dtype}, not {expected.dtype}"
     if expected.shape != actual.shape:
@@ -242,7 +255,7 @@ def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -
     left, right = expected.astype(np.float64), actual.astype(np.float64)
     for what, test in (("NaN", np.isnan), ("+infinity", np.isposinf), ("-infinity", np.isneginf)):
         if count := int(np.count_nonzero(test(left) != test(right))):
-            return None, f"{what} is at other places ({count} of {left.size} elements)"
+            return None, f"{what} is at other positions ({count} of {left.size} elements)"
     finite = np.isfinite(left)
     with np.errstate(invalid="ignore"):  # infinity minus itself, which `finite` leaves out
         difference = float(np.max(np.abs(left - right), where=finite, initial=0.0))
@@ -254,7 +267,7 @@ def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -
 
 
 def _compare_objects(expected: Any, actual: Any, tolerance: float) -> tuple[float | None, str | None]:
-    """Sequences element by element, anything else (a map) by equality."""
+    """Compare sequences element by element, and other objects (maps) by equality."""
     if not (isinstance(expected, list) and isinstance(actual, list)):
         return None, None if expected == actual else "the values differ"
     if len(expected) != len(actual):
@@ -282,7 +295,7 @@ def _is_float(dtype: np.dtype) -> bool:
 
 
 class _Runner:
-    """A session and the detour bfloat16 takes, which NumPy does not have."""
+    """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue."""
 
     def __init__(self, path: Path, proto: onnx.ModelProto, optimise: bool) -> None:
         options = ort.SessionOptions()
@@ -294,7 +307,7 @@ class _Runner:
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]) -> dict[str, Any]:
-        """The outputs; an input in `buffers` and the output it names there lie in one buffer."""
+        """The outputs of a run. `buffers` maps an input to the output that shares its memory."""
         names = [output.name for output in self._session.get_outputs()]
         types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
         if buffers:
@@ -308,7 +321,7 @@ class _Runner:
         self, names: Sequence[str], feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]
     ) -> dict[str, Any]:
         binding = self._session.io_binding()
-        memory = {key: array.copy() for key, array in feeds.items()}  # an OrtValue of an array has no memory of its own
+        memory = {key: array.copy() for key, array in feeds.items()}  # an OrtValue of an array shares its memory
         values = {key: _to_ort(array) for key, array in memory.items()}
         for key, value in values.items():
             binding.bind_ortvalue_input(key, value)

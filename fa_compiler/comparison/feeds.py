@@ -1,4 +1,4 @@
-"""Inputs for a comparison: random ones that suit the model, or the user's own from an .npz file."""
+"""Inputs for a comparison: random ones that fit the model, or the user's from an .npz file."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from fa_compiler.comparison.cache_lengths import Given, attempts, cache_calls, disagreement, size_name
+from fa_compiler.comparison.cache_lengths import Requirements, attempts, cached_attention, disagreement, size_name
 from fa_compiler.comparison.masks import Mask, is_mask, ones_and_zeros
 from fa_compiler.errors import InputError, one_line
 
 BATCH = 2
 LENGTH = 16
-"""Sizes given to open dimensions: BATCH to a batch and to a first dimension, LENGTH to any other; twice that
-to the length of a mask over past and present. A dimension is open where it has a name, no size, or the size -1."""
+"""The sizes of dynamic dimensions: BATCH for a batch and for a first dimension, LENGTH for any other, and twice LENGTH
+for a mask over past and present. A dimension is dynamic if it has a name, no size, or the size -1."""
 
 SIZES = ((BATCH, LENGTH), (1, LENGTH), (BATCH, 32), (1, 32), (1, 64), (1, 128), (1, 224), (1, 1))
-"""Batch and length to try in turn where a model does not run with the first: those that join what they have shrunk and
-enlarged want multiples of 32, others a batch of 1."""
+"""Batch and length, to be tried in turn until a model runs. Models that shrink and enlarge their data need multiples of
+32 as length; others need a batch of 1."""
 
 MAX_INDEX = 1000
-"""Random indices stay below this even where the table they index is larger."""
+"""Random indices are below this number, even if the indexed table is larger."""
 
 MAX_ELEMENTS = 1 << 28
-"""Inputs with more elements are not made up: the machine would run out of memory."""
+"""The most elements of a random input; the machine would run out of memory with more."""
 
 _NUMPY: Mapping[int, np.dtype[Any]] = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -49,7 +49,7 @@ _NUMPY: Mapping[int, np.dtype[Any]] = {
 
 
 def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs a caller has to feed: those without an initializer."""
+    """The inputs that a caller has to feed: those without an initializer."""
     given = {tensor.name for tensor in model.graph.initializer}
     return [info for info in model.graph.input if info.name not in given]
 
@@ -63,17 +63,23 @@ def random_inputs(
     length: int = LENGTH,
     masks: Mask | None = None,
 ) -> dict[str, np.ndarray]:
-    """Random inputs: a symbolic dimension has one size throughout, indices are valid for the table they
-    index, masks hold ones and some zeros, positions count up, lengths of caches agree (cache_lengths.py).
+    """Random inputs for a model.
 
-    `shared` leaves room in a past for the keys that are new, as one buffer for past and present needs it. `batch` and
-    `length` are the sizes of open dimensions; `masks` makes other masks (masks.py), but none of those that say how many
-    keys there are.
+    Each symbolic dimension has one size in all inputs. Indices are valid for the indexed table, masks hold ones and
+    some zeros, positions count up, and the lengths of caches are consistent (cache_lengths.py).
+
+    Args:
+        model: the model.
+        name: the name of the model for messages.
+        seed: of the random numbers.
+        shared: leave space for the new keys in a past, which one buffer for past and present needs.
+        batch, length: the sizes of dynamic dimensions.
+        masks: makes other masks (masks.py). A mask whose sum is a number of keys is never changed.
 
     Raises:
-        InputError: an input is no tensor of numbers, or too large for this; or no lengths were found that agree.
+        InputError: an input is not a tensor of numbers or is too large, or no consistent lengths were found.
     """
-    calls = cache_calls(model)
+    calls = cached_attention(model)
     sums = _sums(graph_inputs(model), length)
     if not calls:
         return _made(model, name, seed, _Sizes(sums, batch, length), None, masks)
@@ -85,11 +91,11 @@ def random_inputs(
         if fault is None:
             return feeds
         faults.append(fault)
-    raise InputError(f"{name}: no inputs were made whose lengths agree ({faults[0]}); give them by --inputs")
+    raise InputError(f"{name}: found no inputs with consistent lengths ({faults[0]}); give inputs with --inputs")
 
 
 def _made(
-    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Given | None, masks: Mask | None
+    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Requirements | None, masks: Mask | None
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     bounds = _index_bounds(model.graph)
@@ -98,7 +104,7 @@ def _made(
         tensor = info.type.tensor_type
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:
-            raise InputError(f"{name}: no random values can be made for input '{info.name}'; give them by --inputs")
+            raise InputError(f"{name}: no random values can be made for input '{info.name}'; give inputs with --inputs")
         shape = tuple(sizes.of(info.name, dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             text = " x ".join(map(str, shape))
@@ -115,7 +121,7 @@ def _made(
 
 
 def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
-    """The inputs of `model` from an .npz file; bfloat16 may be stored as uint16 bits, raw or float32.
+    """The inputs of `model` from an .npz file. bfloat16 may be stored as uint16 bits, as raw bytes or as float32.
 
     Raises:
         InputError: the file cannot be read, or does not fit the model.
@@ -138,7 +144,7 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise InputError(f"{path} holds '{name}', which is no array; save the inputs by name with numpy.savez")
+            raise InputError(f"{path} holds '{name}', which is not an array; save the inputs by name with numpy.savez")
     return {name: _typed(path, name, arrays[name], info) for name, info in wanted.items()}
 
 
@@ -163,7 +169,7 @@ def _typed(path: Path, name: str, array: np.ndarray, info: onnx.ValueInfoProto) 
 
 
 class _Sizes:
-    """One size for each symbol, in `known` once it was asked for; an expression of symbols is computed from them."""
+    """The sizes of dimensions. A symbol gets its size, in `known`, on its first use; expressions are computed."""
 
     def __init__(self, known: dict[str, int], batch: int, length: int) -> None:
         self.known = known
@@ -202,13 +208,14 @@ class _Sizes:
                         return a * b
                     case ast.FloorDiv():
                         return a // b
-        raise ValueError("no plain expression")
+        raise ValueError("not a sum, difference, product or quotient of symbols and integers")
 
 
 def _sums(inputs: Sequence[onnx.ValueInfoProto], length: int) -> dict[str, int]:
-    """Symbols that must be the sum of two lengths: exporters often name them apart from their terms.
+    """The sizes of symbols that have to be the sum of two lengths, past and present.
 
-    With a cache among the inputs that is the last dimension of a mask, if no other input has it.
+    Exporters often give such a sum a symbol of its own. If the inputs hold a cache, it is the last dimension of a mask,
+    provided that no other input has this symbol.
     """
     ends: dict[str, set[bool]] = {}
     past = present = 0
@@ -242,7 +249,7 @@ def _values(
 
 
 def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
-    """For inputs that reach a Gather as indices: the size of the smallest table they index."""
+    """The size of the smallest table that an input indexes, for the inputs that are the indices of a Gather."""
     tables = {tensor.name: tensor.dims for tensor in graph.initializer}
     origin = {info.name: info.name for info in graph.input}
     bounds: dict[str, int] = {}

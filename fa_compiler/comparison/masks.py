@@ -1,7 +1,7 @@
-"""Masks for a comparison: what users feed to a model beside ones and zeros.
+"""The masks of a comparison: ones and zeros, and the other values that users feed.
 
-A mask is an input with "mask" in its name. Every kind but the first is tried in a round of its own, and left out where
-it would break what the user vouched for:
+A mask is an input with "mask" in its name. Each kind but the first has its own round. A kind is left out if it would
+break an assumption that the user vouches for:
 
     kind                        types      left out with
     --------------------------  ---------  ----------------------------------------------
@@ -9,7 +9,7 @@ it would break what the user vouched for:
     ones                        all
     zeros in a whole row        all        no-empty-rows, masks-dominate
     ids of packed sequences     integers   binary-masks
-    numbers from -1 to 2        integers   binary-masks, unbroken-sequences: labels come back there
+    numbers from -1 to 2        integers   binary-masks, unbroken-sequences (a label appears again after another)
     0 and -inf, the lowest      floats     binary-masks
       number, -1e9, -1e4
     the same in a whole row     floats     binary-masks, no-empty-rows, masks-dominate
@@ -30,12 +30,12 @@ from fa_compiler.passes.options import BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_RO
 Mask = Callable[[tuple[int, ...], "np.dtype[Any]"], np.ndarray]
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 EXCLUDING = (-np.inf, None, -1e9, -1e4)
-"""Numbers that exporters write for masked keys; None is the lowest number of the type."""
+"""Numbers that exporters use for masked keys; None is the lowest number of the type."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of masks: what a report calls it, how it is made, and whether it masks rows everywhere."""
+    """One kind of masks: its name in a report, the function that makes it, and whether it masks whole rows."""
 
     name: str
     make: Mask | None = None
@@ -43,12 +43,12 @@ class Kind:
 
 
 def is_mask(info: onnx.ValueInfoProto) -> bool:
-    """Is an input a mask, by its name?"""
+    """Whether an input is a mask by its name."""
     return "mask" in info.name.lower()
 
 
 def kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> Iterator[Kind]:
-    """The kinds to try for the inputs of a model, beside ones and zeros, where the user vouches for `assume`."""
+    """The kinds to try for the inputs of a model, after ones and zeros, if the user vouches for `assume`."""
     types = {info.type.tensor_type.elem_type for info in inputs if is_mask(info)}
     if not types:
         return
@@ -71,7 +71,7 @@ def kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> I
 
 
 def ones_and_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Ones; along the last axis every second row ends in zeros, as a padded batch does."""
+    """Ones. Every second row along the last axis ends in zeros, as in a padded batch."""
     mask = np.ones(shape, np.int64)
     if shape and shape[-1] > 1:
         mask.reshape(-1, shape[-1])[1::2, -max(1, shape[-1] // 4) :] = 0
@@ -86,7 +86,7 @@ def _empty_row(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """1 1 2 2 3 and so on, in every second row with zeros behind."""
+    """1 1 2 2 3 and so on; every second row ends in zeros."""
     if dtype.kind not in "iu" or not shape:
         return ones_and_zeros(shape, dtype)
     ids = np.arange(shape[-1]) // max(2, shape[-1] // 3) + 1
@@ -95,7 +95,7 @@ def _packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _small(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """Numbers from -1, where the type has it, to 2; every row begins with a 1."""
+    """Numbers from -1 (0 for unsigned types) to 2; every row begins with a 1."""
     if dtype.kind not in "iu" or not shape:
         return ones_and_zeros(shape, dtype)
     mask = np.random.default_rng(0).integers(-1 if dtype.kind == "i" else 0, 3, shape)

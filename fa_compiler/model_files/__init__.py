@@ -1,1 +1,1 @@
-"""Model files: reading them without their weights, mending what ONNX Runtime takes, and writing results."""
+"""Model files: they are read without their weights, repaired as ONNX Runtime reads them, and written."""

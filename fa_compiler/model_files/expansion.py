@@ -1,7 +1,7 @@
-"""How much a model grows when its functions are inlined, known before that is done.
+"""How much a model grows when its functions are inlined, computed before that is done.
 
-Functions that call each other twice double at every level: a file of thirty small functions stands for a billion
-nodes, and neither the checker nor shape inference nor ONNX Runtime comes back from it.
+If each function calls the next one twice, the number of nodes doubles at every level. A file of thirty small functions
+then stands for a billion nodes; the checker, shape inference and ONNX Runtime would not return from it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import onnx
 from fa_compiler.model_files.subgraphs import all_nodes, graphs_of
 
 NODES = 250_000
-"""Nodes that calls of functions may add to a model. What is in a file without functions has no limit."""
+"""The most nodes that calls of functions may add to a model. A model without functions has no limit."""
 
 DEPTH = 100
-"""How deep functions may call each other, as in the ONNX checker."""
+"""The deepest chain of calls of functions; the ONNX checker has the same limit."""
 
 NAMES = 50_000_000
-"""Steps that inlining may take to find new names: it counts upwards from one for each node and value of a name."""
+"""The most steps that inlining may take to find new names. For each node and value with a name, it counts upwards from
+one until the number makes the name unique."""
 
 GRAPHS = 30
-"""How deep graphs may lie in graphs once functions are inlined: what is deeper cannot be read from a file again."""
+"""The deepest nesting of graphs after functions are inlined. A model with a deeper one cannot be read from a file."""
 
 _Key = tuple[str, str, str]
 
 
 def excess(model: onnx.ModelProto) -> str | None:
-    """What is too much of the model's functions, on one line; None where nothing is."""
+    """The limit that the model's functions exceed, as a sentence on one line; None if they exceed none."""
     if not model.functions:
         return None
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
@@ -64,7 +65,7 @@ def excess(model: onnx.ModelProto) -> str | None:
 
 
 def _go_inside(inside: defaultdict[_Key, int], nodes: Iterable[onnx.NodeProto], depth: int) -> int:
-    """Note for each function that is called here how many graphs lie around the call; returns the most there are."""
+    """Note the nesting depth of each call in `inside`, and return the deepest nesting of a graph in these nodes."""
     deepest = depth
     for node in nodes:
         key = (node.domain, node.op_type, node.overload)
@@ -80,9 +81,9 @@ def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionP
 
 
 def _callers_first(started: Iterable[_Key], calls: dict[_Key, Counter[_Key]]) -> list[_Key] | str:
-    """The functions that are called, each before those that it calls; a sentence where one calls itself."""
+    """The called functions, each before those that it calls; a sentence if a function calls itself."""
     done: list[_Key] = []
-    state: dict[_Key, bool] = {}  # False while those that it calls are looked at
+    state: dict[_Key, bool] = {}  # False while the functions that it calls are visited
     stack = [(key, False) for key in started]
     while stack:
         key, left = stack.pop()

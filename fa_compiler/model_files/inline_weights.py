@@ -1,12 +1,12 @@
-"""Weights inside a model file are left there: what is read is the model without them, and what is written gets them
-from there, a chunk at a time.
+"""Large weights inside a model file stay there: the model is read without them, and they are copied when it is written.
 
-While a model is in work, a large initializer of its main graph whose bytes lie in the file itself is an external
-tensor that points into this file, by a `location` no tensor of a user can have. Everything that leaves external data
-alone leaves these alone too. They become inline again where the model is written or returned.
+While a model is processed, a large initializer of its main graph whose bytes are in the model file is an external
+tensor that refers to this file. Its `location` is one that no tensor of a user can have. Code that does not touch
+external data does not touch these tensors either. They become inline again when the model is written or returned.
 
-Left in the file is only what is simple: `raw_data`, of exactly the length that type and shape demand, in a regular
-file that can be walked. Everything else goes to protobuf whole, which also says what is wrong with a damaged file.
+Only a simple tensor is left in the file: its bytes are `raw_data` of exactly the length of its type and shape, and the
+file is a regular file whose fields can be walked. Any other file is parsed by protobuf as a whole; protobuf also
+reports the fault of a damaged file.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from fa_compiler.errors import InputError
 from fa_compiler.model_files import tensors, wire
 
-LEFT = 1 << 16
-"""Tensors of more bytes than this are left in the file. Not below `checking.LIGHT`: what is smaller may steer shape
-inference."""
+LARGE = 1 << 16
+"""Tensors of more bytes than this are left in the file. It is at least `checker.LIGHT`: shape inference may need the
+values of smaller tensors."""
 
 PROTO_LIMIT = (1 << 31) - 1
-"""Bytes a protobuf message may have at most."""
+"""The most bytes of a protobuf message."""
 
 _GRAPH, _INITIALIZER = 7, 5
 """Field numbers in ModelProto and GraphProto."""
 
 _DIMS, _TYPE, _NAME, _RAW, _DOC, _LOCATION, _PROPS = 1, 2, 8, 9, 12, 14, 16
 _SIMPLE = frozenset({_DIMS, _TYPE, _NAME, _RAW, _DOC, _LOCATION, _PROPS})
-"""Field numbers in TensorProto: all that a tensor that is left in the file may have."""
+"""The fields of TensorProto that a tensor may have to be left in the file."""
 
 _CHUNK = 1 << 20
 
@@ -43,29 +43,29 @@ _CHUNK = 1 << 20
 class FileWeights:
     """An open model file, and the `location` of the tensors that were left in it.
 
-    The file is open as long as this lives, so that it may be replaced or removed meanwhile.
+    The file stays open as long as this object lives. It may be replaced or removed in the meantime.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a file; raises OSError."""
+        """Open a file. Raises OSError."""
         self.path = path
         self._real = path.resolve()
-        # Resolved paths hold no ".": this one cannot be the place of a user's data file.
+        # A resolved path holds no ".": this path cannot be the location of a user's data file.
         self.location = f"{self._real.parent}{os.sep}{os.curdir}{os.sep}{self._real.name}"
         self.descriptor = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         self._state, self.size = _state(found), found.st_size
 
-    def own(self, tensor: onnx.TensorProto) -> bool:
+    def owns(self, tensor: onnx.TensorProto) -> bool:
         """Whether a tensor is one that was left in the file."""
         return tensors.is_external(tensor) and tensors.location(tensor) == self.location
 
     def check(self, by_path: bool = False) -> None:
-        """Make sure that the file is what it was when it was opened; `by_path` that it is still at its place, too.
+        """Check that the file was not changed since it was opened; with `by_path`, nor replaced or removed.
 
         Raises:
-            InputError: somebody wrote to it.
+            InputError: the file was changed.
         """
         try:
             state = self._real.stat() if by_path else os.fstat(self.descriptor)
@@ -75,10 +75,10 @@ class FileWeights:
             raise InputError(f"{self.path} was changed while it was in use; start again when it is complete")
 
     def chunks(self, start: int, count: int) -> Iterator[bytes]:
-        """Some bytes of the file, in pieces.
+        """`count` bytes of the file from `start` on, in pieces.
 
         Raises:
-            InputError: they cannot be read, or the file was changed.
+            InputError: the file cannot be read, or was changed.
         """
         self.check()
         while count:
@@ -93,11 +93,11 @@ class FileWeights:
             count -= len(chunk)
         self.check()
 
-    def bring_in(self, tensor: onnx.TensorProto) -> None:
-        """Give a tensor that was left in the file its content.
+    def make_inline(self, tensor: onnx.TensorProto) -> None:
+        """Read the content of a tensor that was left in the file into the tensor.
 
         Raises:
-            InputError: it cannot be read, or the file was changed.
+            InputError: the file cannot be read, or was changed.
         """
         content = b"".join(self.chunks(*extent(tensor)))
         tensor.ClearField("external_data")
@@ -110,23 +110,23 @@ def _state(found: os.stat_result) -> tuple[int, ...]:
 
 
 def extent(tensor: onnx.TensorProto) -> tuple[int, int]:
-    """Where in the file a tensor lies that was left there, and how many bytes it has."""
+    """The offset and the number of bytes of a tensor that was left in the file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return int(entries["offset"]), int(entries["length"])
 
 
 @dataclass(frozen=True)
-class Skimmed:
-    """A serialised model whose large weights are external tensors. `left` are their positions among the main graph's
-    initializers."""
+class Skeleton:
+    """A serialised model whose large weights were left in the file, as external tensors. `left` are their positions
+    among the initializers of the main graph."""
 
     content: bytes
     left: frozenset[int]
     weights: FileWeights
 
 
-def skim(path: Path) -> Skimmed | None:
-    """Read a model file but for its large weights; None when there are none that can be left.
+def read_skeleton(path: Path) -> Skeleton | None:
+    """Read a model file without its large weights; None if no weight can be left in the file.
 
     Raises:
         OSError: the file cannot be read.
@@ -134,7 +134,7 @@ def skim(path: Path) -> Skimmed | None:
     if not path.is_file():  # a pipe can be read only once
         return None
     weights = FileWeights(path)
-    if weights.size <= LEFT or not _is_text(weights.location):
+    if weights.size <= LARGE or not _is_text(weights.location):
         return None
     data = wire.Bytes.of_file(weights.descriptor)
     kept = _Kept(weights.descriptor)
@@ -148,7 +148,7 @@ def skim(path: Path) -> Skimmed | None:
             graph = _Kept(weights.descriptor)
             for inner in wire.fields(data, field.body, field.end):
                 is_initializer = (inner.number, inner.kind) == (_INITIALIZER, wire.LENGTH_DELIMITED)
-                stub = _stub(data, inner, weights) if is_initializer and inner.end - inner.body > LEFT else None
+                stub = _stub(data, inner, weights) if is_initializer and inner.end - inner.body > LARGE else None
                 if stub is None:
                     graph.keep(inner.begin, inner.end)
                 else:
@@ -163,11 +163,11 @@ def skim(path: Path) -> Skimmed | None:
     except wire.Malformed:
         return None
     weights.check()
-    return Skimmed(content, frozenset(left), weights)
+    return Skeleton(content, frozenset(left), weights)
 
 
 class _Kept:
-    """Parts of a file and new bytes, one after the other."""
+    """Bytes that are put together from parts of a file and new bytes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -175,20 +175,20 @@ class _Kept:
         self._start = self._stop = 0
 
     def keep(self, start: int, stop: int) -> None:
-        """Go on with a part of the file."""
+        """Append a part of the file."""
         if start != self._stop:
             self._read()
             self._start = start
         self._stop = stop
 
     def add(self, content: bytes) -> None:
-        """Go on with new bytes."""
+        """Append new bytes."""
         self._read()
         self._start = self._stop = 0
         self._parts.append(content)
 
     def content(self) -> bytes:
-        """All of it."""
+        """All bytes that were appended."""
         self._read()
         self._start = self._stop = 0
         return b"".join(self._parts)
@@ -203,7 +203,7 @@ class _Kept:
 
 
 def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> bytes | None:
-    """An external tensor for one that can be left in the file."""
+    """The serialised external tensor that replaces an initializer; None if it cannot be left in the file."""
     raw: wire.Field | None = None
     rest = _Kept(weights.descriptor)
     for field in wire.fields(data, initializer.body, initializer.end):
@@ -211,7 +211,7 @@ def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> by
             return None
         if field.number != _RAW:
             rest.keep(field.begin, field.end)
-        elif raw is None and field.kind == wire.LENGTH_DELIMITED and field.end - field.body > LEFT:
+        elif raw is None and field.kind == wire.LENGTH_DELIMITED and field.end - field.body > LARGE:
             raw = field
         else:
             return None
@@ -238,32 +238,32 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def bring_in(model: onnx.ModelProto, weights: FileWeights | None) -> onnx.ModelProto:
-    """Give a model the content of all tensors that were left in the file; returns it.
+def make_inline(model: onnx.ModelProto, weights: FileWeights | None) -> onnx.ModelProto:
+    """Read the content of all tensors that were left in the file into the model, and return the model.
 
     Raises:
-        InputError: they cannot be read, or the file was changed.
+        InputError: the file cannot be read, or was changed.
     """
     if weights is not None:
-        for tensor in filter(weights.own, tensors.all_tensors(model)):
-            weights.bring_in(tensor)
+        for tensor in filter(weights.owns, tensors.all_tensors(model)):
+            weights.make_inline(tensor)
     return model
 
 
 def serialised(model: onnx.ModelProto, weights: FileWeights | None, name: str) -> Iterator[bytes | memoryview]:
-    """The serialised model with its weights in it, as protobuf would write it, in pieces; `name` is for messages.
+    """The serialised model with its weights, in pieces and as protobuf would write it. `name` is for messages.
 
     Raises:
-        InputError: the file of the weights was changed, or the model has more bytes than a model can.
+        InputError: the file of the weights was changed, or the model exceeds `PROTO_LIMIT`.
     """
     if weights is None:
         yield model.SerializeToString()
         return
     initializers = model.graph.initializer
-    left = {index for index, tensor in enumerate(initializers) if weights.own(tensor)}
+    left = {index for index, tensor in enumerate(initializers) if weights.owns(tensor)}
     for index, tensor in enumerate(tensors.all_tensors(model)):
-        if index not in left and weights.own(tensor):  # a pass moved it out of the main graph
-            weights.bring_in(tensor)
+        if index not in left and weights.owns(tensor):  # a pass moved it out of the main graph
+            weights.make_inline(tensor)
     pieces = _pieces(model, left)
     if (size := _size(pieces)) > PROTO_LIMIT:
         raise InputError(f"{name} would have {size} bytes; over 2 GiB a model needs its weights in external data")
@@ -275,7 +275,7 @@ def serialised(model: onnx.ModelProto, weights: FileWeights | None, name: str) -
 
 
 _Piece = bytes | memoryview | tuple[int, int]
-"""Bytes, or offset and length of a part of the file the weights lie in."""
+"""Bytes, or the offset and length of a part of the weights' file."""
 
 
 def _size(pieces: list[_Piece]) -> int:
@@ -313,7 +313,7 @@ def _graph_pieces(
 
 
 def _inline(tensor: onnx.TensorProto) -> list[_Piece]:
-    """The field of an initializer, `raw_data` at the place protobuf gives it."""
+    """The field of an initializer, with `raw_data` at the position where protobuf writes it."""
     start, count = extent(tensor)
     before, behind = onnx.TensorProto(), onnx.TensorProto()
     before.CopyFrom(tensor)

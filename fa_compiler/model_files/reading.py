@@ -1,4 +1,4 @@
-"""Reads a model without its weights, from a path, bytes or an object, and prepares it for the passes."""
+"""Reads a model, without its weights, from a path, from bytes or from an object, and checks and repairs it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fa_compiler.model_files.tensors import Folder, all_tensors, check_external,
 
 ModelLike = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 _SMALL = 1 << 10
-"""Tensors up to this many bytes are copied without much ado."""
+"""Tensors of up to this many bytes are simply copied."""
 
 
 @dataclass(frozen=True)
 class Loaded:
     """A checked model.
 
-    `proto` is what was given (for an `ir.Model` its serialised form), or a copy of it with the `repairs`; it is never
-    changed. `files` are the real paths of its external data by the `location` the model uses. `name` is for messages
-    and the report. `weights` is the file whose inline weights were left in it: their tensors are external in `proto`.
+    `proto` is the given model (for an `ir.Model` its serialised form), or a copy of it with the `repairs`. It is never
+    changed. `files` maps each `location` of external data in the model to its real path. `name` is for messages and the
+    report. `weights` is the model file, if weights were left in it; their tensors are external in `proto`.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Loaded:
 
     @property
     def absolute(self) -> dict[str, str]:
-        """From the locations the model uses to absolute paths."""
+        """The absolute path of each `location` in the model."""
         return {place: str(real) for place, real in self.files.items()} | self.left
 
     @property
     def relative(self) -> dict[str, str]:
-        """From absolute paths back to the locations the model uses."""
+        """The `location` in the model for each absolute path."""
         return {str(real): place for place, real in self.files.items()} | self.left
 
     @property
     def left(self) -> dict[str, str]:
-        """The location of the tensors left in the model's file, which stays what it is, if there are any."""
+        """The location of the tensors that were left in the model's file, mapped to itself; empty if there are none."""
         return {} if self.weights is None else {self.weights.location: self.weights.location}
 
     @cached_property
@@ -65,26 +65,26 @@ class Loaded:
         return foreign_types(self.proto)
 
     def to_ir(self) -> ir.Model:
-        """A fresh IR of the model; external tensors carry absolute real paths and stay on disk. Values whose type
-        onnx-ir cannot hold have none."""
+        """A new IR of the model. Its external tensors have absolute real paths and stay on disk. Values whose type
+        onnx-ir cannot hold have no type."""
         try:
             model = ir.from_proto(without_types(self.proto, foreign) if (foreign := self.foreign) else self.proto)
         except (ir.serde.SerdeError, ValueError, TypeError, NotImplementedError) as error:
             raise InputError(f"{self.name} holds what onnx-ir cannot represent: {one_line(origin(error))}") from error
-        if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses it; what is made of one may
+        if not {"", "ai.onnx"} & {*model.graph.opset_imports}:  # no node uses this domain, but new nodes may
             model.graph.opset_imports[""] = repairs.NEWEST[""]
         _detach(model, self.absolute)
         return model
 
 
 def load(model: ModelLike) -> Loaded:
-    """Read and check a model; weights in other files are checked for presence and size, not read.
+    """Read and check a model. The existence and the size of external data are checked, but the data are not read.
 
-    A model without a path keeps its external data relative to the current folder.
+    The external data of a model without a path are relative to the current folder.
 
     Raises:
-        InputError: the file cannot be read, is not ONNX, is invalid, or its external data are not there.
-        TypeError: `model` is none of the accepted types.
+        InputError: the file cannot be read, is not ONNX, is invalid, or its external data are missing.
+        TypeError: `model` has none of the accepted types.
     """
     if isinstance(model, (str, os.PathLike)):
         path = Path(model)
@@ -97,15 +97,15 @@ def load(model: ModelLike) -> Loaded:
 
 
 def load_bytes(content: bytes, folder: Path) -> Loaded:
-    """Like `load`, from the serialised form; `folder` is where its external data lie."""
+    """Like `load`, for a serialised model. `folder` is the folder of its external data."""
     return _loaded(_Read(_parse(content, "model")), "model", None, Folder.at(folder))
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """Parse an ONNX file without its large weights, be they in other files or in this one.
+    """Parse an ONNX file without its large weights, which may be in this file or in other files.
 
     Raises:
-        InputError: the file cannot be read or is no ONNX model, or its functions stand for too many nodes.
+        InputError: the file cannot be read or is not an ONNX model, or its functions stand for too many nodes.
     """
     proto = _read(path).proto
     _check_expansion(proto, str(path))
@@ -114,12 +114,12 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 def _check_expansion(proto: onnx.ModelProto, name: str) -> None:
     if (problem := excess(proto)) is not None:
-        raise InputError(f"{name} cannot be taken: {problem}")
+        raise InputError(f"{name} cannot be processed: {problem}")
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A parsed model; `left` are the positions of the main graph's initializers that are left in the file."""
+    """A parsed model. `left` are the positions of the initializers of the main graph that were left in the file."""
 
     proto: onnx.ModelProto
     left: frozenset[int] = frozenset()
@@ -133,8 +133,8 @@ def _read(path: Path) -> _Read:
         size = path.stat().st_size
         if size > PROTO_LIMIT:
             raise _too_large(path, f"{size} bytes")
-        if (skimmed := inline_weights.skim(path)) is not None:
-            return _Read(_parse(skimmed.content, str(path)), skimmed.left, skimmed.weights)
+        if (skeleton := inline_weights.read_skeleton(path)) is not None:
+            return _Read(_parse(skeleton.content, str(path)), skeleton.left, skeleton.weights)
         with path.open("rb") as file:
             content = file.read(PROTO_LIMIT + 1)
         if len(content) > PROTO_LIMIT:  # a pipe or device
@@ -185,7 +185,7 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
 
 
 def _loaded_ir(model: ir.Model) -> Loaded:
-    """An IR model by way of its proto; each external tensor brings its own folder."""
+    """A loaded IR model, by way of its proto. Each of its external tensors has its own base folder."""
     clone = model.clone()
     tensors = map(_tensor_of, _holders(clone))
     folders = {Path(tensor.base_dir).absolute() for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
@@ -196,7 +196,7 @@ def _loaded_ir(model: ir.Model) -> Loaded:
 
 
 def _not_carried(proto: onnx.ModelProto) -> str | None:
-    """What onnx-ir would silently drop from the model."""
+    """A part of the model that onnx-ir would silently drop, as a sentence; None if there is none."""
     if proto.training_info:
         return "has training_info, which cannot be carried through; remove it"
     if any(graph.sparse_initializer for graph in (proto.graph, *graphs_below(proto.graph))):
@@ -205,8 +205,10 @@ def _not_carried(proto: onnx.ModelProto) -> str | None:
 
 
 def _detach(model: ir.Model, files: dict[str, str]) -> None:
-    """Give every tensor an identity of its own, so that a pass renaming it does not reach the given proto, and send
-    external ones to the real files."""
+    """Replace every tensor by a copy of its own, with the real path of its file if it is external.
+
+    A pass that renames a tensor then does not change the given proto.
+    """
 
     def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
@@ -245,18 +247,18 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
 
 
 _Holder = ir.Value | tuple[ir.Node, ir.Attr]
-"""An initializer, or a node and an attribute of it: what holds one tensor."""
+"""The holder of a tensor: an initializer, or a node and one of its attributes."""
 
 
 def _tensor_of(holder: _Holder) -> ir.TensorProtocol:
-    # `as_tensor` would compare the tensor with a whole protocol, which takes longer than all else here.
+    # `as_tensor` would check the tensor against a whole protocol, which takes longer than everything else here.
     tensor = holder[1].value if isinstance(holder, tuple) else holder.const_value
     assert tensor is not None
     return tensor
 
 
 def _holders(model: ir.Model) -> Iterator[_Holder]:
-    """All holders of a tensor; each may be changed when it is given."""
+    """All holders of a tensor. The caller may change a holder as soon as it is yielded."""
     waiting: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     while waiting:
         body = waiting.pop()

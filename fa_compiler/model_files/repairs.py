@@ -1,15 +1,17 @@
-"""Mends what ONNX Runtime takes and the ONNX checker refuses, or reads in another way, without a change of meaning.
+"""Repairs of models that ONNX Runtime accepts, but the ONNX checker refuses or reads in another way.
 
-    nodes out of order          are sorted; ONNX Runtime does so, in the main graph
-    no opset import             is added for a domain that ONNX Runtime knows, with the version that it takes then
-    a size below 0              of an input or output is open
-    an input that is an output  has the type of the input, where another one is declared
-    "" and "ai.onnx"            are one domain: of two imports of it the last one counts, and nodes name it ""
-    a graph without a name      gets one
-    a device configuration      is left out where it names no configuration or no tensor, or the IR version has none;
-                                ONNX Runtime reads none of them
+No repair changes the meaning that the model has in ONNX Runtime:
 
-A graph with a cycle, or with one name for two values, stays what it is.
+    nodes out of order          are sorted, as ONNX Runtime sorts the nodes of the main graph
+    a missing opset import      of a domain that ONNX Runtime knows is added, with the version that ONNX Runtime assumes
+    a size below 0              of an input or output becomes dynamic
+    an input that is an output  has one type: that of the input replaces the one that is declared for the output
+    "" and "ai.onnx"            are one domain: the last of two imports counts, and all nodes name the domain ""
+    a graph without a name      gets a name
+    a device configuration      is removed if it names no configuration or no tensor, or if the IR version has none;
+                                ONNX Runtime ignores all of them
+
+A graph with a cycle, or with one name for two values, is not changed.
 """
 
 from __future__ import annotations
@@ -32,27 +34,27 @@ ONE_VERSION = frozenset(
         "org.pytorch.aten",
     )
 )
-"""The domains of ONNX Runtime that have the version 1 only."""
+"""The domains of ONNX Runtime whose only version is 1."""
 
 NEWEST = {"": defs.onnx_opset_version(), "ai.onnx.ml": 5}
-"""The version of ONNX's domains that ONNX Runtime takes where a model names none."""
+"""The version of ONNX's domains that ONNX Runtime assumes if a model names none."""
 
 _UNNAMED = "graph"
 _DEVICES = 11
 """The first IR version with device configurations."""
 CYCLE_TOLD = 7
-"""So many nodes of a cycle an error names."""
+"""The most nodes of a cycle that an error names."""
 
 Body = onnx.GraphProto | onnx.FunctionProto
 
 
 class OrderError(Exception):
-    """There is no order in which the nodes could run. The text says why."""
+    """There is no order in which the nodes can run. The text gives the reason."""
 
 
 def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model without what others read in another way than ONNX Runtime, and one sentence for each change;
-    the model itself and nothing where there is no such thing."""
+    """A copy of the model without the parts that other tools read differently from ONNX Runtime, and a sentence for
+    each change; the model itself and no sentences if there is no such part."""
     imports = any(_other_opsets(owner) for owner in (model, *model.functions))
     sizes = any(map(_negative, (*model.graph.input, *model.graph.output)))
     devices = next(_unreadable_devices(model), None) is not None
@@ -64,11 +66,11 @@ def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of the model with all that can be mended, and one sentence for each kind of change; the model itself
-    and nothing where there is nothing to mend.
+    """A copy of the model with all repairs, and one sentence for each kind of repair; the model itself and no sentences
+    if it needs no repair.
 
     Raises:
-        OrderError: there is no order in which the nodes could run.
+        OrderError: there is no order in which the nodes can run.
     """
     copy = _copy(model)
     notes = [*_domains(copy), *_imports(copy), *_names(copy), *_order(copy)]
@@ -95,7 +97,7 @@ def _standard(owner: onnx.ModelProto | onnx.FunctionProto) -> list[int]:
 
 
 def _other_opsets(owner: onnx.ModelProto | onnx.FunctionProto) -> set[int]:
-    """The versions of ONNX's operators that are imported beside the one that counts."""
+    """The versions of the standard domain that are imported before the last one, which counts."""
     versions = _standard(owner)
     return set(versions) - set(versions[-1:])
 
@@ -122,7 +124,7 @@ def _standard_opsets(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _passed_on(model: onnx.ModelProto) -> list[tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]]:
-    """Outputs that are inputs, and are declared with another type, each with its input."""
+    """The pairs of an output and the input of the same name, if their declared types differ."""
     inputs = {info.name: info for info in model.graph.input}
     pairs = [(info, inputs[info.name]) for info in model.graph.output if info.name in inputs]
     return [each for each in pairs if each[0].type.tensor_type.elem_type != each[1].type.tensor_type.elem_type]
@@ -150,7 +152,7 @@ def _open_sizes(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _unreadable_devices(model: onnx.ModelProto) -> Iterator[onnx.ModelProto | onnx.NodeProto]:
-    """The model and the nodes with device configurations that no reader could follow."""
+    """The model and the nodes that have an incomplete device configuration."""
     older = model.ir_version < _DEVICES
     if older and model.configuration:
         yield model
@@ -191,7 +193,7 @@ def _imports(model: onnx.ModelProto) -> Iterator[str]:
                 continue
             if domain in ONE_VERSION:
                 version = 1
-            elif owner is model and domain in NEWEST:  # what a function takes has no version of ONNX Runtime's own
+            elif owner is model and domain in NEWEST:  # ONNX Runtime assumes no version for a function
                 version = NEWEST[domain]
             else:
                 continue
@@ -220,9 +222,10 @@ def _counted(count: int, what: str) -> str:
 
 
 def _sorted(body: Body) -> bool:
-    """Put the nodes of one body in order; False where they were.
+    """Sort the nodes of one body; False if they were sorted already.
 
-    A node comes where it was, behind those that it needs. It needs those whose values its subgraphs read, too.
+    A node keeps its place unless it stands before a node that it needs. A node also needs the nodes whose values its
+    subgraphs read.
     """
     made: dict[str, int] = {}
     for index, node in enumerate(body.node):
@@ -232,7 +235,7 @@ def _sorted(body: Body) -> bool:
     needs = [sorted({made[name] for name in _read(node) if name in made}) for node in body.node]
     if all(not before or before[-1] < index for index, before in enumerate(needs)):
         return False
-    import networkx as nx  # a tenth of a second, which models in order need not wait for
+    import networkx as nx  # the import takes a tenth of a second; sorted models do not need it
 
     after = nx.DiGraph()
     after.add_nodes_from(range(len(needs)))
@@ -255,7 +258,8 @@ def _shown(node: onnx.NodeProto) -> str:
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """The names that a node and its subgraphs read. A name that a subgraph makes itself has no other maker."""
+    """The names that a node and its subgraphs read. The names that a subgraph makes are among them: no other node of a
+    valid model makes the same name."""
     yield from filter(None, node.input)
     for graph in graphs_of(node):
         for inner in all_nodes(graph.node):
@@ -265,7 +269,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Every graph of the model, those in functions too."""
+    """Every graph of the model, including those in functions."""
     yield model.graph
     for body in (model.graph, *model.functions):
         yield from graphs_below(body)

@@ -1,4 +1,4 @@
-"""Walking over a model's nodes and the graphs in their attributes, as protobuf holds them."""
+"""Iterates over the nodes of a protobuf model and the graphs in their attributes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fa_compiler.model_files.tensors import is_plain
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes, those in them not included."""
+    """The graphs in a node's attributes, without the graphs inside these."""
     for attribute in node.attribute:
         if is_plain(attribute):
             continue
@@ -20,7 +20,7 @@ def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def graphs_below(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in the attributes of a body's nodes, those in them included."""
+    """The graphs in the attributes of a body's nodes, with the graphs inside these."""
     for node in body.node:
         for inner in graphs_of(node):
             yield inner
@@ -28,7 +28,7 @@ def graphs_below(body: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Gr
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their subgraphs."""
+    """The nodes and the nodes of all their subgraphs."""
     for node in nodes:
         yield node
         for graph in graphs_of(node):

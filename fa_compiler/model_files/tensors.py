@@ -1,4 +1,4 @@
-"""Walks the tensors of an ONNX proto, and checks what external ones refer to without reading them."""
+"""Iterates over the tensors of a protobuf model, and checks the files of external ones without reading them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = frozenset({_Kind.INT, _Kind.INTS, _Kind.FLOAT, _Kind.FLOATS, _Kind.STRI
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
+    """Every tensor of the model: initializers and attributes, including those in subgraphs and functions."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -33,7 +33,7 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def is_plain(attribute: onnx.AttributeProto) -> bool:
-    """Whether an attribute says that it holds numbers or strings: neither a tensor nor a graph is in it."""
+    """Whether the type of an attribute is numbers or strings: it holds neither a tensor nor a graph."""
     return attribute.type in _PLAIN
 
 
@@ -51,17 +51,17 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the bytes of the tensor lie in another file."""
+    """Whether the bytes of the tensor are in another file."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
 def location(tensor: onnx.TensorProto) -> str:
-    """The `location` of an external tensor, "" when it has none."""
+    """The `location` of an external tensor, or "" if it has none."""
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
-    """Point an external tensor to another file in which everything lies `shift` bytes further on."""
+    """Make an external tensor refer to the file `value`, with an offset that is larger by `shift` bytes."""
     offset = 0
     for entry in tensor.external_data:
         if entry.key == "location":
@@ -74,7 +74,7 @@ def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
 
 
 def make_external(tensor: onnx.TensorProto, place: str, offset: int, length: int) -> None:
-    """Make a tensor external, whatever it was."""
+    """Make a tensor external: its `length` bytes begin at `offset` of the file `place`."""
     for field in ("raw_data", "external_data"):
         tensor.ClearField(field)
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -84,9 +84,9 @@ def make_external(tensor: onnx.TensorProto, place: str, offset: int, length: int
 
 @dataclass(frozen=True)
 class Folder:
-    """Where external data may lie: under `base`, or, when the model file is a link, beside its target.
+    """The folders that may hold external data: `base`, or, if the model file is a link, the folder of its target.
 
-    The second place is how download caches keep models; ONNX Runtime draws the same line.
+    Download caches keep models as such links. ONNX Runtime accepts the same folders.
     """
 
     base: Path
@@ -100,24 +100,24 @@ class Folder:
 
     @classmethod
     def at(cls, base: Path) -> Folder:
-        """The folder to use for a model that was given without a path."""
+        """The folder for a model that was given without a path."""
         return cls(base.absolute(), (base.resolve(),))
 
 
 def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path:
-    """The real path of the file an external tensor lies in.
+    """The real path of the file of an external tensor.
 
     Raises:
-        InputError: the file lies outside the model's folder, is missing, or is too short.
+        InputError: the file is outside the model's folder, is missing, or is too short.
     """
     who = f"{model}: tensor '{tensor.name}'"
     place = location(tensor)
     if not place:
         raise InputError(f"{who} is external but names no file; export the model again")
-    if isinstance(place, bytes):  # protobuf's, of what is not UTF-8
+    if isinstance(place, bytes):  # protobuf returns bytes for a string that is not UTF-8
         raise InputError(f"{who} lies in {place!r}, which is not UTF-8; export the model again")
     if "\0" in place:
-        raise InputError(f"{who} lies in {place!r}, which no file can be called; export the model again")
+        raise InputError(f"{who} lies in {place!r}, which cannot be the name of a file; export the model again")
     if Path(place).is_absolute() or os.pardir in Path(os.path.normpath(place)).parts[:1]:
         raise InputError(
             f"{who} lies in '{place}', outside the model's folder, which is not followed for safety; "
@@ -130,8 +130,8 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
             f"for safety; put the file itself there"
         )
     start, size = _extent(tensor, who)
-    if path.exists() and not path.is_file() and not path.is_dir():  # to open a pipe waits for its writer
-        raise InputError(f"{who} lies in '{folder.base / place}', which is no regular file; put the file itself there")
+    if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait for its writer
+        raise InputError(f"{who} lies in '{folder.base / place}', which is not a regular file; put the data there")
     try:
         with path.open("rb") as file:
             found = file.seek(0, os.SEEK_END)
@@ -149,15 +149,15 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
 
 
 def _extent(tensor: onnx.TensorProto, who: str) -> tuple[int, int]:
-    """Offset and size in bytes, checked against type and shape."""
+    """The offset and size of an external tensor in bytes, checked against its type and shape."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         start = int(entries.get("offset", "0"))
         length = int(entries["length"]) if "length" in entries else None
     except ValueError:
-        raise InputError(f"{who} has an offset or length that is no number; export the model again") from None
+        raise InputError(f"{who} has an offset or length that is not a number; export the model again") from None
     if not is_sized(tensor):
-        raise InputError(f"{who} lies in another file, where no tensor of type {tensor.data_type} can be")
+        raise InputError(f"{who} lies in another file, which a tensor of type {tensor.data_type} cannot")
     size = nbytes(tensor)
     if start < 0 or (length is not None and length != size):
         raise InputError(
@@ -171,17 +171,17 @@ _UNSIZED = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 
 
 def is_sized(tensor: onnx.TensorProto) -> bool:
-    """Whether the type of a tensor is one whose elements have a fixed size."""
+    """Whether the elements of a tensor have a fixed size."""
     return tensor.data_type in _Type.values() and tensor.data_type not in _UNSIZED
 
 
 _PARTS: Mapping[int, int] = {onnx.TensorProto.COMPLEX64: 2, onnx.TensorProto.COMPLEX128: 2}
-"""Numbers of an element, where it has several."""
+"""The number of numbers in an element, for the types with more than one."""
 
 
 def content_fault(tensor: onnx.TensorProto) -> str | None:
-    """Why the type, the shape and the data inside of a tensor do not go together, None if they do. ONNX Runtime refuses
-    what is said here."""
+    """Why the data inside a tensor do not match its type and shape, or None if they do. ONNX Runtime refuses a tensor
+    with such a fault."""
     if tensor.data_type == onnx.TensorProto.STRING:
         raw, wanted = tensor.HasField("raw_data"), math.prod(tensor.dims)
         if not is_external(tensor) and (raw or len(tensor.string_data) != wanted):
@@ -200,7 +200,7 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
     else:
         bits = ir.DataType(tensor.data_type).bitwidth
         wanted = math.prod(tensor.dims) * _PARTS.get(tensor.data_type, 1)
-        if bits < 8:  # several share a number
+        if bits < 8:  # several elements share a number
             wanted = (wanted * bits + 7) // 8
         typed = (tensor.float_data, tensor.int32_data, tensor.int64_data, tensor.double_data, tensor.uint64_data)
         found = max(map(len, typed))
@@ -211,6 +211,6 @@ def content_fault(tensor: onnx.TensorProto) -> str | None:
 
 
 def nbytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of the content of a tensor whose type `is_sized`, by its type and shape."""
+    """The number of bytes of a tensor that `is_sized`, from its type and shape."""
     size: int = (math.prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
     return size

@@ -1,7 +1,7 @@
 """Walks the wire format of protobuf: where the fields of a serialised message begin and end.
 
-Only what one has to know to step over a field is looked at; a message that cannot be walked is `Malformed`, and
-whether it is damaged or merely unusual is for protobuf to say.
+The content of a field is skipped. A message that cannot be walked is `Malformed`; only protobuf itself can tell whether
+such a message is damaged or merely unusual.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 LENGTH_DELIMITED = 2
-"""The kind of strings, bytes, messages and packed numbers."""
+"""The wire type of strings, bytes, messages and packed numbers."""
 
 _WINDOW = 1 << 16
 _VARINT = 10
-"""Bytes a varint has at most."""
+"""The most bytes of a varint."""
 
 
 class Malformed(Exception):
-    """The bytes are not what they are walked as."""
+    """The bytes are not a message that can be walked."""
 
 
 class Field(NamedTuple):
-    """A field of a message: its tag is at `begin`, its content (behind a length, if it has one) from `body` to
-    `end`."""
+    """A field of a message. Its tag is at `begin`; its content, without a length, is from `body` to `end`."""
 
     number: int
     kind: int
@@ -34,7 +33,7 @@ class Field(NamedTuple):
 
 
 class Bytes:
-    """Serialised bytes by position; of a file, only a window around the last position is in memory."""
+    """Serialised bytes by position. Only a window of a file around the last position is in memory."""
 
     def __init__(self, read: Callable[[int, int], bytes], content: bytes = b"") -> None:
         self._read = read
@@ -52,7 +51,7 @@ class Bytes:
         return cls(lambda count, position: content[position : position + count], content)
 
     def varint(self, position: int) -> tuple[int, int]:
-        """The number at a position, and the position behind it."""
+        """The number at a position, and the position after it."""
         index = position - self._start
         if not 0 <= index <= len(self._window) - _VARINT:
             self._window, self._start, index = self._read(_WINDOW, position), position, 0
@@ -67,10 +66,10 @@ class Bytes:
 
 
 def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
-    """The fields of the message from `start` to `stop`, in their order.
+    """The fields of the message from `start` to `stop`, in order.
 
     Raises:
-        Malformed: they do not fill it exactly, or one is of a kind that ONNX does not use.
+        Malformed: the fields do not fill the message exactly, or one has a wire type that ONNX does not use.
     """
     position = start
     while position < stop:
@@ -95,7 +94,7 @@ def fields(data: Bytes, start: int, stop: int) -> Iterator[Field]:
 
 
 def head(number: int, length: int) -> bytes:
-    """What stands before the content of a length-delimited field."""
+    """The tag and length that precede the content of a length-delimited field."""
     return varint_of(number << 3 | LENGTH_DELIMITED) + varint_of(length)
 
 

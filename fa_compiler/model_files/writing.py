@@ -1,4 +1,4 @@
-"""Writes files so that a failed run leaves nothing: beside the final place first, moved there at the end."""
+"""Writes files so that a failed run leaves nothing: they are temporary files until the end of the run."""
 
 from __future__ import annotations
 
@@ -20,39 +20,43 @@ from fa_compiler.model_files.reading import Loaded
 from fa_compiler.passes.report import Report
 
 ALIGNMENT = 1 << 16
-"""Offset granularity of joined data files: a multiple of every page size, so that they can be mapped."""
+"""The alignment of joined data files. It is a multiple of every page size, so that the files can be mapped."""
 
 INLINE_LIMIT = PROTO_LIMIT - (64 << 20)
-"""A model whose inline tensors exceed this is written with external data; the rest is left for the graph."""
+"""A model with more bytes of inline tensors than this is written with external data. The 64 MiB up to PROTO_LIMIT are
+for the graph."""
 
 INLINE_TENSOR = 1 << 10
-"""Tensors up to this many bytes stay inline even then."""
+"""Tensors of up to this many bytes stay inline even then."""
 
 _CHUNK = 1 << 24
 _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 _STEP = 1 << 28
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""How the system says that a place takes no more bytes."""
+"""The errors of a file system that takes no more bytes."""
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is."""
+"""Called with the name of a task, how much of it is done, and how much it is in all."""
 
 
 @dataclass
 class Staging:
-    """The files of one run. Nothing appears under its final name before `commit`, data files excepted:
-    those get a new name of their own and are removed again by `discard`. `progress` hears of bytes copied."""
+    """The files of one run.
+
+    `commit` gives the files their final names. Only data files have their final, new names before; `discard` removes
+    them again. `progress` is called while bytes are copied.
+    """
 
     progress: Progress | None = None
     _moves: list[tuple[Path, Path]] = field(default_factory=list)
     _made: list[Path] = field(default_factory=list)
 
     def reserve(self, target: Path) -> Path:
-        """A new empty file beside `target` that `commit` will move there; for a device, the device itself.
+        """A new empty file beside `target`, which `commit` will move to `target`; a device itself, if `target` is one.
 
         Raises:
-            InputError: there is no such folder, or it cannot be written.
+            InputError: the folder does not exist or cannot be written, or `target` is a folder.
         """
         if target.is_dir():
             raise InputError(f"{target} is a folder; give the name of the file to write")
@@ -64,7 +68,7 @@ class Staging:
         return temporary
 
     def create(self, path: Path, target: Path) -> None:
-        """Make the new file `path`, to be removed on failure; errors name `target`."""
+        """Create the file `path`, which is removed on failure. Errors (InputError) name `target`."""
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         except OSError as error:
@@ -76,7 +80,7 @@ class Staging:
         self._made.append(path)
 
     def commit(self) -> None:
-        """Move every file to its place."""
+        """Move every file to its target. Raises InputError."""
         while self._moves:
             temporary, target = self._moves[0]
             try:
@@ -92,7 +96,7 @@ class Staging:
         self._made.clear()
 
     def discard(self) -> None:
-        """Remove what was made and not committed."""
+        """Remove the files that were created and not committed."""
         for path in self._made:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -102,7 +106,7 @@ class Staging:
 
 @contextmanager
 def staging(progress: Progress | None = None) -> Iterator[Staging]:
-    """A `Staging` that is discarded when the block fails or ends without a commit, Ctrl-C included."""
+    """A `Staging` that is discarded if the block fails (Ctrl-C included) or ends without a commit."""
     stage = Staging(progress)
     try:
         yield stage
@@ -111,7 +115,7 @@ def staging(progress: Progress | None = None) -> Iterator[Staging]:
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> None:
-    """Write and sync a reserved file; errors name `target`."""
+    """Write and sync a reserved file. Errors (InputError) name `target`."""
     try:
         with path.open("wb") as file:
             for chunk in chunks:
@@ -127,7 +131,7 @@ def check_place(output: Path, loaded: Loaded, force: bool) -> None:
     """Refuse an output that would overwrite the input.
 
     Raises:
-        InputError: `output` is the input and not `force`, or it is one of the input's data files.
+        InputError: `output` is the input, without `force`, or it is one of the input's data files.
     """
     if loaded.path is not None and _same(output, loaded.path) and not force:
         raise InputError(f"{output} is the input itself; choose another name, or --force to replace it")
@@ -137,11 +141,14 @@ def check_place(output: Path, loaded: Loaded, force: bool) -> None:
 
 
 def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging, report: Report) -> Path:
-    """Stage `proto` for `output`, note in the report what to know about it, and return the staged file.
+    """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report.
 
-    External tensors of `proto` must hold absolute real paths as `location`; they are rewritten to what is
-    right beside `output`. In the model's own folder they refer to the same files, elsewhere the files are
-    copied. Weights that were left in the model's file are inline in the output.
+    The `location` of each external tensor of `proto` must be an absolute real path. It is replaced by one that is
+    relative to `output`. In the model's own folder the tensors refer to the same files; for another folder the files
+    are copied. Weights that were left in the model's file become inline.
+
+    Raises:
+        InputError: `output` or a file beside it cannot be written.
     """
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage))
@@ -153,7 +160,7 @@ def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
 
 
 def relocate(proto: onnx.ModelProto, places: Mapping[str, str]) -> None:
-    """Replace each `location` of external data by the one `places` gives for it."""
+    """Replace each `location` of external data by its value in `places`."""
     _relocate(filter(tensors.is_external, tensors.all_tensors(proto)), places)
 
 
@@ -167,7 +174,7 @@ def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
     inside: list[onnx.TensorProto] = []
     weights = loaded.weights
     for tensor in tensors.all_tensors(proto):
-        own = weights is not None and weights.own(tensor)
+        own = weights is not None and weights.owns(tensor)
         (external if tensors.is_external(tensor) and not own else inside).append(tensor)
     folder = output.absolute().parent
     here = folder.resolve()
@@ -180,7 +187,7 @@ def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Sta
     if not used and not inline:
         return []
     if is_special(output):
-        raise InputError(f"{output} is no regular file, and the model's weights need a file beside it")
+        raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
     return _join(external if used else [], used, inline, weights, output, stage)
 
 
@@ -192,7 +199,7 @@ def _join(
     output: Path,
     stage: Staging,
 ) -> list[str]:
-    """Put whole data files one after the other, then inline tensors, into one new file beside `output`."""
+    """Copy whole data files, and then the inline tensors, into one new file beside `output`; returns notes."""
     shifts: dict[Path, int] = {}
     end = 0
     for path in files:
@@ -222,8 +229,11 @@ def _join(
 
 
 def _data_file(output: Path, segments: list[tuple[Path, int]], size: int) -> tuple[Path, bool]:
-    """A name for the data file and whether it is to be written: an equal file of an earlier run is used
-    again, any other existing file is left alone, for another model may need it."""
+    """The name of the data file, and whether it has to be written.
+
+    An existing file with the same content is used again. Any other existing file is not touched, because another model
+    may need it.
+    """
     number = 0
     while True:
         data = output.with_name(f"{output.name}.{number}.data" if number else f"{output.name}.data")
@@ -245,8 +255,10 @@ def _equal(path: Path, data: Path, shift: int) -> bool:
 
 
 def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
-    """Copy a file to an offset of an open one inside the kernel where possible, leaving holes as holes; yields how
-    far the target is written."""
+    """Copy a file to the offset `shift` of an open file, in the kernel if possible. Holes stay holes.
+
+    Yields the position up to which the target is written.
+    """
     with path.open("rb") as file:
         source, size, position = file.fileno(), os.fstat(file.fileno()).st_size, 0
         while position < size:
@@ -290,14 +302,14 @@ def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: 
 
 
 def _too_large(inside: list[onnx.TensorProto]) -> list[onnx.TensorProto]:
-    """The tensors that have to leave the file, none if it stays below the limit."""
+    """The tensors that have to become external, so that the model stays below `INLINE_LIMIT`."""
     if sum(tensor.ByteSize() + _left(tensor) for tensor in inside) <= INLINE_LIMIT:
         return []
     return [tensor for tensor in inside if max(len(tensor.raw_data), _left(tensor)) > INLINE_TENSOR]
 
 
 def _left(tensor: onnx.TensorProto) -> int:
-    """Bytes of a tensor that was left in the model's file."""
+    """The number of bytes of a tensor that was left in the model's file, 0 for any other tensor."""
     return extent(tensor)[1] if tensors.is_external(tensor) else 0
 
 
@@ -313,7 +325,7 @@ def _same(left: Path, right: Path) -> bool:
 
 
 def is_special(path: Path) -> bool:
-    """An existing pipe or device, to be written as it is: replacing /dev/null would be a disaster."""
+    """Whether a path is an existing pipe or device. It is written to and never replaced: /dev/null must stay."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -327,7 +339,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def cannot_write(target: Path, error: OSError) -> InputError:
-    """What to tell the user when the system refuses to write to `target`."""
+    """The error for the user if the system refuses to write to `target`."""
     reason = error.strerror or str(error)
     hint = "free some space or choose another place" if error.errno in FULL else "choose another place"
     return InputError(f"{target} cannot be written: {reason}; {hint}")

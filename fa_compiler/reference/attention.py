@@ -1,5 +1,5 @@
-"""What FlashAttentionScore and its gradient share: the inputs as per-batch [N,S,D], S, the allowed set,
-dropout, sink.
+"""The common part of FlashAttentionScore and its gradient: the inputs as [N,S,D] of each batch entry, the scores S, the
+allowed set, dropout and the sink.
 
     A = Q K^T (+ Q_rope K_rope^T);  S = scale*(A + pse) for pse_type 1, scale*A + pse otherwise
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fa_compiler.reference.call import Bools, Call, Floats
+from fa_compiler.reference.call import Bools, Floats, OpCall
 from fa_compiler.reference.dropout import Dropout
 from fa_compiler.reference.layouts import sides
 from fa_compiler.reference.masks import AllowedSet
@@ -21,15 +21,15 @@ from fa_compiler.reference.pse import Pse
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _QUANTISED = ("d_scale_q", "d_scale_k", "d_scale_v", "d_scale_dy", "d_scale_o", "ds_scale", "p_scale")
 
-# A bias this large acts as a mask: the float32 sum loses digits of the score that the result shows (2^-13 at
-# 1024), down to all of them at -3.4e38, so that rounding is part of the meaning.
+# A bias of this size or larger acts as a mask. The sum in float32 loses digits of the score that are visible in the
+# result: digits below 2^-13 at 1024, and all digits at -3.4e38. So its rounding is part of the operator's meaning.
 _MASK_LIKE_BIAS = 1024.0
 
 
 class Attention:
     """One attention problem, computed one (batch, query head) at a time."""
 
-    def __init__(self, call: Call, pse_name: str) -> None:
+    def __init__(self, call: OpCall, pse_name: str) -> None:
         self.call = call
         self._check_dtypes()
         self.query_side, self.key_side = sides(call)
@@ -37,19 +37,19 @@ class Attention:
         self.pse = Pse(call, pse_name, self.query_side, self.key_side, self.allowed_set)
         self.dropout = Dropout(call, self.query_side, self.key_side)
         self.scale = float(call.attrs["scale_value"])
-        # A number of a mask is compared with biases, so it is what an attribute holds: a float32.
+        # Biases are compared with this number, so it is rounded to float32, the type of an attribute.
         self.mask_value = float(np.float32(call.attrs.get("cpu_mask_value", -np.inf)))
         self.width = self.query_side.width(call, "query")
         self.rope_width = self._rope_width()
         self.value_width = self.key_side.width(call, "value") if self.key_side.heads else self.width
-        # Rope only widens Q and K: the sum of two products is the product of the concatenations.
+        # The rope parts only widen Q and K: the sum of two products is the product of the concatenations.
         self.query = self._with_rope("query")
         self.key = self._with_rope("key")
         self.value = self.key_side.split(call.tensor("value"), self.value_width)
         self.sink = self._sink()
 
     def heads(self) -> Iterator[tuple[int, int, int]]:
-        """(batch, query head, key head) of everything with a query and a key; the rest gives zeros."""
+        """(batch, query head, key head) of each pair with a query and a key. The results of all other pairs are 0."""
         if self.width == 0 or self.key_side.heads == 0:
             return
         group = self.query_side.heads // self.key_side.heads
@@ -61,8 +61,8 @@ class Attention:
     def scores(self, batch: int, head: int, kv_head: int) -> Floats:
         """S [S1,S2] before masking, in natural units.
 
-        Unless the call is exact, a sum with a mask-like bias is rounded to float32 as every target rounds it, and again
-        behind the scale.
+        Unless the call is exact, a sum with a mask-like bias is rounded to float32, as on every target, and its product
+        with the scale, too.
         """
         with np.errstate(invalid="ignore", over="ignore"):
             product: Floats = self.query[batch][head] @ self.key[batch][kv_head].T
@@ -74,7 +74,7 @@ class Attention:
             return self._rounded(self.scale * product + bias, bias)
 
     def masked_scores(self, batch: int, head: int) -> Floats:
-        """[S1,S2]: `mask_value` plus the bias, in natural units, as the attribute cpu_masked_bias scores masked keys.
+        """`mask_value` plus the bias [S1,S2] in natural units: the scores of masked keys with cpu_masked_bias.
 
         Unless the call is exact, the sum is rounded to float32.
         """

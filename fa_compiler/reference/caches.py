@@ -1,7 +1,8 @@
-"""The keys and values of a decoding call, however they are stored, as one view: per batch entry [N2, L, D].
+"""The keys and values of a decoding call as [N2, L, D] of each batch entry, for every form of storage.
 
-One tensor in the input layout, a list of tensors of batch 1, or pages that a block table names. Only the valid tokens
-are taken: the first L of an entry, with kv_padding_size the L before the padding on the right.
+They are stored in one tensor in the input layout, in a list of tensors of batch 1, or in pages that a block table
+names. Only the L valid tokens of an entry are read: the first L or, with kv_padding_size, the last L before the padding
+on the right.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Call
+from fa_compiler.reference.call import Array, OpCall
 
 LAYOUTS = {"BSH": 3, "BSND": 4, "BNSD": 4}
 """The layouts of decoding, and the rank of query in each."""
 
 
 class Valid(NamedTuple):
-    """Tokens [first, first + size) of one batch entry hold its keys; masks and biases are read there, too."""
+    """The valid tokens of one batch entry, [first, first + size). Masks and biases are read at these positions, too."""
 
     first: int
     size: int
 
 
 class Caches:
-    """The sizes of a decoding call and its keys and values. Raises ReferenceInputError for what does not fit."""
+    """The sizes, keys and values of a decoding call. Raises ReferenceInputError for invalid inputs."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: OpCall) -> None:
         self.call = call
         self.layout = str(call.attrs["input_layout"])
         if self.layout not in LAYOUTS:
@@ -44,11 +45,11 @@ class Caches:
 
     @property
     def listed(self) -> bool:
-        """Whether each batch entry has tensors of its own."""
+        """Whether each batch entry has its own tensors."""
         return len(self.tensors["key"]) > 1
 
     def stored(self, name: str, entry: int) -> Array:
-        """The valid tokens of a batch entry as they are stored: [N2, L, D]."""
+        """The valid tokens [N2, L, D] of a batch entry in the stored type; `name` is "key" or "value"."""
         first, count = self.valid[entry]
         tokens: Array
         if self.table is not None:
@@ -59,7 +60,7 @@ class Caches:
         return tokens.transpose(1, 0, 2)
 
     def query(self) -> Array:
-        """[B, N1, D]."""
+        """The query as [B, N1, D]."""
         return self.call.tensor("query").reshape(self.batch, self.heads, self.width)
 
     def _query_sizes(self) -> tuple[int, int]:
@@ -76,7 +77,7 @@ class Caches:
         return shape[0], shape[2] // self.heads if heads is None else shape[3]
 
     def _rows(self, tensor: Array) -> Array:
-        """One entry of a tensor, or one page, as [tokens, N2, D]."""
+        """One batch entry of a tensor, or one page, as [tokens, N2, D]."""
         if tensor.ndim == 2:
             return tensor.reshape(tensor.shape[0], self.key_heads, self.width)
         heads_first = self.table is not None or self.layout == "BNSD"
@@ -115,7 +116,7 @@ class Caches:
                 raise self.call.error("key", f"shape {list(key.shape)} is not {expected}")
 
     def _room(self) -> list[int]:
-        """Tokens an entry has room for; with pages as many as its row of the table."""
+        """The capacity of each entry in tokens. With pages it is the capacity of the entry's row of the table."""
         if self.table is not None:
             return [self.table.shape[1] * int(self.call.attrs["block_size"])] * self.batch
         tokens = {"BSH": 1, "BSND": 1, "BNSD": 2}[self.layout]

@@ -15,7 +15,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class ReferenceInputError(ValueError):
-    """An input or attribute the reference cannot compute with; the text names the operator and the input."""
+    """An invalid or unsupported input or attribute. The text names the operator and the input."""
 
     def __init__(self, op_type: str, name: str, problem: str, node: str = "") -> None:
         super().__init__(f"{f'node {node!r}: ' if node else ''}{op_type}: {name}: {problem}")
@@ -25,18 +25,18 @@ class ReferenceInputError(ValueError):
 
 
 class Output(NamedTuple):
-    """A result in float64 and the dtype the operator gives it."""
+    """A result in float64, and the dtype that the operator gives it."""
 
     data: Floats
     dtype: np.dtype[Any]
 
 
 @dataclass(frozen=True)
-class Call:
-    """`attrs` holds every attribute of the operator's newest variant; an absent input is None.
+class OpCall:
+    """One call of an operator. `attrs` holds every attribute of its newest variant; an absent input is None.
 
-    `exact` asks for pure float64 arithmetic; otherwise the places where float32 rounding is part of the
-    operator's meaning are rounded (see `Attention.scores`).
+    With `exact` all arithmetic is in float64. Otherwise results are rounded to float32 where this rounding is part of
+    the operator's meaning (see `Attention.scores`).
     """
 
     op_type: str
@@ -49,14 +49,14 @@ class Call:
         return ReferenceInputError(self.op_type, name, problem)
 
     def optional(self, name: str) -> Array | None:
-        """The tensor, or None when it is absent."""
+        """The tensor, or None if it is absent."""
         value = self.inputs.get(name)
         if value is None or isinstance(value, np.ndarray):
             return value
         raise self.error(name, f"expected one tensor, got a {type(value).__name__}")
 
     def tensor(self, name: str) -> Array:
-        """The tensor; an absent one is an error."""
+        """The tensor. Raises ReferenceInputError if it is absent."""
         value = self.optional(name)
         if value is None:
             raise self.error(name, "this input is needed and absent")
@@ -68,12 +68,12 @@ class Call:
         return [self.tensor(name)] if value is None or isinstance(value, np.ndarray) else value
 
 
-Operator = Callable[[Call], dict[str, Output]]
+Operator = Callable[[OpCall], dict[str, Output]]
 OPERATORS: dict[str, Operator] = {}
 
 
 def operator(op_type: str) -> Callable[[Operator], Operator]:
-    """Registers a function as the reference of `op_type`."""
+    """A decorator that registers a function as the reference of `op_type`."""
 
     def register(function: Operator) -> Operator:
         OPERATORS[op_type] = function

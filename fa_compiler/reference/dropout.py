@@ -1,4 +1,4 @@
-"""Dropout from a bit mask: bit 1 keeps, least significant bit first, no padding anywhere."""
+"""Dropout from a bit mask: bit 1 keeps a probability, the least significant bit comes first, there is no padding."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import itertools
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Floats
+from fa_compiler.reference.call import Floats, OpCall
 from fa_compiler.reference.layouts import Side
 
 
 class Dropout:
-    """The factors drop_mask puts on the probabilities of a call: 0 or 1/keep_prob."""
+    """The factors of dropout for the probabilities of a call: 0 or 1/keep_prob."""
 
-    def __init__(self, call: Call, query: Side, key: Side) -> None:
+    def __init__(self, call: OpCall, query: Side, key: Side) -> None:
         self.keep_prob = float(call.attrs["keep_prob"])
         if not 0.0 < self.keep_prob <= 1.0:
             raise call.error("keep_prob", f"must be in (0, 1], got {self.keep_prob}")
-        # With keep_prob 1 the operator does not look at the mask.
+        # With keep_prob 1 the operator does not read the mask.
         self.active = self.keep_prob < 1.0
         if not self.active:
             return
@@ -39,7 +39,7 @@ class Dropout:
             raise call.error("drop_mask", f"has {self.bytes.size} bytes, {needed} are needed")
 
     def factors(self, batch: int, head: int) -> Floats | None:
-        """Factors [S1, S2] of one batch and query head, or None when nothing is dropped."""
+        """The factors [S1, S2] of one batch and query head, or None if nothing is dropped."""
         if not self.active:
             return None
         s1, s2 = self.sizes[batch]

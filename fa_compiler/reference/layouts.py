@@ -1,7 +1,7 @@
-"""The five input layouts, and the one view all computing is done in: per batch [N, S, D].
+"""The five input layouts, and the common view of all computations: [N, S, D] of each batch entry.
 
-BSH (B,S,N*D), SBH (S,B,N*D), BSND (B,S,N,D), BNSD (B,N,S,D), and TND (T,N,D) whose batches lie back to back
-with the boundaries in cumulative lengths.
+The layouts are BSH (B,S,N*D), SBH (S,B,N*D), BSND (B,S,N,D), BNSD (B,N,S,D) and TND (T,N,D). In TND the batch entries
+lie back to back, and cumulative lengths give their ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from fa_compiler.op_registry.geometry import BATCH_AXIS, SEQUENCE_AXIS
-from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.call import Array, Floats, OpCall
 
 RANKS = {"BSH": 3, "SBH": 3, "BSND": 4, "BNSD": 4, "TND": 3}
 
@@ -24,10 +24,9 @@ _TO_BNSD = {"BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3), "BSND": (0, 2, 1, 3), "BNS
 
 @dataclass(frozen=True)
 class Side:
-    """Where the batches of the query side, or of the key/value side, lie.
+    """The positions of the batch entries of the query, or of key and value.
 
-    `lengths` has one entry a batch. `total` is T for TND, which may exceed the sum of the lengths, and S
-    otherwise.
+    `lengths` has one length for each batch entry. `total` is S, or in TND T, which may exceed the sum of the lengths.
     """
 
     layout: str
@@ -37,12 +36,12 @@ class Side:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The first token of each batch in a packed (TND) tensor."""
+        """The first token of each batch entry in a packed (TND) tensor."""
         return tuple(itertools.accumulate(self.lengths, initial=0))[:-1]
 
     @property
     def longest(self) -> int:
-        """The longest batch; 0 when there is none."""
+        """The longest length, 0 without any batch entry."""
         return max(self.lengths, default=0)
 
     def shape(self, width: int) -> tuple[int, ...]:
@@ -56,8 +55,8 @@ class Side:
             "TND": (seq, heads, width),
         }[self.layout]
 
-    def width(self, call: Call, name: str) -> int:
-        """The head size of a tensor of this side; an error if its shape does not fit the side."""
+    def width(self, call: OpCall, name: str) -> int:
+        """The head size of a tensor of this side. Raises ReferenceInputError if its shape does not fit the side."""
         shape = call.tensor(name).shape
         last = shape[-1] if shape else 0
         folded = self.layout in ("BSH", "SBH")
@@ -71,7 +70,7 @@ class Side:
         return width
 
     def split(self, tensor: Array, width: int) -> list[Floats]:
-        """The batches of a tensor, each as float64 [N, S_b, width]."""
+        """The batch entries of a tensor, each as [N, S_b, width] in float64."""
         data = tensor.astype(np.float64)
         if self.layout == "TND":
             return [
@@ -81,7 +80,7 @@ class Side:
         return list(self._four_d(data, width).transpose(_TO_BNSD[self.layout]))
 
     def join(self, parts: list[Floats], width: int) -> Floats:
-        """The inverse of `split`; rows of a packed tensor that no batch owns are 0."""
+        """The inverse of `split`. Rows of a packed tensor that belong to no batch entry are 0."""
         out = np.zeros(self.shape(width))
         if self.layout == "TND":
             for start, length, part in zip(self.starts, self.lengths, parts, strict=True):
@@ -98,9 +97,11 @@ class Side:
         return data.reshape(*data.shape[:2], self.heads, width)
 
 
-def repeat_batch(call: Call) -> Call:
-    """The call with every query, key and value of batch 1 repeated to the batch of the others, and its rope
-    input with it (extension EXT-BATCH-BROADCAST; TND has no such batch)."""
+def repeat_batch(call: OpCall) -> OpCall:
+    """The call with query, key and value of the same batch: a tensor of batch 1 and its rope input are repeated.
+
+    This is the extension EXT-BATCH-BROADCAST. TND has no such batch.
+    """
     axis = BATCH_AXIS.get(_checked_layout(call))
     if axis is None:
         return call
@@ -121,9 +122,11 @@ def repeat_batch(call: Call) -> Call:
     return dataclasses.replace(call, inputs={**call.inputs, **repeated})
 
 
-def shorten_keys(call: Call) -> Call:
-    """The call with key, value and key_rope cut to the number of keys that actual_seq_kvlen gives outside TND
-    (extension EXT-KEY-LENGTH)."""
+def shorten_keys(call: OpCall) -> OpCall:
+    """The call with key, value and key_rope shortened to the number of keys that actual_seq_kvlen gives outside TND.
+
+    This is the extension EXT-KEY-LENGTH.
+    """
     given, axis = call.optional("actual_seq_kvlen"), SEQUENCE_AXIS.get(_checked_layout(call))
     if given is None or axis is None:
         return call
@@ -141,8 +144,8 @@ def shorten_keys(call: Call) -> Call:
     return dataclasses.replace(call, inputs=inputs)
 
 
-def _checked_layout(call: Call) -> str:
-    """input_layout, if it is known and query, key and value have its rank."""
+def _checked_layout(call: OpCall) -> str:
+    """input_layout. Raises ReferenceInputError for an unknown layout, or for a query, key or value of another rank."""
     layout = str(call.attrs["input_layout"])
     if layout not in RANKS:
         raise call.error("input_layout", f"{layout!r} is not one of {', '.join(RANKS)}")
@@ -153,7 +156,7 @@ def _checked_layout(call: Call) -> str:
     return layout
 
 
-def sides(call: Call) -> tuple[Side, Side]:
+def sides(call: OpCall) -> tuple[Side, Side]:
     """The query side and the key/value side of a call, from `input_layout`, `head_num` and the shapes."""
     layout = _checked_layout(call)
     query, key = call.tensor("query").shape, call.tensor("key").shape
@@ -187,8 +190,8 @@ def sides(call: Call) -> tuple[Side, Side]:
     )
 
 
-def _folded_kv_heads(call: Call, query_hidden: int, key_hidden: int, heads: int) -> int:
-    """With heads folded into H nothing states the key head count: it follows from the query's head size."""
+def _folded_kv_heads(call: OpCall, query_hidden: int, key_hidden: int, heads: int) -> int:
+    """The number of key heads in BSH and SBH. No attribute gives it; it follows from the query's head size."""
     if query_hidden % heads:
         raise call.error("query", f"hidden size {query_hidden} is no multiple of head_num {heads}")
     width = query_hidden // heads
@@ -199,8 +202,8 @@ def _folded_kv_heads(call: Call, query_hidden: int, key_hidden: int, heads: int)
     return key_hidden // width
 
 
-def _packed_lengths(call: Call, name: str, total: int) -> tuple[int, ...]:
-    """Lengths from cumulative values without leading 0; trailing zeros are batches that are not computed."""
+def _packed_lengths(call: OpCall, name: str, total: int) -> tuple[int, ...]:
+    """Lengths from cumulative values without a leading 0. Trailing zeros are batch entries that are not computed."""
     ends = [int(end) for end in call.tensor(name).reshape(-1)]
     while ends and ends[-1] == 0:
         ends.pop()

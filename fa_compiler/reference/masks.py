@@ -1,6 +1,6 @@
-"""The allowed set: which keys a query row attends, from atten_mask, sparse_mode, pre/next_tockens and prefix.
+"""The allowed set: the keys that a query row attends, from atten_mask, sparse_mode, pre/next_tockens and prefix.
 
-With d = j - i and off = S2 - S1 of the batch, keys are allowed by
+With d = j - i and off = S2 - S1 of the batch entry, a key is allowed by
 
     0 default        mask == 0 and -pre <= d <= next
     1 all            mask == 0
@@ -12,10 +12,10 @@ With d = j - i and off = S2 - S1 of the batch, keys are allowed by
     7 TND            mode 3, but mode 4 on the last batch with queries
     8 TND            mode 2, but mode 4 on the first batch with queries
 
-A mask element that is not 0 excludes. Without atten_mask the operator ignores the mode and attends
-everything. Modes 2, 3, 4, 6, 7 and 8 carry a constant mask (2048x2048, or 3072x2048 for mode 6) whose content
-is checked here and otherwise unused. Mode 0 to 1 and 5 masks may have size 1 on any of their axes (extension
-EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask [B|1,N1|1,1,S2|1] excludes keys besides the band (EXT-BAND-MASK).
+A mask element other than 0 excludes a key. Without atten_mask the operator ignores the mode and attends all keys. Modes
+2, 3, 4, 6, 7 and 8 take a constant mask (2048x2048, or 3072x2048 in mode 6): its content is checked and not used. The
+masks of modes 0, 1 and 5 may have size 1 on any axis (extension EXT-MASK-BROADCAST). In modes 2, 3 and 4 a mask
+[B|1,N1|1,1,S2|1] excludes keys in addition to the band (extension EXT-BAND-MASK).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import functools
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Bools, Call
+from fa_compiler.reference.call import Array, Bools, OpCall
 from fa_compiler.reference.layouts import Side
 
 FULL_MASK_MODES = (0, 1, 5)
@@ -34,15 +34,14 @@ _COMPRESSED = 2048
 class AllowedSet:
     """The allowed set of a call, one (batch, query head) at a time."""
 
-    def __init__(self, call: Call, query: Side, key: Side) -> None:
+    def __init__(self, call: OpCall, query: Side, key: Side) -> None:
         self.call = call
         self.query = query
         self.key = key
         self.pre = int(call.attrs["pre_tockens"])
         self.next = int(call.attrs["next_tockens"])
         self.given = call.optional("atten_mask") is not None
-        # Every later question about the mode goes through this, because without a mask the mode has no
-        # effect.
+        # All code reads the mode here, because without a mask the mode has no effect.
         self.mode = int(call.attrs["sparse_mode"]) if self.given else 0
         if self.given:
             self._check_mode()
@@ -50,7 +49,7 @@ class AllowedSet:
             self.prefix = self._checked_prefix() if self.mode == 6 else ()
 
     def allowed(self, batch: int, head: int) -> Bools:
-        """Booleans [S1, S2] of one batch and query head, True where the key is attended."""
+        """Booleans [S1, S2] of one batch entry and query head, True for an attended key."""
         s1, s2 = self.query.lengths[batch], self.key.lengths[batch]
         if not self.given:
             return np.ones((s1, s2), dtype=np.bool_)
@@ -79,7 +78,10 @@ class AllowedSet:
         return (distance <= offset) | (np.arange(s2) < self.prefix[batch])
 
     def _band_batch(self) -> int:
-        """Mode 7 cuts a sequence after, mode 8 before: the last or the first batch that has queries."""
+        """The batch entry in mode 4 in modes 7 and 8: the last or the first one that has queries.
+
+        Mode 7 is for a sequence that is cut at its end, mode 8 for one that is cut at its start.
+        """
         occupied = [batch for batch, length in enumerate(self.query.lengths) if length]
         return occupied[-1 if self.mode == 7 else 0]
 
@@ -165,7 +167,7 @@ class AllowedSet:
 
 @functools.cache
 def _compressed_mask(rows: int) -> Bools:
-    """triu(ones(2048, 2048), 1); for mode 6 followed by 1024 rows whose right half is 1."""
+    """triu(ones(2048, 2048), 1); in mode 6, 1024 rows follow whose right half is 1."""
     mask = np.zeros((rows, _COMPRESSED), dtype=np.bool_)
     mask[:_COMPRESSED] = np.triu(np.ones((_COMPRESSED, _COMPRESSED), dtype=np.bool_), 1)
     mask[_COMPRESSED:, _COMPRESSED // 2 :] = True

@@ -1,4 +1,4 @@
-"""The reference as OpRun classes, so that onnx.reference can run models with nodes of the domain `ascend`."""
+"""The reference as OpRun classes, with which onnx.reference runs models with nodes of the domain `ascend`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fa_compiler.reference.runner import run
 
 class _AscendOp(OpRun):
     op_domain = DOMAIN
-    op_schema = None  # attributes and their defaults come from op_registry alone
+    op_schema = None  # attributes and their defaults come only from op_registry
 
     def run(self, *args: Any, **kwargs: Any) -> tuple[Array | None, ...]:
-        """As OpRun.run, but an output named "" gives None.
+        """As OpRun.run, but an output with the name "" is None.
 
-        The evaluator stores every output under its name and reads absent inputs under the name "", so
-        anything else would become the absent inputs of all later nodes.
+        The evaluator stores every output by its name and reads an absent input by the name "". Any other value would
+        become the absent inputs of all later nodes.
         """
         results = super().run(*args, **kwargs)  # type: ignore[no-untyped-call]
         return tuple(value if name else None for name, value in zip(self.onnx_node.output, results, strict=True))
@@ -42,7 +42,7 @@ class _AscendOp(OpRun):
 
 
 def _variant(op_type: str, args: tuple[Any, ...]) -> OpSpec:
-    """The newest variant whose integer inputs stand where the node's do: inputs moved between variants."""
+    """The newest variant with integer inputs at the same positions as the node. Positions differ between variants."""
     integers = [None if array is None else np.asarray(array).dtype.kind == "i" for array in args]
     fitting = (
         spec
@@ -56,20 +56,20 @@ def _variant(op_type: str, args: tuple[Any, ...]) -> OpSpec:
 
 
 def onnx_ops() -> list[type[OpRun]]:
-    """One OpRun class per operator with a reference, for `ReferenceEvaluator(model, new_ops=onnx_ops())`.
+    """One OpRun class for each operator with a reference, for `ReferenceEvaluator(model, new_ops=onnx_ops())`.
 
-    ReferenceEvaluator does not hand new_ops on to model-local functions; `evaluator` does.
+    ReferenceEvaluator does not pass new_ops on to model-local functions; `evaluator` does.
     """
     return [type(op_type, (_AscendOp,), {}) for op_type in sorted(OPERATORS)]
 
 
 class _Evaluator(ReferenceEvaluator):
-    """Knows the reference operators in the graph, its subgraphs and model-local functions."""
+    """Runs the reference operators in the graph, in its subgraphs and in model-local functions."""
 
     def __init__(self, proto: Any, *, new_ops: list[type[OpRun]] | None = None, **others: Any) -> None:
         super().__init__(proto, new_ops=[*(new_ops or []), *onnx_ops()], **others)
 
 
 def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> ReferenceEvaluator:
-    """A ReferenceEvaluator for a model (loaded, path or bytes) that may hold `ascend` nodes anywhere."""
+    """A ReferenceEvaluator for a model (a proto, a path or bytes) with `ascend` nodes anywhere."""
     return _Evaluator(os.fspath(model) if isinstance(model, os.PathLike) else model)

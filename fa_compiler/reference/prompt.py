@@ -1,25 +1,33 @@
-"""What PromptFlashAttention and FusedInferAttentionScore compute, in float64.
+"""PromptFlashAttention and FusedInferAttentionScore in float64.
 
 S = scale * (Q K^T + Q_rope K_rope^T) + bias;  O = softmax(S without the excluded keys) V
 
-layouts        query, key and value in the first word of input_layout, the result in the second; NBSD is [N,B,S,D]
+layouts        the first word of input_layout is the layout of query, key and value, the second that of the result;
+               NBSD is [N,B,S,D]
 heads          query head n uses key head n // (num_heads / num_key_value_heads)
-lengths        batch b has actual_seq_lengths[b] rows; one value is for all. In TND and NTD the lengths are
-               cumulative, and their count is the batch. Other rows give 0. Keys: prompt_keys.py
-padding        with query_padding_size the rows of b end so many places before the end
-bias           pse_shift (pse_type 0), or -slope * |j - i + kv_start - q_start| (2), or of that distance's root (3)
-sparse_mode    without a mask nothing is excluded; with one (d = key - row, off = keys - rows of the batch, a prefix
-               included): 0 mask, and -pre <= d <= next (padding: the mask alone); 1 mask; 2 d <= 0; 3 d <= off;
-               4 -pre <= d - off <= next. Columns of masks and biases are places in the room of the keys, rows
-               places in query; in packed layouts both begin at the batch entry
-one row        FusedInferAttentionScore with one row of query in BSH, BSND or BNSD takes the path of decoding, if
-               value is as wide as key and there is no rope part: the mask excludes keys, the mode means nothing
-empty rows     0 where the mode alone leaves a row without keys, where bit 1 of inner_precise asks for it and where
-               there is a sink; else the mean of the values, for every key has the same low score then. For one row
-               that bit is heard for some head sizes only
-INT8           an INT8 query: S = scale * ((Q K^T) * dequant_scale1) + bias, exp(S - max) becomes
-               round(exp(S - max) * quant_scale1), saturated, and O = (P V) * dequant_scale2 / sum. INT8 results
-               are round(O * quant_scale2 + quant_offset2), ties to even, saturated; rows that are not computed 0
+lengths        batch entry b has actual_seq_lengths[b] rows; a single value is for all entries. In TND and NTD the
+               lengths are cumulative, and their number is the batch. All other rows give 0. Keys: prompt_keys.py
+padding        with query_padding_size, the rows of an entry end that many positions before the end
+bias           pse_shift (pse_type 0), -slope * distance (2) or -slope * sqrt(distance) (3), with
+               distance = |j - i + kv_start - q_start|
+sparse_mode    without a mask no key is excluded. With a mask, d = key - row and off = keys - rows of the entry
+               (a prefix included), a key is allowed by
+                   0  the mask and -pre <= d <= next (with padding: the mask alone)
+                   1  the mask
+                   2  d <= 0
+                   3  d <= off
+                   4  -pre <= d - off <= next
+               The columns of masks and biases are positions in the storage of the keys, the rows are positions in
+               query. In packed layouts both begin at the batch entry
+one row        FusedInferAttentionScore with one row of query in BSH, BSND or BNSD is computed as a decoding step if
+               value is as wide as key and there is no rope part: the mask excludes keys, the mode has no effect
+empty rows     a row without keys is 0 if the mode alone excludes all keys, if bit 1 of inner_precise is set, or if
+               there is a sink; otherwise it is the mean of the values, because all keys have the same low score. In
+               a call with one row of query, that bit has an effect for some head sizes only
+INT8           with an INT8 query S = scale * ((Q K^T) * dequant_scale1) + bias. exp(S - max) is replaced by
+               round(exp(S - max) * quant_scale1), saturated, and O = (P V) * dequant_scale2 / sum. An INT8 result
+               is round(O * quant_scale2 + quant_offset2), with ties to even, saturated. Rows that are not computed
+               are 0
 """
 
 from __future__ import annotations
@@ -29,33 +37,37 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Bools, Call, Floats
+from fa_compiler.reference.call import Array, Bools, Floats, OpCall
 from fa_compiler.reference.prompt_keys import Keys, Sizes, Span, cumulative, lengths, split, typed, vector
 from fa_compiler.reference.quantised import FLOATS, Integers, channels, saturated
 from fa_compiler.reference.softmax import softmax, weighted_sum
 
 ZERO_ROWS = 2
-"""The bit of inner_precise that asks for 0 in rows without a key."""
+"""The bit of inner_precise with which rows without a key are 0."""
 
 ONE_ROW_ZERO_SIZES = ((512, 64, 512), (128, 0, 128), (64, 0, 64), (192, 64, 128), (128, 64, 128))
-"""Head sizes of query, its rope part and value for which that bit is heard with one row of query."""
+"""The head sizes of query, its rope part and value for which this bit has an effect in a call with one row of query."""
 
 _MASKED = -1e12
-"""The score of a masked key beside an INT8 query."""
+"""The score of a masked key with an INT8 query."""
 
 
 class Operator(NamedTuple):
-    """What the two operators have by different names: the layouts, the attribute of the scale, the INT8 scales."""
+    """The differences of the two operators: the layouts, the name of the scale attribute, the names of the inputs with
+    the INT8 scales, and whether a call with one row is a decoding step (`fused`: FusedInferAttentionScore)."""
 
     layouts: tuple[str, ...]
     scale: str
-    chain: tuple[str, str, str]
+    int8_scales: tuple[str, str, str]
     fused: bool
 
 
 class Results(NamedTuple):
-    """attention_out in its layout and type, and the logarithms of the sums of exponentials: [B,N1,S1,1] or, of packed
-    layouts, [T,N1,1]; +inf for rows without keys."""
+    """attention_out in its layout, its type, and softmax_lse.
+
+    softmax_lse is the logarithm of the sum of the exponentials, [B,N1,S1,1] or, in packed layouts, [T,N1,1]. It is +inf
+    for rows without keys.
+    """
 
     out: Floats
     dtype: np.dtype[np.generic]
@@ -63,7 +75,7 @@ class Results(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Keys, values and the keys' rope part of a batch entry: [N2, L, D]."""
+    """The keys, the values and the rope part of the keys of a batch entry, each [N2, L, D]."""
 
     key: Floats
     value: Floats
@@ -71,16 +83,16 @@ class Stored(NamedTuple):
 
 
 class HeadRows(NamedTuple):
-    """The rows of one batch entry and head: [S1, Dv] and [S1]."""
+    """The results [S1, Dv] and softmax_lse [S1] of one batch entry and head."""
 
     out: Floats
     lse: Floats
 
 
 class Prompt:
-    """One call, computed one (batch, query head) at a time. Raises ReferenceInputError for what does not fit."""
+    """One call, computed one (batch, query head) at a time. Raises ReferenceInputError for invalid inputs."""
 
-    def __init__(self, call: Call, operator: Operator) -> None:
+    def __init__(self, call: OpCall, operator: Operator) -> None:
         self.call, self.operator = call, operator
         given, _, wanted = str(call.attrs["input_layout"]).partition("_")
         if call.attrs["input_layout"] not in operator.layouts:
@@ -113,7 +125,7 @@ class Prompt:
         self._check_results()
 
     def compute(self) -> Results:
-        """The whole call."""
+        """The results of the call."""
         width = self.keys.widths["value"]
         out = np.zeros((*self.query.shape[:3], width))
         lse = np.full(self.query.shape[:3], np.inf)
@@ -167,7 +179,7 @@ class Prompt:
         return result
 
     def _allowed(self, entry: int) -> tuple[Bools, Bools]:
-        """What may be attended, [rows, keys] of a batch entry, and what the mode alone would allow."""
+        """The allowed keys [rows, keys] of a batch entry, and the keys that the mode alone allows."""
         rows, keys = self.rows[entry].size, self.keys.count(entry)
         every = np.ones((rows, keys), np.bool_)
         if self.mask is None:
@@ -191,7 +203,7 @@ class Prompt:
         return structure & ~own[row : row + rows, column : column + keys], structure
 
     def _origin(self, entry: int) -> tuple[int, int]:
-        """The row and the column of masks and biases that belong to the first row and key of an entry."""
+        """The row and the column of a mask or bias for the first row and the first key of an entry."""
         return 0 if self.packed else self.rows[entry].first, self.keys.column(entry)
 
     def _padded(self) -> bool:
@@ -234,7 +246,7 @@ class Prompt:
                 raise call.error(name, "given beside query_rope, expected none")
         for name, own in (("query_rope", query), ("key_rope", key)):
             if own.dtype != call.tensor("query").dtype or own.dtype == np.int8:
-                raise call.error(name, f"dtype {own.dtype} is not that of a query of floats")
+                raise call.error(name, f"dtype {own.dtype} is not the floating-point dtype of query")
         if self.keys.listed or self.keys.antiquant:
             raise call.error("key_rope", "given with a list or INT8 keys, expected none")
         rope = split(call, "query_rope", query, self.layout, self.heads).astype(np.float64)
@@ -255,7 +267,7 @@ class Prompt:
             raise self.call.error("key_rope", f"shape {list(key.shape)} is not that of key with the size {width}")
 
     def _mask(self) -> Bools | None:
-        """The mask as [1 or B,S1,S2], True where a key is excluded; of one row [1 or B,1,S2]."""
+        """The mask, True for an excluded key: [1 or B,S1,S2], or [1 or B,1,S2] in a call with one row of query."""
         given = self.call.optional("atten_mask")
         if given is None:
             return None
@@ -296,7 +308,7 @@ class Prompt:
         return mask.reshape(mask.shape[0], 1, mask.shape[-1])
 
     def _covered(self) -> tuple[int, int]:
-        """The rows and columns that a mask or bias of all scores has at least."""
+        """The least numbers of rows and columns of a mask or bias for all scores."""
         rows = max((size for _, size in self.rows), default=0) if self.packed else self.query.shape[2]
         return rows, self.keys.columns
 
@@ -320,7 +332,7 @@ class Prompt:
         return given.astype(np.float64)
 
     def _slopes(self) -> Floats | None:
-        """[1 or B, N1]."""
+        """The slopes, [1 or B, N1]."""
         kind = self._pse_type()
         if not kind:
             return None
@@ -355,10 +367,10 @@ class Prompt:
         return sink.astype(np.float64)
 
     def _integers(self) -> Integers | None:
-        """The scales of an INT8 query, which goes with few other features."""
+        """The scales of an INT8 query, or None. An INT8 query cannot be combined with many other features."""
         call = self.call
         if call.tensor("query").dtype != np.int8:
-            for name in self.operator.chain:
+            for name in self.operator.int8_scales:
                 if call.optional(name) is not None:
                     raise call.error(name, "given beside a query of floats, expected none")
             return None
@@ -368,10 +380,10 @@ class Prompt:
             raise call.error("query", "an INT8 query has no packed layout, sink, slopes and softmax_lse")
         if self.keys.widths["value"] != self.query.shape[3]:
             raise call.error("value", f"has the head size {self.keys.widths['value']}, expected that of an INT8 query")
-        return Integers(call, self.operator.chain)
+        return Integers(call, self.operator.int8_scales)
 
     def _check_results(self) -> None:
-        """quant_scale2 and quant_offset2, and the rows that must have keys with them."""
+        """Check quant_scale2 and quant_offset2. With them, no row may be without keys."""
         call, width = self.call, self.keys.widths["value"]
         self.quant = tuple(channels(call, name, self.heads, width) for name in ("quant_scale2", "quant_offset2"))
         scale, offset = self.quant
@@ -408,7 +420,7 @@ class Prompt:
         return np.dtype(np.float16) if query == np.int8 else query
 
     def _join(self, out: Floats) -> Floats:
-        """[B,N1,S1,Dv] in the layout of results."""
+        """A tensor [B,N1,S1,Dv] in the layout of the result."""
         batch, heads, rows, width = out.shape
         joined: Mapping[str, Floats] = {
             "BSH": out.transpose(0, 2, 1, 3).reshape(batch, rows, heads * width),
@@ -423,7 +435,7 @@ class Prompt:
 
 
 def _by_integers(scores: Floats, allowed: Bools, value: Floats, integers: Integers) -> tuple[Floats, Floats]:
-    """Results and statistics of rows whose probabilities are rounded to INT8."""
+    """Results [S1,Dv] and softmax_lse [S1] of rows whose probabilities are rounded to INT8."""
     scores = np.where(allowed, scores, _MASKED)
     top = scores.max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):

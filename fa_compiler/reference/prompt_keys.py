@@ -1,14 +1,15 @@
-"""The keys and values of a prompt, however they are stored: by batch entry [N2, L, D] in float64.
+"""The keys and values of a prompt as [N2, L, D] of each batch entry in float64, for every form of storage.
 
     one tensor   in the layout of query; in TND and NTD the entries lie back to back
     a list       of tensors of batch 1, one for each entry
     pages        that block_table names: [blocks,block_size,N2*D], [blocks,N2,block_size,D] or
-                 [blocks,N2,D/16,block_size,16] (of INT8: D/32 and 32)
+                 [blocks,N2,D/16,block_size,16] (for INT8: D/32 and 32)
     a prefix     key_shared_prefix and value_shared_prefix, before the keys of every entry
-    INT8         beside a query of floats an element stands for (x + offset) * scale
+    INT8         with a floating-point query, an element represents (x + offset) * scale
 
-An entry has actual_seq_lengths_kv[b] keys: in TND and NTD the lengths are cumulative, but of pages they are not. With
-kv_padding_size the keys end so many places before the end of their room, and an entry that does not fit has none.
+Entry b has actual_seq_lengths_kv[b] keys. In TND and NTD the lengths are cumulative, but not with pages. With
+kv_padding_size the keys end that many positions before the end of their storage; an entry that does not fit has no
+keys.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.call import Array, Floats, OpCall
 from fa_compiler.reference.quantised import FLOATS
 
 RANKS = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3, "NSD": 3}
@@ -29,14 +30,14 @@ _HEADS_FIRST = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3)}
 
 
 class Span(NamedTuple):
-    """Places [first, first + size) of a sequence."""
+    """The positions [first, first + size) of a sequence."""
 
     first: int
     size: int
 
 
 class Sizes(NamedTuple):
-    """What is known of a call from its attributes and its query."""
+    """The properties of a call that follow from its attributes and its query."""
 
     layout: str
     key_heads: int
@@ -50,24 +51,24 @@ class Sizes(NamedTuple):
         return "T" in self.layout
 
 
-def typed(call: Call, name: str, *types: str) -> Array | None:
-    """An optional tensor, of one of these types."""
+def typed(call: OpCall, name: str, *types: str) -> Array | None:
+    """An optional tensor. Raises ReferenceInputError if it has none of these types."""
     tensor = call.optional(name)
     if tensor is not None and tensor.dtype.name not in types:
         raise call.error(name, f"dtype {tensor.dtype} is not {' or '.join(types)}")
     return tensor
 
 
-def vector(call: Call, name: str) -> Array | None:
-    """An optional tensor of int64 and rank 1."""
+def vector(call: OpCall, name: str) -> Array | None:
+    """An optional tensor. Raises ReferenceInputError unless it is int64 and of rank 1."""
     tensor = typed(call, name, "int64")
     if tensor is not None and tensor.ndim != 1:
         raise call.error(name, f"shape {list(tensor.shape)} is not of rank 1")
     return tensor
 
 
-def split(call: Call, name: str, array: Array, layout: str, heads: int) -> Array:
-    """A tensor of the layout as [B,N,S,D]; of TND, NTD and NSD B is 1."""
+def split(call: OpCall, name: str, array: Array, layout: str, heads: int) -> Array:
+    """A tensor in a layout as [B,N,S,D]. In TND, NTD and NSD, B is 1."""
     if array.ndim != RANKS[layout]:
         raise call.error(name, f"rank {array.ndim} is not that of {layout}")
     if layout == "BSH":
@@ -86,8 +87,8 @@ def split(call: Call, name: str, array: Array, layout: str, heads: int) -> Array
     return result
 
 
-def cumulative(call: Call, name: str, total: int) -> list[Span]:
-    """The sequences of a packed tensor of `total` tokens, by where they end."""
+def cumulative(call: OpCall, name: str, total: int) -> list[Span]:
+    """The sequences of a packed tensor of `total` tokens, from their cumulative lengths."""
     vector(call, name)
     ends = [0, *(int(end) for end in call.tensor(name))]
     if any(end < before for before, end in itertools.pairwise(ends)) or ends[-1] > total:
@@ -95,8 +96,8 @@ def cumulative(call: Call, name: str, total: int) -> list[Span]:
     return [Span(before, end - before) for before, end in itertools.pairwise(ends)]
 
 
-def lengths(call: Call, name: str, room: list[int]) -> list[int]:
-    """One length for each entry: a single one is for all, and what is behind the last entry is not read."""
+def lengths(call: OpCall, name: str, room: list[int]) -> list[int]:
+    """The length of each entry. A single given length is for all entries; lengths after the last entry are ignored."""
     given = vector(call, name)
     if given is None:
         return room
@@ -108,9 +109,9 @@ def lengths(call: Call, name: str, room: list[int]) -> list[int]:
 
 
 class Keys:
-    """The keys and values of a call. Raises ReferenceInputError for what does not fit."""
+    """The keys and values of a call. Raises ReferenceInputError for invalid inputs."""
 
-    def __init__(self, call: Call, sizes: Sizes) -> None:
+    def __init__(self, call: OpCall, sizes: Sizes) -> None:
         self.call, self.sizes = call, sizes
         self.table = typed(call, "block_table", "int32")
         self.tensors = {name: self._list(name) for name in ("key", "value")}
@@ -130,21 +131,21 @@ class Keys:
 
     @property
     def columns(self) -> int:
-        """The columns that a mask or bias of all scores needs."""
+        """The number of columns that a mask or bias for all scores needs."""
         if self.sizes.packed and self.table is None:
             return max((size for _, size in self.spans), default=0)
         return self.shared + max(self.room, default=0)
 
     def count(self, entry: int) -> int:
-        """The keys of an entry, with the prefix."""
+        """The number of keys of an entry, including the prefix."""
         return self.shared + self.spans[entry].size
 
     def column(self, entry: int) -> int:
-        """The column of masks and biases that belongs to the first key."""
+        """The column of a mask or bias for the first key of an entry."""
         return 0 if self.sizes.packed else self.spans[entry].first
 
     def fetch(self, name: str, entry: int) -> Floats:
-        """[N2, L, D] of key, value or key_rope."""
+        """key, value or key_rope of an entry as [N2, L, D]."""
         first, size = self.spans[entry]
         tensors = self.tensors.get(name) or [self.call.tensor(name)]
         if self.table is not None:
@@ -198,7 +199,7 @@ class Keys:
         return split(self.call, name, tensor, self.sizes.layout, self.sizes.key_heads)
 
     def _width(self, name: str) -> int:
-        """The head size, the same of all tensors."""
+        """The head size. Raises ReferenceInputError unless it is the same for all tensors."""
         tensors = self.tensors[name]
         if self.table is None:
             found = {self._split(name, tensor).shape[3] for tensor in tensors}
@@ -208,7 +209,7 @@ class Keys:
         return self.page_width(name, tensors[0])
 
     def page_width(self, name: str, cache: Array) -> int:
-        """The head size of a pool of pages, whose shape is checked."""
+        """The head size of a tensor of pages. Raises ReferenceInputError for an invalid shape."""
         size, unit = int(self.call.attrs["block_size"]), _PAGE_UNITS.get(cache.dtype.name, 16)
         shape, heads = cache.shape, self.sizes.key_heads
         forms = {
@@ -223,7 +224,7 @@ class Keys:
         return int({3: shape[-1] // heads, 4: shape[-1], 5: shape[2] * shape[-1]}[cache.ndim])
 
     def _check_table(self) -> None:
-        """The blocks of all keys, and no others, are there."""
+        """Raise ReferenceInputError if the table names blocks that do not exist, or too few for the keys."""
         if self.table is None:
             return
         size, blocks = int(self.call.attrs["block_size"]), min(len(each[0]) for each in self.tensors.values())
@@ -247,7 +248,7 @@ class Keys:
         return pages.reshape(heads, len(used) * size, width)[:, :count]
 
     def _room(self, name: str) -> list[int]:
-        """Tokens that an entry has room for; of packed tensors all."""
+        """The capacity of each entry in tokens; in a packed tensor, the number of all tokens."""
         if self.table is not None:
             if self.table.ndim != 2 or len(self.table) != self.sizes.batch:
                 expected = f"[{self.sizes.batch},blocks of an entry]"
@@ -284,7 +285,7 @@ class Keys:
             raise self.call.error(needed, f"absent beside {name}")
 
     def _prefix(self) -> dict[str, Array]:
-        """[N2, S, D] of key and value; nothing where there is no prefix."""
+        """The prefix of key and value as [N2, S, D]; empty if there is no prefix."""
         names = {name: f"{name}_shared_prefix" for name in ("key", "value")}
         given = {name: self.call.optional(full) for name, full in names.items()}
         found = {name: tensor for name, tensor in given.items() if tensor is not None}
@@ -322,7 +323,10 @@ class Keys:
         return size
 
     def _antiquant(self) -> dict[str, tuple[Floats, Floats]]:
-        """Scale and offset of INT8 keys and values beside a query of floats: [B,S] by token, else for [N2,1,D]."""
+        """Scale and offset of INT8 keys and values with a floating-point query.
+
+        They are [B,S] if they are by token; otherwise they broadcast to [N2,1,D].
+        """
         call = self.call
         scales = ("antiquant_scale", "key_antiquant_scale", "value_antiquant_scale")
         offsets = ("antiquant_offset", "key_antiquant_offset", "value_antiquant_offset")
@@ -333,7 +337,7 @@ class Keys:
                 raise call.error(name, "given, expected none: keys are not INT8 beside a query of floats")
             return {}
         if not any(self.count(entry) for entry in range(self.sizes.batch)):
-            return {}  # nothing to scale; scales by token are empty then
+            return {}  # no keys: scales by token would be empty
         apart = ("key_antiquant_scale" in given, "value_antiquant_scale" in given)
         if apart[0] != apart[1]:
             raise call.error(scales[1 + apart[0]], "is absent, expected with the scale of the other")

@@ -1,6 +1,6 @@
-"""The position bias (pse): given as a tensor (pse_type 0 and 1) or generated from slopes (pse_type 2 and 3).
+"""The position bias (pse): a tensor (pse_type 0 and 1), or computed from slopes (pse_type 2 and 3).
 
-pse_type 1 adds before the scale, S = scale*(A + pse); the others after it, S = scale*A + pse.
+pse_type 1 adds it before the scale, S = scale*(A + pse); the other types add it after the scale, S = scale*A + pse.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import itertools
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.call import Array, Floats, OpCall
 from fa_compiler.reference.layouts import Side
 from fa_compiler.reference.masks import AllowedSet
 
@@ -17,9 +17,10 @@ _COMPRESSED_ROWS = 1024
 
 
 class Pse:
-    """The bias of a call, one (batch, query head) at a time; `name` is real_shift, or pse_shift backward."""
+    """The bias of a call, one (batch, query head) at a time. `name` is its input: real_shift, or pse_shift in the
+    gradient."""
 
-    def __init__(self, call: Call, name: str, query: Side, key: Side, allowed: AllowedSet) -> None:
+    def __init__(self, call: OpCall, name: str, query: Side, key: Side, allowed: AllowedSet) -> None:
         self.call = call
         self.name = name
         self.query = query
@@ -43,7 +44,7 @@ class Pse:
         return self.type == 1
 
     def bias(self, batch: int, head: int) -> Floats | None:
-        """The bias of one batch and query head, [S1, S2] or [1, S2]; None when there is none."""
+        """The bias of one batch entry and query head, [S1, S2] or [1, S2]; None if there is none."""
         if not self.given:
             return None
         s1, s2 = self.query.lengths[batch], self.key.lengths[batch]
@@ -57,7 +58,7 @@ class Pse:
             return _decompress(rows, s1, s2, self.key.longest)
         return np.broadcast_to(rows, (s1, s2))
 
-    # Slopes (ALiBi generated inside): -slope * |distance|, or its square root.
+    # Slopes (ALiBi inside the operator): -slope * |distance|, or -slope * sqrt(|distance|).
 
     def _set_slopes(self, slopes: Array) -> None:
         shape = (len(self.query.lengths), self.query.heads)
@@ -71,12 +72,12 @@ class Pse:
         self.start = self._start_index("kv_start_idx") - self._start_index("q_start_idx")
 
     def _start_index(self, name: str) -> int:
-        """Only element 0 is read."""
+        """The first element of a start index; the operator reads no other."""
         values = self.call.optional(name)
         return 0 if values is None or values.size == 0 else int(values.reshape(-1)[0])
 
     def _from_slope(self, batch: int, head: int, s1: int, s2: int) -> Floats:
-        # Mode 8 cuts the first sequence only, so the start indices are not those of later batches.
+        # In mode 8 only the first sequence is cut, so the start indices do not apply to later batch entries.
         start = 0 if self.allowed.mode == 8 and batch > 0 else self.start
         distance = np.abs(np.arange(s2)[None, :] - np.arange(s1)[:, None] + start).astype(np.float64)
         if self.type == 3:
@@ -111,7 +112,7 @@ class Pse:
             self._check_compressed()
 
     def _check_compressed(self) -> None:
-        """Only what lies on or below the diagonal can be rebuilt, so nothing above it may be attended."""
+        """Raise ReferenceInputError if a key above the diagonal is attended: only the bias up to it can be rebuilt."""
         if any(s1 != s2 for s1, s2 in zip(self.query.lengths, self.key.lengths, strict=True)):
             raise self.call.error(self.name, "a bias compressed to 1024 rows needs as many queries as keys")
         allowed, longest = self.allowed, self.query.longest
@@ -128,7 +129,7 @@ class Pse:
             )
 
     def _set_flat(self, tensor: Array) -> None:
-        """Packed batches back to back, [N1,S1_b,S2_b] or [N1,S2_b] each; rank >= 2, backward 1."""
+        """Packed batch entries back to back, each [N1,S1_b,S2_b] or [N1,S2_b]; of rank 2 or more, in the gradient 1."""
         backward = self.name == "pse_shift"
         heads = self.query.heads
         full = [heads * s1 * s2 for s1, s2 in zip(self.query.lengths, self.key.lengths, strict=True)]
@@ -160,9 +161,8 @@ class Pse:
 def _decompress(stored: Floats, s1: int, s2: int, longest: int) -> Floats:
     """The full [S1, S2] bias from the last 1024 rows of an ALiBi bias, which is constant along diagonals.
 
-    Stored row r is row longest - 1024 + r of the bias. An earlier row i is read from stored row 0, at the
-    column with the same i - j. Above the diagonal nothing is known; those places get 0 and are never
-    attended.
+    The stored row r is row longest - 1024 + r of the bias. An earlier row i is read from the stored row 0, at the
+    column with the same i - j. The bias above the diagonal is unknown. It is set to 0, and it is never attended.
     """
     stored = np.broadcast_to(stored, (_COMPRESSED_ROWS, longest))
     i = np.arange(s1)[:, None]

@@ -1,16 +1,20 @@
-"""Numbers of quantised calls: scales, products of integers, and INT8 results."""
+"""The arithmetic of quantised calls: scales, products of integers, and INT8 results."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.call import Array, Floats, OpCall
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def number(call: Call, name: str) -> float:
-    """The only number of a tensor; a UINT64 holds the bits of a float32 in its lower half."""
+def number(call: OpCall, name: str) -> float:
+    """The only number of a tensor. A UINT64 holds the bits of a float32 in its lower half.
+
+    Raises:
+        ReferenceInputError: the tensor does not have the shape [1], or is neither float32 nor uint64.
+    """
     tensor = call.tensor(name)
     if tensor.size != 1:
         raise call.error(name, f"shape {list(tensor.shape)} is not [1]")
@@ -22,19 +26,19 @@ def number(call: Call, name: str) -> float:
 
 
 class Integers:
-    """The three scales of an INT8 query, by the names that the operator has for them."""
+    """The three scales of an INT8 query; `names` are the inputs that hold them."""
 
-    def __init__(self, call: Call, names: tuple[str, str, str]) -> None:
+    def __init__(self, call: OpCall, names: tuple[str, str, str]) -> None:
         self.dequant_scale1, self.quant_scale1, self.dequant_scale2 = (number(call, name) for name in names)
 
     def rounded(self, weights: Floats) -> Floats:
-        """exp(S - max) as the INT8 that are multiplied with the values."""
+        """The INT8 numbers that are multiplied with the values, from exp(S - max)."""
         result: Floats = np.clip(np.rint(weights * self.quant_scale1), -128, 127)
         return result
 
 
-def channels(call: Call, name: str, heads: int, width: int) -> Array | None:
-    """quant_scale2 or quant_offset2 as [1,1] or [N1,D] in float64; None where it is absent."""
+def channels(call: OpCall, name: str, heads: int, width: int) -> Array | None:
+    """quant_scale2 or quant_offset2 as [1,1] or [N1,D] in float64; None if it is absent."""
     tensor = call.optional(name)
     if tensor is None:
         return None
@@ -46,5 +50,5 @@ def channels(call: Call, name: str, heads: int, width: int) -> Array | None:
 
 
 def saturated(results: Floats) -> Floats:
-    """Rounded to INT8, ties to even; what is not a number becomes -128, as ONNX Runtime's QuantizeLinear has it."""
+    """The results rounded to INT8 with ties to even. NaN becomes -128, as in ONNX Runtime's QuantizeLinear."""
     return np.clip(np.rint(np.where(np.isnan(results), -128, results)), -128, 127)

@@ -19,7 +19,7 @@ from fa_compiler.op_registry import (
 )
 from fa_compiler.op_registry.calls import Arrays
 from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
-from fa_compiler.reference.call import OPERATORS, Array, Call, ReferenceInputError
+from fa_compiler.reference.call import OPERATORS, Array, OpCall, ReferenceInputError
 
 
 def run(
@@ -30,16 +30,21 @@ def run(
     dtype: str | None = None,
     cann: str | None = None,
 ) -> dict[str, Array]:
-    """Runs `op_type` in float64 and returns its outputs by name, in the operator's dtypes.
+    """Run `op_type` in float64, and return its outputs by name in the operator's dtypes.
 
-    `inputs` maps REG_OP input names to arrays (a list of them for a dynamic input), as `ops.run` takes them and
-    float64 besides; an absent input is None or missing. `outputs` asks for some outputs only; `dtype="float64"` for
-    unrounded float64 results of pure float64 arithmetic. `cann` chooses the variant of the prototype (its names, and
-    the defaults of missing attributes), the newest without.
+    Args:
+        op_type: the operator.
+        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. The dtypes are those of `ops.run` and
+            float64. An absent input is None or missing.
+        attrs: attributes by name; a missing one has its default.
+        outputs: the names of the outputs to return; None returns all.
+        dtype: "float64" gives unrounded float64 results of pure float64 arithmetic.
+        cann: the variant of the prototype, which determines names and defaults; None is the newest.
 
-    The registry is asked first, as for `ops.run`. Raises UnknownOp, UnknownVariant, NodeError (an attribute that is
-    unknown, missing or of a wrong type), and ReferenceInputError for everything else that the operator, or this
-    reference, does not take.
+    Raises:
+        UnknownOp, UnknownVariant: the registry has no such operator or variant.
+        NodeError: an attribute is unknown, missing or of a wrong type.
+        ReferenceInputError: the operator or this reference does not take the inputs.
     """
     spec = get(op_type, cann)
     function = OPERATORS.get(op_type)
@@ -61,7 +66,7 @@ def run(
     if broken is not None:
         problem = broken.message.removeprefix(f"{broken.tensor} ")
         raise ReferenceInputError(op_type, broken.tensor, f"{problem} ({broken.constraint})")
-    results = function(Call(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None))
+    results = function(OpCall(op_type, arrays, later_attrs(spec) | attributes, exact=dtype is not None))
     with np.errstate(over="ignore"):
         return {
             name: results[name].data if dtype else results[name].data.astype(results[name].dtype) for name in wanted

@@ -1,4 +1,4 @@
-"""The softmax over the attended keys of a row, and what a row gives that attends none."""
+"""The softmax over the attended keys of a row, and the result of a row that attends no key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLT_MAX = float(np.finfo(np.float32).max)
 
 
 class Softmax(NamedTuple):
-    """P [S1,S2] (0 where a key is not read), the keys that are read [S1,S2], and max and sum per row [S1]."""
+    """P [S1,S2], which is 0 for a key that is not read; the read keys [S1,S2]; max [S1] and sum [S1] of each row."""
 
     probabilities: Floats
     read: Bools
@@ -29,22 +29,23 @@ def softmax(
     mask_value: float | Floats = -np.inf,
     valueless: bool = False,
 ) -> Softmax:
-    """Softmax of [S1,S2] scores over the allowed keys; a sink takes part in max and sum, but has no value.
+    """Softmax of the scores [S1,S2] over the allowed keys. A sink takes part in max and sum, but has no value.
 
-    An *empty* row attends no key. Its max is -FLT_MAX and its sum FLT_MAX, or with a sink (sink, 1), as the
-    operator writes them. Its probabilities follow `empty_rows`, the extension attribute cpu_empty_rows:
+    An *empty* row attends no key. As in the operator, its max is -FLT_MAX and its sum FLT_MAX, or with a sink the sink
+    and 1. Its probabilities depend on `empty_rows`, the extension attribute cpu_empty_rows:
 
         "", "zero"  0
         "mean"      uniform over all keys
         "unmasked"  the softmax over all keys
         "nan"       NaN
 
-    Every other row is a plain IEEE softmax, NaN where that is undefined. `nan_rows`, the attribute cpu_nan_rows, makes
-    such rows 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
+    Every other row is a plain IEEE softmax, which may be NaN. `nan_rows`, the attribute cpu_nan_rows, replaces rows of
+    NaN by 0: with "zero" all of them, with "infinite" those whose attended scores are all -inf.
 
-    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score and are read:
-    no row is empty. It is [S1,S2] where the attribute cpu_masked_bias gives every key a score of its own, finite or
-    not. If `valueless`, the attribute cpu_masked_values, they take part in the sum, but are not read.
+    With a finite `mask_value`, the attribute cpu_mask_value, keys that are not allowed have that score and are read, so
+    no row is empty. With the attribute cpu_masked_bias, `mask_value` is [S1,S2] and may be infinite: every key has a
+    score of its own. With `valueless`, the attribute cpu_masked_values, these keys take part in the sum, but their
+    values are not read.
     """
     attended = allowed
     scored = isinstance(mask_value, np.ndarray) or bool(np.isfinite(mask_value))
@@ -86,7 +87,7 @@ def _plain(scores: Floats, allowed: Bools, sink: float | None) -> tuple[Floats, 
 
 
 def weighted_sum(weights: Floats, vectors: Floats, read: Bools) -> Floats:
-    """weights [A,B] @ vectors [B,D], where a vector that is not read need not be finite."""
+    """weights [A,B] @ vectors [B,D]. A vector that is not read need not be finite."""
     finite = np.isfinite(vectors).all(axis=1)
     with np.errstate(invalid="ignore"):
         out: Floats = weights[:, finite] @ vectors[finite]

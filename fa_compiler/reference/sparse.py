@@ -1,7 +1,8 @@
-"""What the sparse family shares: the sequences of a call, their keys (paged or not), and the tokens a row selected.
+"""The common part of the sparse operators: the sequences of a call, their keys (paged or not), and the keys that a row
+selects.
 
-Tokens of both layouts are one list: BSND [B,S,N,D] is read as [B*S,N,D], in which sequence b begins at b*S, and TND is
-that already. So everything that has one entry for a query token is indexed by the token, whatever the layout.
+The tokens of both layouts are one list: BSND [B,S,N,D] is read as [B*S,N,D], in which sequence b begins at b*S, and TND
+is such a list already. So every tensor with an entry for each query token is indexed by the token in both layouts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS
-from fa_compiler.reference.call import Array, Call, Floats
+from fa_compiler.reference.call import Array, Floats, OpCall
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,8 +26,11 @@ EMPTY_MAX = -2e38
 
 @dataclass(frozen=True)
 class Sequence:
-    """One entry of the batch: its query tokens, the first row of which is token `first`, and where its keys lie in the
-    list of all key tokens. `covered` tokens belong to it, of which `queries` are computed."""
+    """One batch entry.
+
+    Its query tokens begin at token `first`; `covered` tokens belong to it, and the first `queries` of them are
+    computed. `keys` are the positions of its keys in the list of all key tokens.
+    """
 
     first: int
     covered: int
@@ -36,8 +40,8 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Row:
-    """One query token to be computed: its place among all, its position in its sequence, and how many of the sequence's
-    keys it sees."""
+    """One query token to be computed: its index among all tokens, its position in its sequence, and how many keys of
+    the sequence are visible to it."""
 
     token: int
     position: int
@@ -46,12 +50,15 @@ class Row:
 
 
 class SparseCall:
-    """The two sides of a call. `query` and `key` name the tensors that tell the sizes, `lengths` the inputs with the
-    lengths, `layouts` the attributes with the layouts. With `counted` BSND has lengths of its own (else it is full)."""
+    """The sequences and sizes of a call.
+
+    `lengths` names the inputs with the lengths of query and key, `layouts` the attributes with their layouts, `mode`
+    the attribute with the sparse mode. With `counted`, BSND has lengths, too; otherwise its sequences are full.
+    """
 
     def __init__(
         self,
-        call: Call,
+        call: OpCall,
         lengths: tuple[str, str],
         layouts: tuple[str, str] = ("layout", "layout"),
         counted: bool = False,
@@ -85,8 +92,11 @@ class SparseCall:
         self.sequences = self._sequences(lengths, counted)
 
     def rows(self) -> Iterator[Row]:
-        """The rows that are computed, in the order of their tokens. In mode 3 a row sees the keys up to its own
-        position, the last row all of them; in mode 0 all."""
+        """The rows that are computed, in the order of their tokens.
+
+        In mode 0 all keys are visible to a row. In mode 3 only the keys up to its own position are; the last row sees
+        all keys.
+        """
         for sequence in self.sequences:
             count = len(sequence.keys)
             for i in range(sequence.queries):
@@ -94,11 +104,11 @@ class SparseCall:
                 yield Row(sequence.first + i, i, visible, sequence)
 
     def by_token(self, name: str, *dims: int) -> Floats:
-        """A tensor with one entry for each query token, as [tokens, *dims]; -1 in `dims` is any size."""
+        """A tensor with one entry for each query token as [tokens, *dims]; -1 in `dims` stands for any size."""
         return self._flat(name, self.token_dims, dims, (self.tokens,))
 
     def by_key(self, name: str, *dims: int) -> Floats:
-        """A tensor with one entry for each key token, as [key tokens, *dims]."""
+        """A tensor with one entry for each key token as [key tokens, *dims]."""
         return self._flat(name, self.key_dims, dims, (int(np.prod(self.key_dims)),))
 
     def _flat(self, name: str, front: tuple[int, ...], dims: tuple[int, ...], flat: tuple[int]) -> Floats:
@@ -110,7 +120,7 @@ class SparseCall:
         return tensor.astype(np.float64).reshape(flat + tensor.shape[len(front) :])
 
     def indices(self, any_heads: bool = False) -> Ints:
-        """sparse_indices as [tokens, key heads, K]; with `any_heads` one list may serve all key heads."""
+        """sparse_indices as [tokens, key heads, K]. With `any_heads`, one list may be for all key heads."""
         heads = self.call.tensor("sparse_indices").shape[-2:-1]
         wanted = 1 if any_heads and heads == (1,) else self.key_heads
         lists = self.by_token("sparse_indices", wanted, -1).astype(np.int64)
@@ -125,7 +135,7 @@ class SparseCall:
         return np.swapaxes(tensor, -3, -2).reshape(self.tokens, self.heads)
 
     def sinks(self) -> Floats | None:
-        """One more score for each head of attention, or None."""
+        """The sinks, one additional score for each head, or None."""
         tensor = self.call.optional("sinks")
         if tensor is not None and tensor.shape != (self.heads,):
             raise self.call.error("sinks", f"has shape {tensor.shape}, expected {(self.heads,)}")
@@ -204,25 +214,24 @@ class SparseCall:
 
 
 def chosen(entries: Array, block: int, visible: int, capped: bool) -> Ints:
-    """The key positions that a list of block indices selects, as often as it lists them.
+    """The key positions that a list of block indices selects, as often as they are listed.
 
-    The list ends at the first negative entry and, if `capped`, after as many entries as there are blocks to see. Of a
-    block only positions below `visible` count.
+    The list ends at the first negative entry and, if `capped`, after as many entries as there are visible blocks. In a
+    block only the positions below `visible` are selected.
     """
     ended = np.flatnonzero(entries < 0)
     count = int(ended[0]) if ended.size else len(entries)
     if capped:
         count = min(count, -(-visible // block))
     listed = np.asarray(entries[:count], np.int64)
-    # Blocks behind the last visible key, and the part of a block behind it, are not written out: a block may be larger
-    # than memory.
+    # Positions after the last visible key are never computed, because a block may be larger than memory.
     listed = listed[listed < -(-visible // block)]
     tokens = (listed[:, None] * block + np.arange(min(block, visible))).reshape(-1)
     return tokens[tokens < visible]
 
 
 def joined(side: SparseCall, name: str, rope: str, keys: bool) -> Floats:
-    """query or key with its rope part behind it, [tokens, heads, D + Dr]."""
+    """The concatenation of query or key and its rope part, [tokens, heads, D + Dr]."""
     read, heads = (side.by_key, side.key_heads) if keys else (side.by_token, side.heads)
     plain = read(name, heads, -1)
     if side.call.optional("query_rope") is None and side.call.optional("key_rope") is None:

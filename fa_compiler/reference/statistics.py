@@ -1,23 +1,26 @@
-"""softmax_max and softmax_sum: float32 with 8 equal columns, in the physical orders the operators use.
+"""softmax_max and softmax_sum: float32 with 8 equal columns, in the orders in which the operators store them.
 
-Not TND: [B,N,S,8]. TND forward with softmax_out_layout "": declared [T,N,8], but physically one block
-[N,S_b,8] a batch, back to back; with "same_as_input": truly [T,N,8]. TND backward with softmax_in_layout "":
-the same blocks; with "same_as_input" the GE operator wants declared and physical [N,T,8].
+layouts but TND                              [B,N,S,8]
+TND forward, softmax_out_layout ""           declared as [T,N,8], but stored as blocks [N,S_b,8], one for each batch
+                                             entry, back to back
+TND forward, "same_as_input"                 [T,N,8]
+TND backward, softmax_in_layout ""           the same blocks
+TND backward, "same_as_input"                [N,T,8], as the GE operator declares and stores it
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Floats
+from fa_compiler.reference.call import Floats, OpCall
 from fa_compiler.reference.layouts import Side
 
 COLUMNS = 8
 ORDERS = ("", "same_as_input")
 
 
-def check_order(call: Call, attribute: str) -> str:
-    """The value of softmax_out_layout or softmax_in_layout; an error if it is unknown."""
+def check_order(call: OpCall, attribute: str) -> str:
+    """The value of softmax_out_layout or softmax_in_layout. Raises ReferenceInputError for an unknown value."""
     order = str(call.attrs[attribute])
     if order not in ORDERS:
         raise call.error(attribute, f'must be "" or "same_as_input", got {order!r}')
@@ -25,13 +28,13 @@ def check_order(call: Call, attribute: str) -> str:
 
 
 def unrounded(top: Floats, own: Floats) -> Floats:
-    """softmax_max in float64: where it is a row's own largest score rounded to float32, that score."""
+    """softmax_max in float64: the largest score `own` of a row where `top` is `own` rounded to float32, else `top`."""
     with np.errstate(over="ignore"):
         return np.where(own.astype(np.float32) == top, own, top)
 
 
 def pack(parts: list[Floats], side: Side, order: str) -> Floats:
-    """Per-batch [N, S_b] statistics in the forward's output order; tokens that no batch owns have 0."""
+    """The statistics [N, S_b] of each batch entry in the order of the forward pass. Tokens of no batch entry have 0."""
     if side.layout != "TND":
         out = np.zeros((len(parts), side.heads, side.total))
         for batch, part in enumerate(parts):
@@ -48,8 +51,8 @@ def pack(parts: list[Floats], side: Side, order: str) -> Floats:
     return np.repeat(out[..., None], COLUMNS, axis=-1)
 
 
-def unpack(call: Call, name: str, side: Side, order: str) -> list[Floats]:
-    """Per-batch [N, S_b] statistics from a backward input."""
+def unpack(call: OpCall, name: str, side: Side, order: str) -> list[Floats]:
+    """The statistics [N, S_b] of each batch entry from an input of the backward pass."""
     tensor = call.tensor(name)
     if side.layout != "TND":
         expected: tuple[int, ...] = (len(side.lengths), side.heads, side.total, COLUMNS)

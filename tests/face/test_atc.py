@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.atc import route_air, routes, run, shapes, single
+from fa_compiler.atc import route_air, run, shapes, single
 from fa_compiler.atc.folder import new_folder
 from fa_compiler.atc.job import Built, Request
 from fa_compiler.command_line.main import main
@@ -190,7 +190,7 @@ def unmapped() -> onnx.ModelProto:
         (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
         (plain(), [*SOC, "--input-shape", "x"], "--input-shape 'x' is not of the form name:1,128"),
         (plain(), [*SOC, "--input-shape", "x:3,4;x:3,4"], "--input-shape names x twice"),
-        (plain(), [*SOC, "--input-shape", "x:3.5,4"], "'3.5' is no size"),
+        (plain(), [*SOC, "--input-shape", "x:3.5,4"], "'3.5' is not a size"),
         (plain(), [*SOC, "--input-shape", "x:0,4"], "ATC takes no size 0"),
         (plain(), [*SOC, "--input-shape", "x:9~2,4"], "the range 9~2 is empty"),
         (attention(), [*SOC, "--input-shape", f"query:1,{HEADS},8,{SIZE};key:2,{HEADS},8,{SIZE}"], "'batch' two sizes"),
@@ -257,7 +257,7 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     assert "holds notes.txt, which fa-compiler atc did not write" in capsys.readouterr().err
     assert (out / "notes.txt").read_text() == "mine"
     assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     assert main(["atc", str(path), "-o", str(tmp_path / "no" / "where"), *SOC]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "out"]
@@ -289,7 +289,7 @@ def test_a_full_disk_names_the_folder(code: int, tmp_path: Path) -> None:
 
 
 def test_routes() -> None:
-    assert next(iter(routes.ROUTES)) == "air"
+    assert next(iter(run.ROUTES)) == "air"
     assert run.SCRIPT == "atc.sh"
     assert shapes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}
 

@@ -224,7 +224,7 @@ CASES: dict[str, tuple[Make, str]] = {
     "damaged producer": (_file(attention().SerializeToString() + b"\x12\x02\xff\xfe"), "which is not UTF-8"),
     "damaged metadata": (_file(attention().SerializeToString() + b"\x72\x04\x0a\x02\xff\xfe"), "metadata is not UTF-8"),
     "weights of no size": (_unsized_weights, "'w' is of type 0, which ONNX does not have"),
-    "weights of text": (_text_weights, "no tensor of type 8 can be"),
+    "weights of text": (_text_weights, "which a tensor of type 8 cannot"),
     "weights missing": (_missing_weights, "tensor 'w' needs 1024 bytes"),
     "weights in a file of no text": (_unreadable_location, "which is not UTF-8"),
     "weights truncated": (_truncated_weights, "has only 1087 bytes"),
@@ -256,7 +256,7 @@ def test_offset_that_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[s
     model = onnx.load(path, load_external_data=False)
     model.graph.initializer[-1].external_data[1].value = "many"
     assert main(["inspect", str(saved(model, path))]) == 2
-    _one_error(capfd, "no number", "tensor 'w'")
+    _one_error(capfd, "not a number", "tensor 'w'")
 
 
 OUTPUTS = {
@@ -348,7 +348,7 @@ USAGE = {
     "unknown variant": (["registry", "show", "FlashAttentionScore", "--cann", "x"], "'x'"),
     "diff of nothing": (["registry", "diff", "MISSING"], "missing.h"),
     "tolerance": (["verify", "MODEL", "MODEL", "--rtol", "-1"], "--rtol"),
-    "no number": (["verify", "MODEL", "MODEL", "--rtol", "abc"], "abc is no tolerance"),
+    "no number": (["verify", "MODEL", "MODEL", "--rtol", "abc"], "abc is not a tolerance"),
 }
 
 

@@ -216,7 +216,7 @@ def test_no_inputs_agree(name: str) -> None:
     with pytest.raises(InputError) as raised:
         random_inputs(model, "m")
     assert reason in str(raised.value)
-    assert "give them by --inputs" in str(raised.value)
+    assert "give inputs with --inputs" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

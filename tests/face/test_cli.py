@@ -346,7 +346,7 @@ def test_registry_diff(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         assert main(["registry", "show", name]) == 0
     header.write_text(capfd.readouterr().out)
     assert main(["registry", "diff", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == "the headers take what would be emitted\n"
+    assert capfd.readouterr().out == "the headers accept the nodes that are written\n"
     header.write_text(HEADER)
     assert main(["registry", "diff", str(header)]) == 1
     assert "input key is missing in the header" in capfd.readouterr().out

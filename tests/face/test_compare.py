@@ -80,16 +80,16 @@ def test_the_coarsest_type_sets_the_tolerance(dtype: int, tolerance: float) -> N
 def test_models_that_enlarge_rounding(largest: float, agrees: bool) -> None:
     """An output may differ by twice as much as ONNX Runtime with and without its own optimisations."""
     first = np.array([1.0, 0.5])
-    judged = compare._pardoned(
+    judged = compare._allow_noise(
         compare.Output("y", "float32", (2,), largest, "differs"), first, np.array([1.0, 0.5 + 3e-5])
     )
     assert (judged.fault is None) is agrees
     assert judged.noise == pytest.approx(3e-5)
 
 
-def test_other_places_of_nan_are_never_pardoned() -> None:
-    output = compare.Output("y", "float32", (1,), None, "NaN is at other places")
-    assert compare._pardoned(output, np.ones(1), np.zeros(1)) is output
+def test_other_places_of_nan_are_never_allow_noise() -> None:
+    output = compare.Output("y", "float32", (1,), None, "NaN is at other positions")
+    assert compare._allow_noise(output, np.ones(1), np.zeros(1)) is output
 
 
 def _scaled(factor: float) -> onnx.ModelProto:
@@ -203,7 +203,7 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "zip": (lambda path: path.write_bytes(b"PK\x03\x04" + bytes(40)), "not an .npz file"),
     "folder": (lambda path: path.mkdir(), "is a folder"),
     "pickle": (lambda path: np.savez(path, **feeds() | {"query": np.array([{}], object)}), "not an .npz file"),
-    "no array": (lambda path: _zipped(path, {"query.npy": b"text"}), "holds 'query', which is no array"),
+    "no array": (lambda path: _zipped(path, {"query.npy": b"text"}), "holds 'query', which is not an array"),
     "header": (lambda path: _zipped(path, {"query.npy": b"\x93NUMPY\1\0\x02\0{\n"}), "not an .npz file"),
     "compressed otherwise": (lambda path: path.write_bytes(_method(99)), "not an .npz file"),
     "damaged stream": (lambda path: path.write_bytes(_spoiled()), "not an .npz file"),

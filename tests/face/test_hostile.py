@@ -69,7 +69,8 @@ def test_functions_that_double(last: str, opset: int, tmp_path: Path, capfd: pyt
         error = capfd.readouterr().err
         assert error.count("\n") == 1
         assert (
-            f"{path} cannot be taken: its functions stand for more than {NODES} nodes: 'F16' is called 65536" in error
+            f"{path} cannot be processed: its functions stand for more than {NODES} nodes: 'F16' is called 65536"
+            in error
         )
     assert list(tmp_path.iterdir()) == [path]
 
@@ -247,7 +248,9 @@ def _pipe(folder: Path) -> str:
     return "pipe"
 
 
-@pytest.mark.parametrize(("make", "told"), [(_nul, "which no file can be called"), (_pipe, "is no regular file")])
+@pytest.mark.parametrize(
+    ("make", "told"), [(_nul, "which cannot be the name of a file"), (_pipe, "is not a regular file")]
+)
 def test_external_data(
     make: Callable[[Path], str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,7 +296,7 @@ def test_verify_of_damaged_models(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert main(["verify", str(path), str(path)]) == 2
     assert f"ONNX Runtime cannot load {path}" in capfd.readouterr().err
     assert _verify(tmp_path, functions(30, 2)) == 2
-    assert f"{tmp_path / 'other.onnx'} cannot be taken: its functions stand for" in capfd.readouterr().err
+    assert f"{tmp_path / 'other.onnx'} cannot be processed: its functions stand for" in capfd.readouterr().err
 
 
 def test_inputs_are_unpacked_when_they_are_wanted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import inline_weights, reading, tensors, wire, writing
-from fa_compiler.model_files.inline_weights import LEFT, bring_in
+from fa_compiler.model_files.inline_weights import LARGE, make_inline
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline import copy_of
@@ -60,8 +60,8 @@ def as_parsed(path: Path) -> onnx.ModelProto:
     return onnx.ModelProto.FromString(path.read_bytes())
 
 
-def skimmed(path: Path) -> tuple[onnx.ModelProto, inline_weights.FileWeights] | None:
-    found = inline_weights.skim(path)
+def skeleton(path: Path) -> tuple[onnx.ModelProto, inline_weights.FileWeights] | None:
+    found = inline_weights.read_skeleton(path)
     return None if found is None else (onnx.ModelProto.FromString(found.content), found.weights)
 
 
@@ -80,9 +80,9 @@ def test_large_ones_are_left(source: Path) -> None:
     loaded = load(source)
     kinds = {tensor.name: tensor.data_location for tensor in loaded.proto.graph.initializer}
     assert kinds == {"scale": 0, "up": 1, "up_bias": 0, "down": 1, "down_bias": 0}
-    assert loaded.proto.ByteSize() < LEFT
+    assert loaded.proto.ByteSize() < LARGE
     assert loaded.files == {}
-    assert bring_in(copy_of(loaded), loaded.weights) == as_parsed(source)
+    assert make_inline(copy_of(loaded), loaded.weights) == as_parsed(source)
     initializers = loaded.to_ir().graph.initializers
     for name, array in weights().items():
         assert isinstance(initializers[name].const_value, ir.ExternalTensor)
@@ -200,7 +200,7 @@ def test_over_the_limit_they_go_outside(tmp_path: Path, monkeypatch: pytest.Monk
     path, out = saved(wide(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     monkeypatch.setattr(writing, "INLINE_LIMIT", 200_000)
     result = fa_compiler.optimize(path, out)
-    assert out.stat().st_size < LEFT
+    assert out.stat().st_size < LARGE
     assert any("out.onnx.data" in note for note in result.report.notes)
     found = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(out).graph.initializer}
     for name, array in weights().items():
@@ -292,7 +292,7 @@ def test_a_large_mask_is_read(tmp_path: Path) -> None:
     model.graph.node.insert(3, helper.make_node("Add", ["scaled", "causal"], ["masked"], "mask"))
     model.graph.node[4].input[0] = "masked"
     path, out = saved(model, tmp_path / "model.onnx"), tmp_path / "out.onnx"
-    assert load(path).proto.ByteSize() < LEFT
+    assert load(path).proto.ByteSize() < LARGE
     result = fa_compiler.optimize(path, out)
     assert result.report.count("fused") == 1
     assert "causal" not in {tensor.name for tensor in result.model.graph.initializer}
@@ -318,7 +318,7 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
     """ONNX cannot hold the place of such a file: it is read whole."""
     path = saved(wide(), tmp_path / os.fsdecode(b"m\xff.onnx"))
     out = tmp_path / "out.onnx"
-    assert inline_weights.skim(path) is None
+    assert inline_weights.read_skeleton(path) is None
     assert fa_compiler.optimize(path, out).model == as_parsed(out)
 
 
@@ -393,14 +393,14 @@ FORMS: dict[str, tuple[Callable[[], bytes], int]] = {
     "int8": (lambda: _of(TensorProto.INT8, 1 << 17, 8), 2),
     "int4": (lambda: _of(TensorProto.INT4, 1 << 18, 4), 2),
     "bool": (lambda: _of(TensorProto.BOOL, 1 << 17, 8), 2),
-    "at the limit": (lambda: _of(TensorProto.UINT8, LEFT, 8), 1),
+    "at the limit": (lambda: _of(TensorProto.UINT8, LARGE, 8), 1),
     "raw_data twice": (_raw_twice, 1),
     "two graphs": (_two_graphs, 2),
     "unknown fields": (
         lambda: wide().SerializeToString() + _field(4000, bytes(100)) + _field(7, _field(5000, b"x")),
         2,
     ),
-    "none large": (lambda: attention().SerializeToString() + _field(4000, bytes(LEFT)), 0),
+    "none large": (lambda: attention().SerializeToString() + _field(4000, bytes(LARGE)), 0),
 }
 
 
@@ -410,19 +410,19 @@ def test_forms(form: str, tmp_path: Path) -> None:
     make, left = FORMS[form]
     path = tmp_path / "model.onnx"
     path.write_bytes(make())
-    found = inline_weights.skim(path)
+    found = inline_weights.read_skeleton(path)
     assert (0 if found is None else len(found.left)) == left
     if found is None:
         return
     proto = onnx.ModelProto.FromString(found.content)
-    assert {i for i, tensor in enumerate(proto.graph.initializer) if found.weights.own(tensor)} == found.left
+    assert {i for i, tensor in enumerate(proto.graph.initializer) if found.weights.owns(tensor)} == found.left
     written = b"".join(inline_weights.serialised(proto, found.weights, "model"))
     expected = as_parsed(path)
     for tensor in expected.graph.initializer:
         if not tensor.data_location:
             tensor.ClearField("data_location")  # the default, said or not
     assert written == expected.SerializeToString()
-    assert bring_in(proto, found.weights) == expected
+    assert make_inline(proto, found.weights) == expected
 
 
 def _outcome(path: Path) -> str | bytes:
@@ -431,7 +431,7 @@ def _outcome(path: Path) -> str | bytes:
         loaded = load(path)
     except fa_compiler.InputError as error:
         return str(error)
-    return bring_in(copy_of(loaded), loaded.weights).SerializeToString(deterministic=True)
+    return make_inline(copy_of(loaded), loaded.weights).SerializeToString(deterministic=True)
 
 
 def test_damaged_files_are_as_without_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,13 +447,13 @@ def test_damaged_files_are_as_without_this(tmp_path: Path, monkeypatch: pytest.M
         damaged = bytearray(content)
         damaged[place] = rng.randrange(256)
         cases.append(bytes(damaged))
-    skim = inline_weights.skim
+    read_skeleton = inline_weights.read_skeleton
     errors = 0
     for case in cases:
         path.write_bytes(case)
-        monkeypatch.setattr(reading.inline_weights, "skim", skim)
+        monkeypatch.setattr(reading.inline_weights, "read_skeleton", read_skeleton)
         ours = _outcome(path)
-        monkeypatch.setattr(reading.inline_weights, "skim", lambda path: None)
+        monkeypatch.setattr(reading.inline_weights, "read_skeleton", lambda path: None)
         assert ours == _outcome(path)
         errors += isinstance(ours, str)
     assert 100 < errors < len(cases)

@@ -127,7 +127,7 @@ def test_dynamic_outputs_stand_where_the_prototype_has_them() -> None:
         ),
         (
             Words("AdaCast", ["x=1~4,8:int16"], ["y=2,3:int16"], constants=["x="]),
-            "give every size of --input x=",
+            "the sizes of --input x=... must all be numbers",
         ),
     ],
     ids=["huge", "open constant"],

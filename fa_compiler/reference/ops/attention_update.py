@@ -1,20 +1,20 @@
-"""AttentionUpdate: the attention results of sp ranks as one.
+"""AttentionUpdate: merges the attention results of sp ranks.
 
     lse_m = log(sum exp lse_i);  O = sum go_i exp(lse_i - lse_m)
 
-A rank without keys for a row gives lse = +inf there; that is read as -inf, so that its result has no weight.
+A rank without keys for a row has lse = +inf there. It is read as -inf, so the rank's result has no weight.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 
 
 @operator("AttentionUpdate")
-def attention_update(call: Call) -> dict[str, Output]:
-    """output [rows,D] as go, and lse_m [rows] in float32; with update_type 0 lse_m is [0]."""
+def attention_update(call: OpCall) -> dict[str, Output]:
+    """output [rows,D] in the type of go, and lse_m [rows] in float32. With update_type 0 lse_m is [0]."""
     lse, go = (call.tensors(name) for name in ("lse", "go"))
     levels = np.stack([tensor.astype(np.float64) for tensor in lse])
     levels[levels == np.inf] = -np.inf
@@ -22,7 +22,7 @@ def attention_update(call: Call) -> dict[str, Output]:
     with np.errstate(invalid="ignore", divide="ignore"):
         merged = top + np.log(np.exp(levels - np.where(top == -np.inf, 0.0, top)).sum(axis=0))
         weights = np.exp(levels - np.where(merged == -np.inf, 0.0, merged))
-    # A result without weight is not read: it may hold anything.
+    # A result without weight may hold anything, so it is not read.
     results = np.where(weights[..., None] == 0, 0.0, np.stack([tensor.astype(np.float64) for tensor in go]))
     output = (weights[..., None] * results).sum(axis=0)
     return {

@@ -1,8 +1,8 @@
 """FlashAttentionScore: O = dropout(softmax(mask(S))) V, and the row statistics the gradient needs.
 
-Query, key and value of batch 1 are repeated to the batch of the others (extension EXT-BATCH-BROADCAST), and of key and
-value only as many rows are read as are keys (extension EXT-KEY-LENGTH).
-Empty inputs give zeros, also in the statistics; so does a packed batch that has queries and no keys.
+A query, key or value of batch 1 is repeated to the batch of the others (extension EXT-BATCH-BROADCAST). Only the valid
+rows of key and value are read (extension EXT-KEY-LENGTH). The results and statistics of empty inputs are 0, and so are
+those of a packed batch entry that has queries but no keys.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from fa_compiler.reference.attention import Attention
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 from fa_compiler.reference.layouts import repeat_batch, shorten_keys
 from fa_compiler.reference.softmax import softmax, weighted_sum
 from fa_compiler.reference.statistics import check_order, pack
 
 
 @operator("FlashAttentionScore")
-def flash_attention_score(call: Call) -> dict[str, Output]:
-    """softmax_max and softmax_sum (float32), softmax_out (never computed: [0,0,0,0]) and attention_out."""
+def flash_attention_score(call: OpCall) -> dict[str, Output]:
+    """softmax_max and softmax_sum (float32), softmax_out (never computed, [0,0,0,0]) and attention_out."""
     attention = Attention(repeat_batch(shorten_keys(call)), pse_name="real_shift")
     side = attention.query_side
     order = check_order(call, "softmax_out_layout")

@@ -1,18 +1,17 @@
-"""FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope inputs and
-sink.
+"""FlashAttentionScoreGrad: the gradients of attention_out with respect to query, key, value, rope inputs and sink.
 
-P is recomputed from softmax_max and softmax_sum. No score counts as more than softmax_max, so that P never exceeds
-1 / softmax_sum, whatever the rounding of the statistics; a softmax_max that is a row's own largest score rounded to
-float32 stands for that score. With dO = dy, O = attention_in and the dropout factors F:
+P is recomputed from softmax_max and softmax_sum. Scores are limited to softmax_max, so P never exceeds 1 / softmax_sum,
+even if the statistics are rounded. If softmax_max is the largest score of its row rounded to float32, that score is
+used instead. With dO = dy, O = attention_in and the dropout factors F:
 
     dV = (P F)^T dO;  dP = (dO V^T) F;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q
     dsink = -sum over rows of p_sink * rowsum(P dP),  p_sink = exp(sink - max) / sum
 
-dK and dV add up over the query heads of a group. There is no gradient of the bias: dpse is zeros.
+dK and dV are sums over the query heads of a group. There is no gradient of the bias: dpse is zeros.
 
-Rows that the attribute cpu_nan_rows made 0 in the forward part give nothing. A row that attends no key gives nothing
-to dQ and dK, and dV its share by the P it had: cpu_empty_rows "", "zero": 0, "mean": 1 / S2, "nan": NaN. With the
-attribute cpu_mask_value masked keys have that score and a P, but nothing to give to dQ and dK.
+Rows that the attribute cpu_nan_rows made 0 in the forward pass contribute to no gradient. A row that attends no key
+contributes to dV only, with the P that cpu_empty_rows gave it: 0 for "" and "zero", 1 / S2 for "mean", NaN for "nan".
+With the attribute cpu_mask_value, a masked key has that score and a P. It contributes to dV, but not to dQ and dK.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from __future__ import annotations
 import numpy as np
 
 from fa_compiler.reference.attention import Attention
-from fa_compiler.reference.call import Bools, Call, Floats, Output, operator
+from fa_compiler.reference.call import Bools, Floats, OpCall, Output, operator
 from fa_compiler.reference.layouts import Side
 from fa_compiler.reference.softmax import weighted_sum
 from fa_compiler.reference.statistics import check_order, unpack, unrounded
 
 
 @operator("FlashAttentionScoreGrad")
-def flash_attention_score_grad(call: Call) -> dict[str, Output]:
+def flash_attention_score_grad(call: OpCall) -> dict[str, Output]:
     """dq, dk, dv, dpse (zeros), dq_rope, dk_rope, dsink; the gradient of an absent input is empty, [0]."""
     attention = Attention(call, pse_name="pse_shift")
     q_side, kv_side = attention.query_side, attention.key_side
@@ -51,7 +50,7 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
         counted = np.ones_like(allowed) if np.isfinite(attention.mask_value) else allowed
         top, total = row_max[batch][head][:, None], row_sum[batch][head][:, None]
         with np.errstate(invalid="ignore", over="ignore"):
-            # A row that attends nothing has the statistics of an empty row, for which P is 0 by definition.
+            # A row that attends no key has the statistics of an empty row, with which P is 0.
             scores = np.where(allowed, attention.scores(batch, head, kv_head), attention.mask_value)
             p = np.where(counted, np.exp(_below(scores, counted, top)) / total, 0.0)
             p[_silenced(call, row_max[batch][head], row_sum[batch][head])] = 0.0
@@ -83,34 +82,34 @@ def flash_attention_score_grad(call: Call) -> dict[str, Output]:
 
 
 def _below(scores: Floats, counted: Bools, top: Floats) -> Floats:
-    """scores [S1,S2] less softmax_max [S1,1], at most 0."""
+    """scores [S1,S2] minus softmax_max [S1,1], at most 0."""
     own = np.where(counted, scores, -np.inf).max(axis=1, keepdims=True)
     return np.minimum(scores - unrounded(top, own), 0.0)
 
 
-def _silenced(call: Call, row_max: Floats, row_sum: Floats) -> Bools:
-    """The rows that cpu_nan_rows made 0."""
+def _silenced(call: OpCall, row_max: Floats, row_sum: Floats) -> Bools:
+    """The rows [S1] that cpu_nan_rows made 0."""
     value = str(call.attrs.get("cpu_nan_rows", ""))
     if value == "":
         return np.zeros(row_sum.shape, dtype=np.bool_)
     return np.isnan(row_sum) if value == "zero" else row_max == -np.inf
 
 
-def _with_empty_rows(call: Call, p: Floats, allowed: Bools) -> tuple[Floats, Bools]:
-    """P with what rows without a key had, and the keys they read."""
+def _with_empty_rows(call: OpCall, p: Floats, allowed: Bools) -> tuple[Floats, Bools]:
+    """P and the read keys [S1,S2], with those of rows without a key."""
     value = str(call.attrs.get("cpu_empty_rows", ""))
     probability = {"mean": 1.0 / allowed.shape[1], "nan": np.nan}.get(value, 0.0)
     empty = np.logical_not(allowed.any(axis=1))[:, None]
     return np.where(empty, probability, p), (allowed | empty) if value in ("mean", "nan") else allowed
 
 
-def _like_output(call: Call, attention: Attention, name: str) -> list[Floats]:
-    """dy or attention_in: the query's layout with the value's head size."""
+def _like_output(call: OpCall, attention: Attention, name: str) -> list[Floats]:
+    """dy or attention_in of each batch entry: they have the query's layout and the value's head size."""
     return attention.query_side.split(call.tensor(name), attention.query_side.width(call, name))
 
 
 def _apart(attention: Attention, side: Side, parts: list[Floats]) -> tuple[Floats, Floats]:
-    """The gradients of the plain and of the rope part; the latter is [0] without rope."""
+    """The gradients of the plain part and of the rope part. The latter is [0] without rope inputs."""
     width, rope_width = attention.width, attention.rope_width
     plain = side.join([part[..., :width] for part in parts], width)
     if attention.call.optional("query_rope") is None:

@@ -1,10 +1,10 @@
-"""FusedInferAttentionScore: attention of a prompt and of single tokens, on caches of every form."""
+"""FusedInferAttentionScore: attention of a prompt or of single tokens over caches of every form."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 from fa_compiler.reference.prompt import Operator, Prompt
 
 FUSED = Operator(
@@ -13,18 +13,21 @@ FUSED = Operator(
         *("BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"),
     ),
     scale="scale",
-    chain=("dequant_scale1", "quant_scale1", "dequant_scale2"),
+    int8_scales=("dequant_scale1", "quant_scale1", "dequant_scale2"),
     fused=True,
 )
 
 NOT_COMPUTED = ("dequant_scale_query", "key_rope_antiquant_scale")
-"""Inputs of calls whose rounding of probabilities no source states."""
+"""Inputs that are not supported: no source tells how the operator rounds probabilities with them."""
 
 
 @operator("FusedInferAttentionScore")
-def fused_infer_attention_score(call: Call) -> dict[str, Output]:
-    """attention_out in query's type (INT8 with quant_scale2, float16 of an INT8 query without it); softmax_lse in
-    float32, [B,N1,S1,1] or [T,N1,1], [0] where it is not asked for."""
+def fused_infer_attention_score(call: OpCall) -> dict[str, Output]:
+    """attention_out and softmax_lse.
+
+    attention_out has query's type, but is INT8 with quant_scale2, and float16 for an INT8 query without it. softmax_lse
+    is [B,N1,S1,1] or [T,N1,1] in float32, or [0] if it is not requested.
+    """
     for name in NOT_COMPUTED:
         if call.inputs.get(name) is not None:
             raise call.error(name, "full quantisation with scales of the query is not computed")

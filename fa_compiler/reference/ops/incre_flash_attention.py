@@ -1,16 +1,15 @@
-"""IncreFlashAttention: attention of one token for each batch entry on cached keys and values.
+"""IncreFlashAttention: attention of one token of each batch entry over cached keys and values.
 
     S = scale*(q K^T) + pse;  masked keys have the score -1e12;  O = softmax(S) V
 
-A row whose keys are all masked is thereby the mean of the values; an entry without keys gives 0, also as INT8, whatever
-the offset. The values of masked
-keys whose probability is 0 are not read.
+So a row whose keys are all masked gives the mean of the values. An entry without keys gives 0, as INT8 with any offset,
+too. The value of a masked key is not read if its probability is 0.
 
-INT8 keys and values beside a float query stand for (x + antiquant_offset) * antiquant_scale. With an INT8 query the
-products are those of the integers: S = scale*((q K^T) * dequant_scale1) + pse, the exponentials exp(S - max) become
-round(exp(S - max) * quant_scale1), saturated to INT8, and O = (P V) * dequant_scale2 / sum. INT8 results are
-round(O * quant_scale2 + quant_offset2), ties to even, saturated; what is not a number becomes -128, as ONNX Runtime's
-QuantizeLinear has it.
+INT8 keys and values with a float query represent (x + antiquant_offset) * antiquant_scale. With an INT8 query the
+products are products of integers: S = scale*((q K^T) * dequant_scale1) + pse. exp(S - max) is replaced by
+round(exp(S - max) * quant_scale1), saturated to INT8, and O = (P V) * dequant_scale2 / sum. An INT8 result is
+round(O * quant_scale2 + quant_offset2), with ties to even, saturated. NaN becomes -128, as in ONNX Runtime's
+QuantizeLinear.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fa_compiler.reference.caches import Caches
-from fa_compiler.reference.call import Array, Bools, Call, Floats, Output, operator
+from fa_compiler.reference.call import Array, Bools, Floats, OpCall, Output, operator
 from fa_compiler.reference.quantised import Integers, saturated
 from fa_compiler.reference.softmax import weighted_sum
 
@@ -32,8 +31,8 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @operator("IncreFlashAttention")
-def incre_flash_attention(call: Call) -> dict[str, Output]:
-    """attention_out, as query: INT8 with quant_scale2, float16 of an INT8 query without it."""
+def incre_flash_attention(call: OpCall) -> dict[str, Output]:
+    """attention_out in query's shape and type; INT8 with quant_scale2, float16 for an INT8 query without it."""
     caches = Caches(call)
     dtypes = _dtypes(call, caches)
     scale = float(call.attrs["scale_value"])
@@ -82,7 +81,7 @@ class _Types(NamedTuple):
     out: np.dtype[np.generic]
 
 
-def _dtypes(call: Call, caches: Caches) -> _Types:
+def _dtypes(call: OpCall, caches: Caches) -> _Types:
     query = call.tensor("query").dtype
     if query.name not in (*_FLOATS, "int8"):
         raise call.error("query", f"dtype {query.name} is not one of {', '.join(_FLOATS)}, int8")
@@ -95,8 +94,8 @@ def _dtypes(call: Call, caches: Caches) -> _Types:
     return _Types(query, key, np.dtype(np.int8) if call.optional("quant_scale2") is not None else out)
 
 
-def _mask(call: Call, caches: Caches) -> Bools | None:
-    """[B, keys], True where a key is masked."""
+def _mask(call: OpCall, caches: Caches) -> Bools | None:
+    """[B, keys], True for a masked key."""
     mask = call.optional("atten_mask")
     if mask is None:
         return None
@@ -107,8 +106,8 @@ def _mask(call: Call, caches: Caches) -> Bools | None:
     return masked
 
 
-def _pse(call: Call, caches: Caches) -> Floats | None:
-    """[B or 1, N1, keys]."""
+def _pse(call: OpCall, caches: Caches) -> Floats | None:
+    """The bias [B or 1, N1, keys], or None."""
     pse = call.optional("pse_shift")
     if pse is None:
         return None
@@ -118,14 +117,14 @@ def _pse(call: Call, caches: Caches) -> Floats | None:
     return pse[:, :, 0].astype(np.float64)
 
 
-def _covers(call: Call, caches: Caches, name: str, tensor: Array) -> None:
+def _covers(call: OpCall, caches: Caches, name: str, tensor: Array) -> None:
     needed = max(caches.room)
     if tensor.shape[-1] < needed:
         raise call.error(name, f"has {tensor.shape[-1]} columns for {needed} keys")
 
 
-def _antiquant(call: Call, caches: Caches) -> dict[str, tuple[Floats, Floats]]:
-    """Scale and offset of key and value: [1,1,1] or [N2,1,D]."""
+def _antiquant(call: OpCall, caches: Caches) -> dict[str, tuple[Floats, Floats]]:
+    """Scale and offset of key and of value, each [1,1,1] or [N2,1,D]."""
     scale, offset = call.tensor("antiquant_scale"), call.optional("antiquant_offset")
     if offset is not None and offset.shape != scale.shape:
         raise call.error("antiquant_offset", f"shape {list(offset.shape)} is not {list(scale.shape)} as the scale")
@@ -138,7 +137,7 @@ def _antiquant(call: Call, caches: Caches) -> dict[str, tuple[Floats, Floats]]:
     return {name: (scales[index], offsets[index]) for index, name in enumerate(("key", "value"))}
 
 
-def _quantised(call: Call, caches: Caches, out: Floats) -> Floats:
+def _quantised(call: OpCall, caches: Caches, out: Floats) -> Floats:
     scale, offset = call.optional("quant_scale2"), call.optional("quant_offset2")
     if scale is None:
         return out

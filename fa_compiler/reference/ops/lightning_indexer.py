@@ -1,21 +1,21 @@
-"""LightningIndexer: scores each visible key for each query token and lists the best.
+"""LightningIndexer: scores each visible key for each query token and lists the best keys.
 
     I_ij = sum over index heads h of w_ih relu(q_ih . k_j)
 
-Without a scale. The best sparse_count keys are listed by descending score, of equal scores the first key first, as
-ONNX's TopK has it (the processor's order is its own). Slots that are left are -1, with the score -inf.
+There is no scale. The best sparse_count keys are listed by descending score. Of equal scores the first key comes first,
+as in ONNX's TopK; the processor has an order of its own. Free entries of the list are -1, with the score -inf.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 from fa_compiler.reference.sparse import SparseCall
 
 
 @operator("LightningIndexer")
-def lightning_indexer(call: Call) -> dict[str, Output]:
+def lightning_indexer(call: OpCall) -> dict[str, Output]:
     """sparse_indices (int32), and sparse_values ([0] unless return_values)."""
     side = SparseCall(
         call, ("actual_seq_lengths_query", "actual_seq_lengths_key"), ("layout_query", "layout_key"), counted=True

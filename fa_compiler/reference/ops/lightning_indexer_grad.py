@@ -4,21 +4,21 @@ With r_hj = relu(q_ih . k_j) and dy_j the gradient of the score of entry j of ro
 
     dw_ih = sum_j dy_j r_hj;  dS_hj = dy_j w_ih [r_hj > 0];  dq_ih = sum_j dS_hj k_j;  dk_j += sum_h dS_hj q_ih
 
-The first min(K, visible) entries are used, in sparseMode 0 all K; -1 does not end the list. An entry outside of the
-sequence is an error.
+The first min(K, visible) entries are used, in sparseMode 0 all K entries; -1 does not end the list. An entry outside
+the sequence is an error.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 from fa_compiler.reference.sparse import SparseCall
 
 
 @operator("LightningIndexerGrad")
-def lightning_indexer_grad(call: Call) -> dict[str, Output]:
-    """dq, dk and dweights."""
+def lightning_indexer_grad(call: OpCall) -> dict[str, Output]:
+    """dq, dk and dweights, each in the shape of its input."""
     side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_key"), mode="sparseMode")
     query, key = side.by_token("query", side.heads, -1), side.by_key("key", 1, -1)[:, 0]
     weights = side.by_token("weights", side.heads)

@@ -1,10 +1,10 @@
-"""RingAttentionUpdate: two attention results over different keys as one.
+"""RingAttentionUpdate: merges two attention results over different keys.
 
     m = max(m1, m2);  l = l1 e^(m1-m) + l2 e^(m2-m);  O = O1 (l1 e^(m1-m) / l) + O2 (l2 e^(m2-m) / l)
 
-SBH results [S,B,N*D] with statistics [B,N,S,8]; TND results [T,N,D] with statistics declared [T,N,8], physically one
-block [N,S_b,8] for each sequence, or truly [T,N,8] where input_softmax_layout is "TND". actual_seq_qlen begins with 0.
-Rows that no sequence owns are 0.
+In SBH the results are [S,B,N*D] and the statistics [B,N,S,8]. In TND the results are [T,N,D] and the statistics are
+declared as [T,N,8]; in memory they are one block [N,S_b,8] for each sequence or, if input_softmax_layout is "TND",
+[T,N,8]. actual_seq_qlen begins with 0. Rows that belong to no sequence are 0.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import itertools
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.call import Floats, OpCall, Output, operator
 from fa_compiler.reference.layouts import Side
 from fa_compiler.reference.statistics import pack, unpack
 
 
 @operator("RingAttentionUpdate")
-def ring_attention_update(call: Call) -> dict[str, Output]:
-    """attn_out as prev_attn_out; softmax_max and softmax_sum in float32, in the order of the inputs."""
+def ring_attention_update(call: OpCall) -> dict[str, Output]:
+    """attn_out in the shape and type of prev_attn_out; softmax_max and softmax_sum in float32, in the inputs' order."""
     result = call.tensor("prev_attn_out")
     side = _side(call)
     width = side.width(call, "prev_attn_out")
@@ -48,7 +48,7 @@ def ring_attention_update(call: Call) -> dict[str, Output]:
     }
 
 
-def _side(call: Call) -> Side:
+def _side(call: OpCall) -> Side:
     layout, shape = str(call.attrs["input_layout"]), call.tensor("prev_attn_out").shape
     if layout == "SBH":
         heads = call.tensor("prev_softmax_max").shape[1]
@@ -57,6 +57,6 @@ def _side(call: Call) -> Side:
     return Side(layout, shape[1], tuple(b - a for a, b in itertools.pairwise(ends)), shape[0])
 
 
-def _in_true_order(call: Call, name: str, side: Side) -> list[Floats]:
+def _in_true_order(call: OpCall, name: str, side: Side) -> list[Floats]:
     data = call.tensor(name)[..., 0].astype(np.float64)
     return [data[start : start + count].T for start, count in zip(side.starts, side.lengths, strict=True)]

@@ -1,22 +1,23 @@
-"""SparseFlashAttention: softmax attention of each query token to the keys its list selects.
+"""SparseFlashAttention: softmax attention of each query token to the keys that its list selects.
 
     S_ij = scale (q_i . k_j + q_rope_i . k_rope_j),  O_i = sum_j P_ij v_j,  j over the list of row i, as often as listed
 
-Entries of sparse_indices are blocks of sparse_block_size keys of the row's own sequence. A row without a key gives 0
-(softmax_max -2e38, softmax_sum 0; beside sinks max = sink, sum = 1), or what cpu_empty_rows says.
+An entry of sparse_indices is a block of sparse_block_size keys of the row's sequence. A row without a key gives 0, or
+the result that cpu_empty_rows asks for. Its softmax_max is -2e38 and its softmax_sum 0; with sinks, they are the sink
+and 1.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Output, operator
+from fa_compiler.reference.call import OpCall, Output, operator
 from fa_compiler.reference.sparse import EMPTY_MAX, SparseCall, chosen, joined
 
 
 @operator("SparseFlashAttention")
-def sparse_flash_attention(call: Call) -> dict[str, Output]:
-    """attention_out, and softmax_max and softmax_sum ([0] unless return_softmax_lse)."""
+def sparse_flash_attention(call: OpCall) -> dict[str, Output]:
+    """attention_out, softmax_max and softmax_sum. The last two are [0] without return_softmax_lse."""
     side = SparseCall(
         call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"), ("layout_query", "layout_kv"), counted=True
     )
@@ -37,7 +38,7 @@ def sparse_flash_attention(call: Call) -> dict[str, Output]:
             places = row.sequence.keys[chosen(indices[row.token, kv_head], block, row.visible, capped=True)]
             if places.size == 0:
                 if row.sequence.keys.size == 0:
-                    continue  # a sum of nothing, whatever the rule
+                    continue  # a sequence without keys gives 0 with every rule
                 if rule == "mean":
                     out[row.token, head] = value[row.sequence.keys, kv_head].mean(axis=0)
                 elif rule == "nan":

@@ -1,30 +1,30 @@
 """SparseFlashAttentionGrad: the gradients of SparseFlashAttention from the statistics of its forward pass.
 
-Over the keys j of the list of row i, as often as it lists them:
+With the sums over the keys j in the list of row i, as often as they are listed:
 
     P_ij = exp(S_ij - max_i) / sum_i;  dP_ij = dO_i . v_j;  dS = P (dP - dO_i . O_i)
     dq_i = scale sum_j dS_ij k_j;  dk_j += scale dS_ij q_i;  dv_j += P_ij dO_i
 
-and the same for the rope parts. With sinks, which the statistics include (the variant of 2026):
+The rope parts have the same gradients. With sinks, which are part of the statistics (the variant of 2026):
 
     d_sink = - sum_i exp(sink - max_i) / sum_i  dO_i . O_i
 
-Without value (2026) v is k without its rope part, and d_key the sum of both gradients. Lists have no other end than -1:
-unlike the forward pass, no count of visible blocks cuts them.
+Without the input value (the variant of 2026), v is k without its rope part, and d_key is the sum of both gradients. A
+list ends at -1 only; unlike in the forward pass, the number of visible blocks does not limit it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.call import Floats, OpCall, Output, operator
 from fa_compiler.reference.sparse import SparseCall, chosen, joined
 from fa_compiler.reference.statistics import unrounded
 
 
 @operator("SparseFlashAttentionGrad")
-def sparse_flash_attention_grad(call: Call) -> dict[str, Output]:
-    """d_query, d_key, d_value, d_query_rope, d_key_rope, d_sinks; each is [0] without its input."""
+def sparse_flash_attention_grad(call: OpCall) -> dict[str, Output]:
+    """d_query, d_key, d_value, d_query_rope, d_key_rope and d_sinks. Each is [0] if its input is absent."""
     side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_kv"))
     query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)
     merged = call.optional("value") is None

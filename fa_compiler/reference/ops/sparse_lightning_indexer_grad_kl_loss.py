@@ -1,6 +1,6 @@
-"""SparseLightningIndexerGradKLLoss: how far the indexer's distribution is from attention's, and its gradients.
+"""SparseLightningIndexerGradKLLoss: the KL divergence of the indexer from attention, and its gradients.
 
-For each row, over the first min(K, visible) entries of its list (all must be keys of the sequence):
+For each row, over the first min(K, visible) entries of its list, which all have to be keys of the sequence:
 
     p_j = 1/N1 sum over heads g of exp(scale (q_g . k_j + q_rope_g . k_rope_j) - max_g) / sum_g
     r_hj = relu(q_index_h . k_index_j);  I_j = sum_h w_h r_hj;  y = softmax(I)
@@ -8,28 +8,28 @@ For each row, over the first min(K, visible) entries of its list (all must be ke
     dI = y - p;  dw_h = sum_j dI_j r_hj;  dS_hj = dI_j w_h [r_hj > 0]
     dq_index_h = sum_j dS_hj k_index_j;  dk_index_j += sum_h dS_hj q_index_h
 
-With sinks, which the statistics then include, what went to the sinks is left out of the number of heads:
+Sinks are part of the statistics. The probability of the sinks is subtracted from the number of heads:
 
     p_j = sum_g exp(...) / sum_g  /  (N1 - sum_g exp(sink_g - max_g) / sum_g)
 
-Where the sinks leave less than LEAST_LEFT of the heads, that difference is lost in the rounding of the statistics: p
-is then the sum over the heads divided by its own sum over the list.
+If this difference is less than LEAST_LEFT of the number of heads, the rounding of the statistics makes it useless. p is
+then the sum over the heads divided by its own sum over the list.
 
-p is a constant: it sums to 1 where the statistics come from the same keys (and sinks). The gradients are those
-of the loss as long as p and y exceed 1e-8 and p sums to 1. The extension attribute cpu_loss_floor is another number
-than 1e-8; with 0 there is no floor, and a key with p = 0 adds nothing.
+p is treated as a constant. It sums to 1 if the statistics come from the same keys and sinks. The gradients are those of
+the loss if p and y exceed 1e-8 and p sums to 1. The extension attribute cpu_loss_floor replaces the number 1e-8. With
+0 there is no floor, and a key with p = 0 adds nothing to the loss.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.reference.call import Call, Floats, Output, operator
+from fa_compiler.reference.call import Floats, OpCall, Output, operator
 from fa_compiler.reference.sparse import SparseCall, joined
 from fa_compiler.reference.statistics import unrounded
 
 LEAST_LEFT = 2.0**-10
-"""Of the heads, what sinks have to leave to be subtracted from their number."""
+"""The least part of the number of heads that may remain when the probability of the sinks is subtracted."""
 
 
 def _target(scores: Floats, top: Floats, total: Floats, sinks: Floats | None) -> Floats:
@@ -48,8 +48,8 @@ def _target(scores: Floats, top: Floats, total: Floats, sinks: Floats | None) ->
 
 
 @operator("SparseLightningIndexerGradKLLoss")
-def sparse_lightning_indexer_grad_kl_loss(call: Call) -> dict[str, Output]:
-    """d_query_index, d_key_index, d_weight and the loss, [1]."""
+def sparse_lightning_indexer_grad_kl_loss(call: OpCall) -> dict[str, Output]:
+    """d_query_index, d_key_index and d_weight in the shapes of their inputs, and the loss, [1] in float32."""
     side = SparseCall(call, ("actual_seq_lengths_query", "actual_seq_lengths_key"))
     query, key = joined(side, "query", "query_rope", False), joined(side, "key", "key_rope", True)[:, 0]
     query_index, key_index = side.by_token("query_index", -1, -1), side.by_key("key_index", 1, -1)[:, 0]

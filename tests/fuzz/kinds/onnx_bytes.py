@@ -12,7 +12,7 @@ import onnxruntime as ort
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
-from fa_compiler.model_files.inline_weights import bring_in
+from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import load_bytes
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.pipeline import make_options, run
@@ -69,7 +69,7 @@ class OnnxBytes(Damaged):
         if proto is None:
             return " ".join(words)
         relocate(proto, loaded.relative)
-        bring_in(proto, loaded.weights)
+        make_inline(proto, loaded.weights)
         if options is OPTIONS[0]:
             fused = proto.SerializeToString()
             if rng.random() < LOADED and b"external" not in data and original_loads(data):
