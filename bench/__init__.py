@@ -1,7 +1,7 @@
-"""Measurements. Nothing here is needed to use fa_compiler, nor by its tests of correctness.
+"""Measurements. Neither the users of fa_compiler nor its correctness tests need them.
 
-`python -m bench` measures speed and memory: the operators beside their peers and the machine's limits (the folder
-speed/), and whole models (models.py). The other files are programs of their own: coverage.py and its helpers compare
-what is fused in a corpus of models, compile_time.py measures the compiler, torch_gradients.py compares gradients with
-torch's autograd.
+`python -m bench` measures speed and memory of the operators, of other libraries (peers) and of the machine's limits (in
+speed/), and of whole models (models.py). The other files are separate programs: coverage.py and its helpers optimise a
+corpus of models and compare the results with the originals, compile_time.py measures the compiler, and
+torch_gradients.py compares gradients with torch's autograd.
 """

@@ -1,15 +1,15 @@
-"""Measures speed and memory of attention, beside other libraries and beside what the machine can do.
+"""Measures speed and memory of attention, in comparison with other libraries and with the limits of the machine.
 
     python -m bench kernel --peer-python ../torch/bin/python --peer-python ../openvino/bin/python
-    python -m bench all --quick                  a minute, to see that it works
+    python -m bench all --quick                  a minute, to check that everything works
     python -m bench gradient --threads 1,2 --cases 4k --out gradients
     python -m bench show build/bench/bench.json  tables and plots of an earlier run
 
-Ours and ONNX Runtime's own operators run in the interpreter that runs this; torch and OpenVINO in it, too, where they
-are installed, or in the first --peer-python that has them. All peers of a case are visited in turn, round by round,
-with the same threads, and each result is compared with float64 before it is timed: a wrong one is marked and does not
-count. The limit of a case is measured in the same rounds. Results go to the folder --out: bench.json, bench.md and a
-plot for each number of threads.
+Our operators and ONNX Runtime's run in the current interpreter. torch and OpenVINO run in it, too, if they are
+installed, or in the first --peer-python that has them. The peers of a case run in turns, round by round, with the same
+number of threads. Each result is compared with float64 before it is timed; a wrong result is marked and does not count.
+The limit of a case is measured in the same rounds. The folder --out gets bench.json, bench.md and a plot for each
+number of threads.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from bench.speed.workers import Workers, interpreters
 PARTS = {
     "kernel": "the forward part and decode steps",
     "gradient": "the backward part, alone and together with the forward part",
-    "memory": "how far one call makes a process grow",
-    "all": "the three above; of memory only ours, unless --peers is given",
+    "memory": "the memory by which one call makes a process grow",
+    "all": "the three above; memory of our operators only, unless --peers is given",
 }
 ROUNDS, QUICK_ROUNDS = 5, 3
 OUT = Path("build/bench")
@@ -76,7 +76,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
@@ -112,7 +112,7 @@ def _case(
     case: Case, count: int, arguments: argparse.Namespace, workers: Workers, machine: Machine
 ) -> list[dict[str, Any]]:
     done: list[dict[str, Any]] = []
-    peers = arguments.peers or re.compile("^(?!torch-flex)" if arguments.quick else "")  # which compiles for long
+    peers = arguments.peers or re.compile("^(?!torch-flex)" if arguments.quick else "")  # its compilation takes long
     with tempfile.TemporaryDirectory() as name:
         rounds.write_case(case, Path(name))
         for threads in sorted(arguments.threads, reverse=True):
@@ -123,7 +123,7 @@ def _case(
 
 
 def progress(result: dict[str, Any]) -> str:
-    """One line: how near to the limit everybody came."""
+    """One line with the share of the limit that each peer reached."""
     shares = {name: tables.percent(result, name) for name in result["peers"]}
     order = sorted(shares, key=lambda name: (name != "ours", -shares[name]))
     words = [f"{name} {shares[name]:.0f}{'' if result['peers'][name]['right'] else '!'}" for name in order]
@@ -149,7 +149,7 @@ def _memory(arguments: argparse.Namespace, workers: Workers) -> list[dict[str, A
 
 
 def about() -> dict[str, Any]:
-    """The machine and the day."""
+    """The machine and the date."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown processor")
     return {
@@ -175,7 +175,7 @@ def save(results: dict[str, Any], folder: Path) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     words = sys.argv[1:] if words is None else list(words)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that temporary folders go in either case
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # temporary folders are removed in either case
     try:
         return command(words)
     except KeyboardInterrupt:

@@ -1,11 +1,11 @@
-"""Take every model of a corpus to an `.air` file and back, and compare it with the original.
+"""Converts every model of a corpus to an `.air` file and back, and compares the result with the original.
 
     python bench/ascend.py --corpus DIR [--kinds issue2] [--filter REGEX] [--fixed] [--json OUT]
 
 The corpus is that of coverage.py. Each model is optimised for Ascend, converted to GE operators, written, read, checked
-by the rules of GE's loader, and converted back to ONNX, which runs in ONNX Runtime with the custom operators (where
-that does not run the original, on the reference evaluators). The exit code is 1 when any file breaks a rule or any
-output differs, else 0; a model with operators that GE has no counterpart for is no defect, and is listed.
+by the rules of GE's loader, and converted back to ONNX. The result runs in ONNX Runtime with the custom operators; if
+ONNX Runtime does not run the original, both run on the reference evaluators. The exit code is 1 if a file breaks a rule
+or an output differs. A model with operators without a counterpart in GE is not a defect; these operators are listed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ ACCEPTED = {
         "ONNX Runtime's Attention gives the lowest float in its score output where ONNX's definition gives -inf"
     ),
 }
-"""Models whose outputs differ for a reason that was looked into."""
+"""Models whose outputs differ for a known reason."""
 
 
 @dataclass
-class Trip:
-    """What became of one model: `compared` is "ort", "reference", or "" where neither runs the original."""
+class RoundTrip:
+    """The outcome of one model. `compared` is "ort", "reference", or "" if neither runs the original."""
 
     id: str
     kind: str
@@ -56,7 +56,7 @@ class Trip:
     problems: list[str] = field(default_factory=list)
 
 
-class Road:
+class Helpers:
     """The helper processes."""
 
     def __init__(self, stack: ExitStack, timeout: float, folder: Path, fixed: bool) -> None:
@@ -70,9 +70,9 @@ class Road:
         self._reference = server("compare_optimise.py")
         self._library = self._converter.start()["library"]
 
-    def trip(self, entry: dict[str, Any], corpus: Path) -> Trip:
-        """One model there and back."""
-        trip = Trip(entry["id"], kind_of(entry) or group_of(entry))
+    def trip(self, entry: dict[str, Any], corpus: Path) -> RoundTrip:
+        """Convert one model to an `.air` file and back."""
+        trip = RoundTrip(entry["id"], kind_of(entry) or group_of(entry))
         job = {"original": str(corpus / entry["file"]), "optimised": str(self._folder / f"{entry['id']}.onnx")}
         try:
             self._go(trip, job, str(inputs_of(entry, corpus, self._folder)))
@@ -81,7 +81,7 @@ class Road:
         Path(job["optimised"]).unlink(missing_ok=True)
         return trip
 
-    def _go(self, trip: Trip, job: dict[str, Any], inputs: str) -> None:
+    def _go(self, trip: RoundTrip, job: dict[str, Any], inputs: str) -> None:
         seen = self._converter.ask({**job, "shapes": _shapes(job["original"], inputs) if self._fixed else None})
         if seen["error"] is not None:
             if not seen.get("refused"):
@@ -106,7 +106,7 @@ class Road:
 
 
 def _shapes(model: str, inputs: str) -> dict[str, list[int]]:
-    """The sizes that a model's inputs have in its inputs file."""
+    """The sizes of a model's inputs in its inputs file."""
     graph = onnx.load(model, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     feeds = load_inputs(inputs)
@@ -114,9 +114,9 @@ def _shapes(model: str, inputs: str) -> dict[str, list[int]]:
     return {name: list(feeds[name].shape) for name in names}
 
 
-def print_kinds(console: Console, trips: list[Trip]) -> None:
-    """One row a kind: models, those that became files, those compared, the largest difference."""
-    groups: dict[str, list[Trip]] = defaultdict(list)
+def print_kinds(console: Console, trips: list[RoundTrip]) -> None:
+    """Print one row for each kind: all models, those written as files, those compared, and the largest difference."""
+    groups: dict[str, list[RoundTrip]] = defaultdict(list)
     for trip in trips:
         groups[trip.kind].append(trip)
     table = Table(title="To .air and back", title_justify="left")
@@ -136,8 +136,8 @@ def print_kinds(console: Console, trips: list[Trip]) -> None:
     console.print(table)
 
 
-def print_unmapped(console: Console, trips: list[Trip]) -> None:
-    """The operators that GE has no counterpart for."""
+def print_unmapped(console: Console, trips: list[RoundTrip]) -> None:
+    """Print the operators without a counterpart in GE."""
     rows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for trip in trips:
         for op_type, reason in trip.unmapped:
@@ -160,9 +160,9 @@ def main() -> int:
     arguments = parser.parse_args()
     entries = chosen(parser, arguments)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        road = Road(stack, arguments.timeout, Path(folder), arguments.fixed)
+        helpers = Helpers(stack, arguments.timeout, Path(folder), arguments.fixed)
         progress = Console(stderr=True)
-        trips = [road.trip(entry, arguments.corpus) for entry in track(entries, console=progress, transient=True)]
+        trips = [helpers.trip(entry, arguments.corpus) for entry in track(entries, console=progress, transient=True)]
     console = Console(width=None if sys.stdout.isatty() else 150)
     print_kinds(console, trips)
     print_unmapped(console, trips)

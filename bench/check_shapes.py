@@ -1,14 +1,15 @@
-"""Check inferred shapes against real ones: every value of every model of a corpus, run in ONNX Runtime.
+"""Compares inferred shapes with real ones, for every value of every model of a corpus in ONNX Runtime.
 
     python bench/check_shapes.py --corpus DIR [--match TEXT] [--dynamic] [--sizes recorded|grown|one|no-past]
 
-DIR holds manifest.json and the models it lists, each with recorded inputs (.npz). All intermediate
-values become outputs, optimisations are off; each inferred Dim, content and scalar must evaluate to
-what the run gave. A fresh symbol is bound where it first stands alone and must then hold everywhere.
-`--dynamic` first replaces the static dims of the graph inputs by one name per size, so that the
-symbolic rules are exercised on models exported with static shapes. `--sizes` runs models that have named
-dims at other sizes than the recorded ones: every name grown by a different amount, all of them 1, or
-past lengths 0 (a model that cannot run so is skipped). Exits 1 on any difference.
+DIR holds manifest.json and the models that it lists, each with recorded inputs (.npz). All intermediate values become
+outputs, and optimisations are off. Each inferred Dim, content and scalar must evaluate to the value in the run. A fresh
+symbol is bound where it first occurs alone, and must have this value everywhere.
+
+`--dynamic` first replaces the static dims of the graph inputs by names, one for each size. This tests the symbolic
+rules with models that were exported with static shapes. `--sizes` runs models with named dims at other sizes than the
+recorded ones: each name is increased by a different amount, all names are 1, or past lengths are 0. A model that does
+not run at these sizes is skipped. The exit code is 1 if there is any difference.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fa_compiler.passes.values.symbolic import Dim
 
 
 def main() -> int:
-    """Run the check; 0 when nothing differed."""
+    """Run the check; returns 0 if nothing differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--match", default="")
@@ -58,7 +59,7 @@ class SkippedError(Exception):
 
 
 def check(options: argparse.Namespace, entry: dict[str, Any], totals: Counter[str], unknown: Counter[str]) -> None:
-    """Check one model and count what was found."""
+    """Check one model and count the results."""
     path = options.corpus / entry["file"]
     proto = onnx.load(path)
     with np.load(options.corpus / entry["inputs"]) as archive:
@@ -104,7 +105,7 @@ def loosen(proto: onnx.ModelProto) -> None:
 
 
 def resized(proto: onnx.ModelProto, feeds: dict[str, np.ndarray], sizes: str) -> dict[str, np.ndarray]:
-    """The inputs repeated or cut to other sizes of the named dims."""
+    """The inputs, repeated or cut to other sizes of the named dims."""
     names: dict[str, int] = {}
     result = dict(feeds)
     for value in proto.graph.input:

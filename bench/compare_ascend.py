@@ -1,7 +1,8 @@
-"""Optimise models for Ascend, write them as `.air` files, check these, and turn them back into ONNX.
+"""Optimises models for Ascend, writes them as `.air` files, checks these, and converts them back to ONNX.
 
-A helper process of ascend.py: one JSON job a line (`original`, `optimised`, where the ONNX model made out of the file
-goes, with the original's names for inputs, and `shapes`, sizes to fix for inputs by name, or null), one answer a line.
+A helper process of ascend.py, with one JSON job and one answer on each line. A job has `original`; `optimised`, the
+path for the resulting ONNX model, whose inputs have the original's names; and `shapes`, the sizes to fix by input, or
+null.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import fa_compiler
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.files import parse_message
-from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
+from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ort import library_path
 from fa_compiler.op_registry import schemas
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one job; an exception is an answer too. `refused` says that the original is no valid model."""
+    """Do one job. An exception is an answer, too; `refused` says that the original is not a valid model."""
     try:
         return round_trip(job["original"], job["optimised"], job.get("shapes"))
     except fa_compiler.InputError as error:
@@ -38,11 +39,11 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def round_trip(original: str, target: str, shapes: Mapping[str, list[int]] | None = None) -> dict[str, Any]:
-    """One model to `.air` and back.
+    """Convert one model to `.air` and back.
 
-    The answer holds `unmapped` (operator and reason of each node without a counterpart), `findings` of the file's
-    check, `types` (what ONNX's strict type inference says against the declared types, or null), `fused`, the numbers
-    of GE `operators`, and the `bytes` of the file.
+    The answer holds `unmapped` (operator and reason of each node without a counterpart), the `findings` of the file's
+    check, `types` (the contradiction of ONNX's strict type inference to the declared types, or null), `fused`, the
+    numbers of GE `operators`, and the `bytes` of the file.
     """
     start = time.perf_counter()
     result = fa_compiler.optimize(original, target="ascend")
@@ -74,7 +75,7 @@ def _inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 
 
 def _name_inputs(model: onnx.ModelProto, names: list[str]) -> None:
-    """Give a model's inputs other names: GE's may not hold a colon."""
+    """Rename the inputs of a model; names in GE may not hold a colon."""
     new = {value.name: name for value, name in zip(model.graph.input, names, strict=True)}
     _rename(model.graph, {old: name for old, name in new.items() if old != name})
 

@@ -1,7 +1,7 @@
-"""Check models with onnx alone: the full checker, which knows none of our schemas, and node counts.
+"""Checks models with onnx alone: the full checker, without our schemas, and node counts.
 
-A helper process of coverage.py: one JSON job a line (`original`, `optimised`), one verdict a line. A job
-with `variant` writes other inputs (see compare_inputs.py) for `original` to the file `to` instead.
+A helper process of coverage.py, with one JSON job (`original`, `optimised`) and one verdict on each line. A job with
+`variant` writes other inputs for `original` (see compare_inputs.py) to the file `to` instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HALVES = {onnx.TensorProto.FLOAT16: "float16", onnx.TensorProto.BFLOAT16: "bfloa
 
 
 def check(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What onnx says about both models.
+    """Check both models with onnx.
 
-    `original_problem` and `problem` are the full checker's first lines or null; `softmaxes` counts the
-    Softmax and attention nodes of the original, `nodes` the nodes of our domain in the optimised model;
-    `coarsest` is the coarsest half-precision type the original computes in, or null; `same_interface`
-    says that inputs, outputs and IR version are unchanged.
+    In the verdict, `original_problem` and `problem` are the first lines of the full checker's messages, or null.
+    `softmaxes` is the number of Softmax and attention nodes of the original, and `nodes` is the number of nodes of our
+    domain in the optimised model. `coarsest` is the coarsest half-precision type of the original, or null.
+    `same_interface` says that inputs, outputs and IR version are unchanged.
     """
     original, optimised = onnx.load(job["original"]), onnx.load(job["optimised"])
     kinds = Counter((node.domain, node.op_type) for node in _nodes(original.graph.node))
@@ -41,7 +41,7 @@ def check(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def full_check(path: str) -> str | None:
-    """The first line of the full checker's complaint about a model file, or None."""
+    """The first line of the full checker's message about an invalid model file, or None."""
     try:
         onnx.checker.check_model(path, full_check=True)
     except Exception as error:  # any failure is a finding
@@ -58,7 +58,7 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
 
 
 def _in_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> Iterable[int]:
-    """One 1 for each node of our domain that a call of a model-local function brings."""
+    """A 1 for each node of our domain in each call of a model-local function."""
     bodies = {(function.domain, function.name): function for function in model.functions}
     for node in _nodes(nodes):
         body = bodies.get((node.domain, node.op_type))
@@ -76,7 +76,7 @@ def _coarsest(model: onnx.ModelProto) -> str | None:
 
 
 def _interface(model: onnx.ModelProto) -> list[bytes]:
-    """Inputs and outputs as they stand, and the IR version: none of them may change."""
+    """The serialised inputs and outputs, and the IR version. None of them may change."""
     values = (*model.graph.input, *model.graph.output)
     described = [value.name.encode() + value.type.SerializeToString(deterministic=True) for value in values]
     return [*described, str(model.ir_version).encode()]

@@ -1,7 +1,7 @@
-"""Other inputs for a model: other sizes along its symbolic axes, other masks, rows masked everywhere.
+"""Makes other inputs for a model: with other sizes along its symbolic axes, other masks, and rows masked everywhere.
 
-The corpus has one set of inputs a model, and a fused model could be right on that one alone: sizes frozen,
-a mask that no longer matters, rows that are never empty.
+The corpus has one set of inputs for each model. A fused model may be correct for these inputs only: sizes may be
+frozen, a mask may have no effect, and no row is empty.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VARIANTS = ("other sizes", "longer, random mask", "one sequence, last row masked
 
 BATCHES = (3, 1, 2)
 LONGER = (-1, 5, 0)
-"""What each variant makes of a symbolic first axis, and adds to any other."""
+"""For each variant: the size of a symbolic first axis, and the number that is added to any other symbolic axis."""
 
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -30,11 +30,11 @@ Feeds = dict[str, np.ndarray]
 
 
 def vary(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], variant: int) -> Feeds:
-    """Inputs of variant `variant`, drawn to look like `feeds`.
+    """The inputs of a variant, drawn to resemble `feeds`.
 
-    Symbolic axes get new sizes, the same one wherever a name occurs and the sum where a sum of names
-    stands. Whole numbers stay within the range seen, 0/1 masks stay masks, floats keep mean and deviation,
-    or are drawn from the values seen where these are few.
+    Symbolic axes get new sizes. Axes of the same name have the same size, and an axis that is a sum of names has the
+    sum of their sizes. Integers stay within the range of the given ones, 0/1 masks stay masks, and floats keep the mean
+    and the deviation, or are drawn from the given values if there are few different ones.
     """
     rng = np.random.default_rng(variant)
     sizes = _sizes(model, feeds, variant)
@@ -53,7 +53,7 @@ def vary(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], variant: int) 
 
 
 def _sizes(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], variant: int) -> dict[str, int]:
-    """New sizes of the symbolic axes that are plain names; the first axis is the batch."""
+    """New sizes of the symbolic axes that are single names. The first axis is the batch."""
     sizes: dict[str, int] = {}
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):

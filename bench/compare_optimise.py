@@ -1,7 +1,7 @@
-"""Optimise models, or compare an original with its optimised form on the reference evaluators.
+"""Optimises models, or compares an original with its optimised form on the reference evaluators.
 
-A helper process of coverage.py: one JSON job a line, one answer a line. A job with `inputs` is a
-comparison, else `original` is optimised for ONNX Runtime into the file `optimised`.
+A helper process of coverage.py, with one JSON job and one answer on each line. A job with `inputs` is a comparison. Any
+other job optimises `original` for ONNX Runtime into the file `optimised`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fa_compiler.reference import evaluator
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one job; an exception is an answer too. `refused` says that the original is no valid model."""
+    """Do one job. An exception is an answer, too; `refused` says that the original is not a valid model."""
     try:
         return by_reference(job) if "inputs" in job else optimise(job)
     except fa_compiler.InputError as error:
@@ -36,7 +36,7 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimise(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Optimise one model; the answer holds the JSON report and the checker's word, our schemas known."""
+    """Optimise one model. The answer holds the JSON report, and the result of the checker with our schemas."""
     start = time.perf_counter()
     result = fa_compiler.optimize(job["original"], job["optimised"], target="ort")
     seconds = time.perf_counter() - start
@@ -50,7 +50,7 @@ def optimise(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_reference(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare on onnx's reference evaluator (original) and ours (optimised)."""
+    """Compare the original on onnx's reference evaluator with the optimised model on ours."""
     with np.load(job["inputs"]) as archive:
         feeds = {name: _bits_to_bfloat16(archive[name]) for name in archive.files}
     original = onnx.load(job["original"])

@@ -1,7 +1,6 @@
-"""Compare two runs of one model, output by output. Needs numpy alone.
+"""Compares two runs of one model, output by output. Needs only numpy.
 
-This is the corpus's own judge, kept apart from the product's `fa-compiler verify` on purpose: one
-mistake cannot hide in both.
+This comparison is independent of `fa-compiler verify` on purpose: the same mistake cannot be in both.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-9}
-"""Largest difference allowed, relative to the largest finite value of the output.
+"""The largest allowed difference, relative to the largest finite value of the output.
 
-ONNX Runtime against itself, optimised against not, differs by up to 5e-6 in float32 and 7.5e-4 in
-float16 on these models; bfloat16 has eight times float16's rounding step. No fused operator takes
-float64, so such a model may not change at all beyond reordering.
+On these models, ONNX Runtime with and without its optimisations differs by up to 5e-6 in float32 and 7.5e-4 in float16.
+The rounding step of bfloat16 is eight times that of float16. No fused operator takes float64, so a float64 model may
+only differ by the order of its operations.
 """
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What was found for one output; `problem` is None where the outputs agree.
+    """The result for one output. `problem` is None if the outputs agree.
 
-    `error` is the largest difference over the largest finite value of the original.
+    `error` is the largest difference, relative to the largest finite value of the original.
     """
 
     name: str
@@ -41,8 +40,8 @@ def compare(
 ) -> list[Difference]:
     """Compare outputs pairwise.
 
-    `coarsest` names the coarsest float type the model computes in: a float32 output cast from float16
-    carries float16's rounding and is judged by its tolerance.
+    `coarsest` names the coarsest float type of the model. A float32 output that was cast from float16 has float16's
+    rounding errors, so float16's tolerance applies to it.
     """
     if len(names) != len(original) or len(names) != len(optimised):
         text = f"{len(original)} outputs became {len(optimised)}"

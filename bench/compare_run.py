@@ -1,13 +1,12 @@
-"""Run an original and an optimised model in the onnxruntime of this interpreter and compare them.
+"""Runs an original and an optimised model in the onnxruntime of this interpreter, and compares them.
 
-Needs numpy and onnxruntime alone, so that it also runs under an interpreter with another onnxruntime:
+It needs only numpy and onnxruntime, so an interpreter with another onnxruntime can run it, too:
 
     OTHER/bin/python bench/compare_run.py < jobs
 
-reads one JSON job a line and answers one JSON verdict a line. A job has `original`, `optimised`,
-`inputs` (an npz), `library` (the custom-op library or null) and `coarsest` (a dtype name or null). With
-`lenient` a difference passes, too, that is at most twice the tolerance, or twice what onnxruntime's own
-optimisations make.
+reads one JSON job and prints one JSON verdict on each line. A job has `original`, `optimised`, `inputs` (an npz),
+`library` (the custom-op library or null) and `coarsest` (a dtype name or null). With `lenient`, a difference is allowed
+up to twice the tolerance, or up to twice the difference that onnxruntime's own optimisations make.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ LEVELS = {
 }
 
 NOISE = 1e-2
-"""What moves an output further than this is no rounding."""
+"""A larger difference than this is not caused by rounding."""
 
 
 def run(job: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict on one job.
 
-    `original_error` is set when this onnxruntime does not run the original; nothing else is then said.
-    `problems` holds one sentence for each failure; `error` the largest relative difference seen.
+    `original_error` is set if this onnxruntime does not run the original; the verdict then has nothing else. `problems`
+    holds one sentence for each failure, and `error` is the largest relative difference.
     """
     feeds = load_inputs(job["inputs"])
     try:
@@ -66,14 +65,14 @@ def _forgiven(difference: Difference, noise: float | None, coarsest: str | None)
 def _own_noise(
     job: Mapping[str, Any], feeds: Mapping[str, np.ndarray], names: list[str], expected: list[np.ndarray]
 ) -> float:
-    """How far ONNX Runtime's own optimisations move the original; 0 where they change more than rounding."""
+    """The difference that ONNX Runtime's own optimisations make to the original; 0 if it is more than rounding."""
     _, actual = _session_run(job["original"], feeds, "all", None)
     errors = [difference.error for difference in compare(names, expected, actual, job["coarsest"])]
     return max((error for error in errors if error < NOISE), default=0.0)
 
 
 def load_inputs(path: str | Path) -> dict[str, np.ndarray]:
-    """The inputs of an npz; two-byte void arrays are bfloat16 bits."""
+    """The inputs of an npz. Void arrays of two bytes are bfloat16 bits."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
@@ -102,7 +101,7 @@ def _value(array: np.ndarray) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, or its class when it has none."""
+    """The first line of an error's text, or the name of its class if it has no text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 

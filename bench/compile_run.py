@@ -2,10 +2,9 @@
 
     python compile_run.py TOOL MODEL OUTPUT
 
-Prints one line of JSON: the tool's version, the seconds to import it, the seconds to read the model, fuse and write
-it (by the clock, and of this process's processor time), how far the peak of the resident memory rose above what the
-imports left, and how many blocks of attention were fused. Nothing but the tool is imported, so that any interpreter
-that has it will do.
+Prints one line of JSON: the tool's version; the seconds to import it; the seconds to read, fuse and write the model
+(elapsed and processor time); the rise of the peak resident memory after the imports; and the number of fused attention
+blocks. It imports nothing but the tool, so any interpreter with the tool can run it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Compile = Callable[[str, str], int]
 
 
 def ours() -> Compile:
-    """fa_compiler as its users call it."""
+    """fa_compiler with its default options."""
     import fa_compiler
 
     optimize = fa_compiler.optimize
@@ -32,7 +31,7 @@ def ours() -> Compile:
 
 
 def onnxruntime() -> Compile:
-    """The optimiser of onnxruntime.transformers, set up as its own converter does for Llama."""
+    """The optimiser of onnxruntime.transformers, with the options of its own converter for Llama."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     def compile(model: str, output: str) -> int:
@@ -76,17 +75,17 @@ TOOLS: dict[str, tuple[str, Callable[[], Compile]]] = {
     "onnxscript": ("onnxscript", onnxscript),
     "openvino": ("openvino", openvino),
 }
-"""By name: the package whose version is told, and how to get the tool ready."""
+"""By name: the package whose version is printed, and the function that prepares the tool."""
 
 
 def measure(tool: str, model: str, output: str) -> dict[str, Any]:
-    """Import, compile once, and tell."""
+    """Import, compile once, and return the results."""
     package, prepare = TOOLS[tool]
     start = time.perf_counter()
     compile = prepare()
     imported = time.perf_counter()
     before = _memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     begun, begun_cpu = time.perf_counter(), time.process_time()
     fused = compile(model, output)
     seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - begun_cpu
@@ -101,7 +100,7 @@ def measure(tool: str, model: str, output: str) -> dict[str, Any]:
 
 
 def _memory(field: str) -> int:
-    """Bytes of one of Linux's counts for this process."""
+    """One of Linux's memory counts for this process, in bytes."""
     found = re.search(rf"{field}:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) << 10

@@ -1,18 +1,19 @@
-"""How long compiling takes, and how much memory, by the depth of the model and by the size of its weights.
+"""Measures time and memory of a compilation, by the depth of the model and by the size of its weights.
 
     python bench/compile_time.py [--layers 2,8,32,128] [--weights 1,32,256,2048] [--json OUT]
                                  [--peer onnxruntime] [--peer onnxscript=OTHER/bin/python]...
                                  [--peer-layers 32] [--timeout 600]
 
-The models are two of the kept graphs, a Llama of two layers as torch's two exporters write it (grouped queries,
-rotary positions, a mask made of comparisons, SDPA's guard against NaN), whose second layer is repeated. Weights are
-external data; the output goes to the same folder, so that they stay where they are. The second table has the same
-models with their weights inside the file as well, as far as 2 GiB allow. Time runs from the call to the written file;
-`CPU s`, the processor time, tells more on a busy machine. Each measurement has a process of its own; `memory` is how
-far it rose above what the imports left.
+The models are two graphs of tests/graphs: a Llama of two layers from each of torch's two exporters (grouped queries,
+rotary positions, a mask made of comparisons, SDPA's guard against NaN). The second layer is repeated. The weights are
+external data, and the output is in the same folder, so the weights are not copied. The second table also has these
+models with the weights inside the file, if they fit into 2 GiB. The time is from the call to the written file. `CPU s`,
+the processor time, is more reliable on a busy machine. Each measurement has its own process; `memory` is the rise of
+its memory after the imports.
 
-A peer is a tool of compile_run.py and the interpreter that has it, this one by default. Peers get the same files in
-the same run, each model after ours, as deep as `--peer-layers` allows. Linux only: memory is read from /proc.
+A peer is a tool of compile_run.py and an interpreter that has it; the default is the current one. Peers get the same
+files in the same run, each model after ours, up to the depth `--peer-layers`. This works on Linux only, because memory
+is read from /proc.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 GRAPHS = {"dynamo": "llama__dynamon_sdpa_op20", "TorchScript": "llama__tsn_sdpa_op17"}
 OURS = "fa_compiler"
 INLINE_LIMIT = 2000 << 20
-"""Weights of fewer bytes than this have room in an ONNX file, beside the graph."""
+"""Weights of fewer bytes than this fit into an ONNX file together with the graph."""
 
 HEADING = (
     "exporter     layers  nodes  tool                seconds   CPU s  per 1,000 nodes  memory MiB  fused  import s"
@@ -115,10 +116,10 @@ class Bench:
         return path, len(deep.graph.node), size
 
     def measure(self, tool: str, python: str, model: Path) -> Row:
-        """One compilation in a process of its own; `error` says what went wrong."""
+        """One compilation in its own process. `error` is the message of a failure."""
         command = [python, str(Path(__file__).with_name("compile_run.py")), tool, str(model)]
         with tempfile.TemporaryDirectory(dir=self.folder) as inner:
-            # Ours goes beside the weights; where a peer puts them is its own business.
+            # Our output goes beside the weights. A peer decides itself where it writes them.
             output = model.with_name("fused.onnx") if tool == OURS else Path(inner, "fused.onnx")
             try:
                 run = subprocess.run([*command, str(output)], capture_output=True, text=True, timeout=self.timeout)

@@ -1,16 +1,17 @@
-"""Optimise every model of a corpus, compare it with the original, and print what was fused.
+"""Optimises every model of a corpus, compares the result with the original, and prints what was fused.
 
     python bench/coverage.py --corpus DIR [--kinds issue2] [--filter REGEX] [--jobs 2] [--json OUT]
                              [--ort-python OTHER/bin/python]... [--peers OTHER/bin/python]
 
-DIR holds `manifest.json` (one entry a model: id, cls, expected, exporter, arch, file, inputs, ...) and the
-models. A model's own outputs in ONNX Runtime with optimisations off are the truth; its optimised form runs
-with them off and on. What ONNX Runtime cannot run is compared on the reference evaluators and counted
-apart. Each step runs in a helper process, so a crash or a hang is a finding and ends nothing.
-With --peers an interpreter's onnxruntime.transformers, onnxscript and OpenVINO are asked what they fuse of the same
-models, as far as they are installed there (peers.py says how it is counted).
-Blocks declined for what FlashAttentionScore cannot express are compared with inexpressible.json, which was checked by
-hand. The exit code is 1 when any output, check or interface differs, or that list, else 0.
+DIR holds the models and `manifest.json`, with one entry for each model (id, cls, expected, exporter, arch, file,
+inputs, ...). The outputs of the original in ONNX Runtime with optimisations off are the truth. The optimised model runs
+with optimisations off and on. A model that ONNX Runtime cannot run is compared on the reference evaluators and counted
+separately. Each step runs in a helper process, so a crash or a hang is reported and ends nothing else.
+
+With --peers, the onnxruntime.transformers, onnxscript and OpenVINO of another interpreter fuse the same models, if they
+are installed there; peers.py tells how their blocks are counted. Blocks that are declined because FlashAttentionScore
+cannot express them are compared with inexpressible.json, a list that was checked by hand. The exit code is 1 if any
+output, check or interface differs, or if the blocks differ from that list.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ ISSUE2 = {
     "Llama-like": "llama.*|mistral|qwen3.*|smollm3|phi3.*",
     "nn.MultiheadAttention": "nn_mha_.*|nn_transformer_encoder",
 }
-"""The architectures whose plain attention must all be fused: group and a pattern of `arch`."""
+"""The architectures whose plain attention must be fused completely: the group, and a pattern for `arch`."""
 
 
 class Bench:
@@ -103,7 +104,7 @@ class Bench:
 
     @staticmethod
     def _ask_peers(outcome: Outcome, peers: LineServer, job: dict[str, Any]) -> None:
-        """What other tools make of the original; one that crashes takes the others' answers with it."""
+        """Let other tools fuse the original. If one of them crashes, the answers of the others are lost, too."""
         tools = peers.greeting["tools"] if peers.greeting else peers.start()["tools"]
         try:
             outcome.peers = peers.ask(job)
@@ -164,10 +165,10 @@ class Bench:
                 outcome.error = verdict["worst"]
 
     def _vary(self, outcome: Outcome, job: dict[str, Any]) -> None:
-        """Compare on other inputs too, where the original takes them.
+        """Compare on other inputs, too, if the original accepts them.
 
-        These are harsher than the corpus's own, so a difference is held against what ONNX Runtime's own
-        optimisations make of the original on the same inputs.
+        These inputs are more difficult than those of the corpus. So a difference is compared with the one that ONNX
+        Runtime's own optimisations make to the original on the same inputs.
         """
         for variant, words in enumerate(VARIANTS):
             varied = {**job, "variant": variant, "to": str(self.folder / f"{outcome.id}.npz")}
@@ -220,7 +221,7 @@ class Bench:
 
 
 def inputs_of(entry: dict[str, Any], corpus: Path, folder: Path) -> Path:
-    """The inputs file of a model; one that has none gets seeded random ones of its manifest shapes, in `folder`."""
+    """The inputs file of a model. If it has none, seeded random inputs of the manifest's shapes go to `folder`."""
     if entry.get("inputs"):
         return corpus / str(entry["inputs"])
     rng = np.random.default_rng(0)
@@ -234,7 +235,7 @@ def inputs_of(entry: dict[str, Any], corpus: Path, folder: Path) -> Path:
 
 
 def group_of(entry: dict[str, Any]) -> str:
-    """The generator of a model, in a few words."""
+    """The exporter of a model, as a short name."""
     exporter = re.sub(r"torch\.onnx (\w+) torch ([\d.]+).*", r"torch \2 \1", entry["exporter"])
     return " ".join(word for word in (entry["cls"], exporter, entry.get("attn_impl")) if word)
 
@@ -283,16 +284,16 @@ def add_corpus(parser: argparse.ArgumentParser) -> None:
 
 
 def entries_of(parser: argparse.ArgumentParser, corpus: Path) -> list[dict[str, Any]]:
-    """The manifest's entries; a folder without a manifest is an error of the command line."""
+    """The manifest's entries. A folder without a manifest is an error of the command line."""
     try:
         models: list[dict[str, Any]] = json.loads((corpus / "manifest.json").read_text())["models"]
     except (OSError, ValueError, KeyError) as error:
-        parser.error(f"--corpus {corpus} is no folder with a manifest.json: {error}")
+        parser.error(f"--corpus {corpus} is not a folder with a manifest.json: {error}")
     return models
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The manifest's entries that the options choose; none is an error of the command line."""
+    """The manifest's entries that the options choose. If there are none, this is an error of the command line."""
     entries = [
         entry
         for entry in entries_of(parser, arguments.corpus)
@@ -319,9 +320,11 @@ def main() -> int:
         action="append",
         default=[],
         metavar="PYTHON",
-        help="an interpreter with another onnxruntime, to run the models there too",
+        help="an interpreter with another onnxruntime, which runs the models, too",
     )
-    parser.add_argument("--peers", metavar="PYTHON", help="an interpreter with other fusers, to count what they take")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="an interpreter with other fusers, whose fused blocks are counted"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the optimised models here")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every outcome as JSON")
     arguments = parser.parse_args()
@@ -352,7 +355,7 @@ def main() -> int:
         print_missing(console, groups)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n")
-    # The list is of a whole corpus: of some of its models only what is missing on it can be told.
+    # The list is for the whole corpus. With some of the models, only blocks that are missing in the list can be found.
     differing = print_shares(console, outcomes)
     return 1 if print_defects(console, outcomes) or differing else 0
 

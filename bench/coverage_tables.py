@@ -11,7 +11,7 @@ from rich.table import Table
 
 
 def print_models(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """One row a model: what was expected, what became of it, how far its outputs are from the original's."""
+    """Print one row for each model: the expected and the fused blocks, and the difference of its outputs."""
     tools = sorted({tool for outcome in outcomes for tool in outcome.peers})
     table = Table(title="Models", title_justify="left")
     for column in ("model", "expected", "fused", "declined", "difference", *tools):
@@ -32,7 +32,7 @@ def _peer(result: dict[str, object]) -> str:
 
 
 def print_shares(console: Console, outcomes: Sequence[Outcome]) -> int:
-    """The shares that count, and what differs from the list checked by hand; returns how many entries differ."""
+    """Print the shares of fused blocks, and the differences from the list checked by hand; returns their number."""
     everything, expressible = shares(outcomes)
     console.print(f"\nFused of all expected blocks: {everything.text}", highlight=False)
     console.print(f"not counting what the operator cannot express: {expressible.text}", highlight=False)
@@ -50,7 +50,7 @@ def print_shares(console: Console, outcomes: Sequence[Outcome]) -> int:
 
 
 def print_totals(console: Console, title: str, groups: dict[str, list[Outcome]]) -> None:
-    """One row a group, and the sum."""
+    """Print one row for each group, and the sum."""
     table = Table(title=title, title_justify="left", show_footer=len(groups) > 1)
     columns: dict[str, Callable[[list[Outcome]], int]] = {
         "models": lambda rows: len(rows),
@@ -73,7 +73,7 @@ def print_totals(console: Console, title: str, groups: dict[str, list[Outcome]])
 
 
 def print_runs(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """One line for each onnxruntime."""
+    """Print one line for each onnxruntime."""
     runs: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         for version, word in outcome.runs.items():
@@ -84,7 +84,7 @@ def print_runs(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
-    """The declined blocks by code, with the models that have them."""
+    """Print the declined blocks by code, with the models that have them."""
     table = Table(title="Declined blocks", title_justify="left")
     for column in ("code", "blocks", "models"):
         table.add_column(column, justify="right" if column == "blocks" else "left", overflow="fold")
@@ -100,7 +100,7 @@ def print_declined(console: Console, outcomes: Iterable[Outcome]) -> None:
 
 
 def print_fused(console: Console, outcomes: Iterable[Outcome]) -> None:
-    """The fused blocks by layout, mask and extensions."""
+    """Print the fused blocks by layout, mask and extensions."""
     table = Table(title="Fused blocks", title_justify="left")
     table.add_column("layout, mask, extensions")
     table.add_column("blocks", justify="right")
@@ -113,7 +113,7 @@ def print_fused(console: Console, outcomes: Iterable[Outcome]) -> None:
 
 
 def print_defects(console: Console, outcomes: Iterable[Outcome]) -> int:
-    """Every defect with its model; returns how many models have one."""
+    """Print every defect with its model; returns the number of models with a defect."""
     broken = [outcome for outcome in outcomes if outcome.problems]
     console.print(f"\n[bold]Defects: {len(broken)} models[/bold]" if broken else "\n[bold green]No defects.[/]")
     for outcome in broken:
@@ -123,7 +123,7 @@ def print_defects(console: Console, outcomes: Iterable[Outcome]) -> int:
 
 
 def print_missing(console: Console, groups: dict[str, list[Outcome]]) -> None:
-    """The models of the groups with blocks that are not fused, and why."""
+    """Print the models with blocks that are not fused, by group, with the reasons."""
     for group, rows in groups.items():
         for row in rows:
             if row.fused != row.expected:

@@ -1,16 +1,16 @@
-"""Decoding steps of IncreFlashAttention, for every way keys and values are stored, against a plain read of their bytes.
+"""Measures decoding steps of IncreFlashAttention, for every form of cache, against a plain read of the cache.
 
     python -m bench.decode [--threads 1,2] [--batches 1,8] [--keys 1024,4096,16384,65536] [--cases REGEX]
                            [--rounds 7] [--limit-mb 600] [--out build/bench/decode.md]
 
-A step can be no faster than reading the keys and values once; that read, by as many threads, is timed in the same
-rounds, the caches flushed before either. `peer` is the fastest of ONNX Runtime's own operators on the same problem
-(GroupQueryAttention, also with an int8 cache, Attention, MultiHeadAttention; none has pages), `ratio` its time over
-ours. Medians of the rounds. Results are compared with float64 first. 32 query heads of size 128 on 8 key heads, as
-Llama 3 has them, or on 32.
+A step cannot be faster than one read of the keys and values. This read, with as many threads, is timed in the same
+rounds; the processor's caches are flushed before each of them. `peer` is the fastest of ONNX Runtime's own operators on
+the same problem (GroupQueryAttention, also with an int8 cache, Attention, MultiHeadAttention; none has pages), and
+`ratio` is its time divided by ours. All times are medians of the rounds. Results are first compared with float64. There
+are 32 query heads of size 128, on 8 key heads as in Llama 3, or on 32.
 
-Steps of several rows (speculative decoding, a chunk of a prompt) are FlashAttentionScore's; all rows see all keys. They
-have no aim, for with many rows the products take longer than the read.
+Steps of several rows (speculative decoding, a chunk of a prompt) use FlashAttentionScore; all keys are visible to all
+rows. They have no aim, because with many rows the products take longer than the read.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ CACHES = {
     "bfloat16": (np.uint16, TensorProto.BFLOAT16, 75),
     "int8": (np.int8, TensorProto.INT8, 65),
 }
-"""NumPy type, ONNX type, and the percentage of a plain read to aim at; of pages it is that of int8."""
+"""The NumPy type, the ONNX type, and the aim in percent of a plain read. The aim for pages is that of int8."""
 
 PEERS = {"gqa": ort_peers.group_query, "attention": ort_peers.attention, "mha": ort_peers.multi_head}
 FLUSH = 64 << 20
 ROWS, ROWS_BATCH = (2, 4, 8, 16), 8
-"""Of the steps with several rows."""
+"""The numbers of rows, and the batch, of the steps with several rows."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One decoding step. `query` is the type of query and result; an int8 cache has a float16 or float32 one."""
+    """One decoding step. `query` is the type of query and result; with an int8 cache it is float16 or float32."""
 
     cache: str
     query: str
@@ -77,13 +77,13 @@ class Step:
 
     @property
     def case(self) -> Case:
-        """The same as the benchmark of forward parts has it; an int8 cache counts as one of the query's type."""
+        """The same problem as a case of the forward benchmark, with the query's type in place of int8 for the cache."""
         dtype: Any = self.query
         return Case(self.name, "decode", self.batch, HEADS, self.key_heads, self.rows, self.keys, SIZE, dtype)
 
     @property
     def bytes(self) -> int:
-        """Of keys and values."""
+        """The bytes of keys and values."""
         return 2 * self.batch * self.key_heads * self.keys * SIZE * np.dtype(CACHES[self.cache][0]).itemsize
 
     @property
@@ -94,7 +94,7 @@ class Step:
 
 
 def steps(batches: list[int], keys: list[int]) -> Iterator[Step]:
-    """Every storage and type with grouped heads; without groups and by token first where that is another question."""
+    """The steps: every form and type of cache with grouped heads; some of them also without groups, or tokens first."""
     for batch, length in itertools.product(batches, keys):
         for cache in CACHES:
             query = "float32" if cache == "int8" else cache
@@ -108,7 +108,7 @@ def steps(batches: list[int], keys: list[int]) -> Iterator[Step]:
 
 
 def inputs_of(step: Step) -> dict[str, Any]:
-    """By REG_OP name; bfloat16 as bits."""
+    """The inputs by REG_OP name; bfloat16 as bits."""
     rng = np.random.default_rng(0)
     cell = CACHES[step.cache][0]
     by_token = step.layout == "BSND"
@@ -132,13 +132,13 @@ def inputs_of(step: Step) -> dict[str, Any]:
 
 
 def attributes(step: Step) -> dict[str, Any]:
-    """Of the node."""
+    """The attributes of the node."""
     attrs: dict[str, Any] = {"num_heads": HEADS, "num_key_value_heads": step.key_heads, "scale_value": SIZE**-0.5}
     return attrs | {"input_layout": step.layout} | ({"block_size": BLOCK} if step.paged else {})
 
 
 def ours(step: Step, inputs: dict[str, Any], threads: int) -> tuple[Callable[[], object], Any]:
-    """A call of the node with everything bound, and the array it writes."""
+    """A call of the node with all inputs and outputs bound, and the array that it writes."""
     kinds = {name: _kind(step, name, array) for name, array in inputs.items()}
     placed = place_inputs(get(OP), {name: name for name in inputs})
     node = helper.make_node(OP, ["" if name is None else name for name in placed], ["out"], domain="ascend",
@@ -169,7 +169,7 @@ def _value(array: Any, kind: int) -> ort.OrtValue:
 
 
 def error(step: Step, inputs: dict[str, Any], out: Any) -> float:
-    """The largest difference from float64, of the first batch entry."""
+    """The largest difference from float64 in the first batch entry."""
     if step.paged:
         used = inputs["block_table"][:1].reshape(-1)
         first = {name: inputs[name][used] for name in ("key", "value")}
@@ -187,7 +187,7 @@ def error(step: Step, inputs: dict[str, Any], out: Any) -> float:
 
 
 def _drawn(step: Step) -> dict[str, Any]:
-    """The inputs of the case, the query with its heads first where it has several rows."""
+    """The inputs of the case. A query with several rows has its heads first."""
     data = truth.draw(step.case)
     if step.rows > 1:
         data["q"] = np.ascontiguousarray(truth.heads_first(data["q"], step.case, HEADS))
@@ -195,7 +195,7 @@ def _drawn(step: Step) -> dict[str, Any]:
 
 
 def several_rows(step: Step, threads: int, folder: Path) -> tuple[Callable[[], object], dict[str, Any], float]:
-    """A call of FlashAttentionScore, its inputs and the largest difference from float64, of the first batch entry."""
+    """A call of FlashAttentionScore, its inputs, and the largest difference from float64 in the first batch entry."""
     case, data = step.case, _drawn(step)
     peer = ort_peers.ours(Problem(case, data, folder, threads))
     peer.call()
@@ -215,7 +215,7 @@ def peers(step: Step, threads: int, folder: Path) -> dict[str, Callable[[], obje
     case, data = step.case, _drawn(step)
     found: dict[str, Callable[[], object]] = {}
     for name, factory in PEERS.items():
-        if step.rows > 1 and name != "attention":  # the others know one new row of a cache only
+        if step.rows > 1 and name != "attention":  # the others support only one new row of a cache
             continue
         try:
             found[name] = factory(Problem(case, data, folder, threads)).call
@@ -225,7 +225,7 @@ def peers(step: Step, threads: int, folder: Path) -> dict[str, Callable[[], obje
 
 
 def int8_group_query(step: Step, threads: int) -> Callable[[], object]:
-    """GroupQueryAttention with an int8 cache, which it updates where it lies."""
+    """GroupQueryAttention with an int8 cache, which it updates in place."""
     model = graphs.group_query(step.case)
     node = model.graph.node[0]
     for name, value in (("k_quant_type", "PER_TENSOR"), ("v_quant_type", "PER_TENSOR"), ("kv_cache_bit_width", 8)):
@@ -258,7 +258,7 @@ def int8_group_query(step: Step, threads: int) -> Callable[[], object]:
 
 
 def _run(made: ort.InferenceSession, binding: ort.IOBinding, values: dict[str, ort.OrtValue]) -> None:
-    """`values` are what is bound: they hold the arrays for as long as this is called."""
+    """Run once. `values` are the bound tensors; the reference to them keeps the arrays alive."""
     made.run_with_iobinding(binding)
 
 
@@ -300,7 +300,7 @@ HEADER = """| step | threads | MB | ms | GB/s | of a read | aim | reached | best
 
 
 def main() -> int:
-    """The table, row by row as it is measured, and as a file."""
+    """Print the table row by row, and write it to a file."""
     head, _, rest = (__doc__ or "").partition("\n\n")
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=head, epilog=rest, formatter_class=raw)

@@ -1,10 +1,10 @@
-"""Exports three small decoders that take several tokens at once on cached keys and values: chunked prefill.
+"""Exports three small decoders that process several tokens at once with cached keys and values: chunked prefill.
 
     python bench/export_chunks.py DIR
 
     chunk_static__dynamo    Llama-like; preallocated caches, updated at given positions; mask by position
-    chunk_gqa__tsn          keys and values of half the heads, concatenated behind the past; torch.onnx's old exporter
-    chunk_window__dynamo    concatenated likewise; every token sees a window of five keys back from its own
+    chunk_gqa__tsn          half as many key heads, concatenated to the past; torch.onnx's old exporter
+    chunk_window__dynamo    concatenated to the past; every token sees a window of five keys, its own the last one
 
 Needs torch and onnxscript (the `export` extra). Writes NAME.onnx with its weights and NAME.npz with inputs; nothing is
 downloaded. `tests/graphs/add.py` keeps them as regression tests.
@@ -26,7 +26,7 @@ ROOM, WINDOW = 32, 5
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """Rotary positions, half against half, as Llama's; x [B, N, S, D], positions [S]."""
+    """Rotary positions by halves, as in Llama; x [B, N, S, D], positions [S]."""
     frequency = 10000.0 ** (-torch.arange(0, SIZE, 2, dtype=torch.float32) / SIZE)
     angles = positions[:, None].to(torch.float32) * frequency[None]
     angles = torch.cat((angles, angles), dim=-1)
@@ -46,7 +46,7 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention on a cache, and a gated layer."""
+    """Attention over a cache, and a gated layer."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ class Layer(nn.Module):
 
     @staticmethod
     def repeated(x: Tensor) -> Tensor:
-        """Each head for all query heads of its group."""
+        """Each key head, repeated for all query heads of its group."""
         batch, heads, length, size = x.shape
         x = x[:, :, None].expand(batch, heads, HEADS // heads, length, size)
         return x.reshape(batch, HEADS, length, size)
 
 
 class Decoder(nn.Module):
-    """Token numbers [B, S] and the caches of all layers, keys and values by turns; `kind` as in the table above."""
+    """A decoder for tokens [B, S] and the caches of all layers, keys and values alternately; `kind` as above."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class Export:
-    """What is exported, by which exporter, for which opset."""
+    """One export: the kind of decoder, the exporter and the opset."""
 
     kind: str
     dynamo: bool
@@ -134,7 +134,7 @@ EXPORTS = {
 
 
 def export(name: str, folder: Path) -> None:
-    """One model with its inputs: six tokens behind ten."""
+    """Export one model with its inputs: six tokens after ten."""
     torch.manual_seed(0)
     chosen = EXPORTS[name]
     model = Decoder(chosen.kind).eval()

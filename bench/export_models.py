@@ -1,8 +1,8 @@
-"""Exports the whole models of models.py, with random weights, as torch's exporter writes them.
+"""Exports the whole models of models.py, with random weights, by torch's exporter.
 
     python bench/export_models.py DIR [NAME...]
 
-Needs torch, transformers and onnxscript (the `export` extra), which models.py does not: it runs this file in the
+It needs torch, transformers and onnxscript (the `export` extra). models.py does not need them: it runs this file in an
 interpreter that has them. Nothing is downloaded. Each model becomes DIR/NAME/model.onnx with its weights beside it.
 """
 
@@ -19,12 +19,12 @@ import torch
 import transformers
 
 LONGEST = 4096
-"""Tokens that every text model can take."""
+"""The most tokens of a text model."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build one model, and the name of the output that is exported; `pixels` is the side of an image."""
+    """The function that builds a model, and the name of the exported output. `pixels` is the side of an image."""
 
     build: Callable[[], transformers.PreTrainedModel]
     output: str
@@ -32,7 +32,7 @@ class Recipe:
 
 
 def bert_base() -> transformers.PreTrainedModel:
-    """12 layers of 768, 12 heads; but for the number of positions the published BERT-base."""
+    """12 layers of 768, 12 heads; the published BERT-base with another number of positions."""
     config = transformers.BertConfig(max_position_embeddings=LONGEST, attn_implementation="sdpa")
     return transformers.BertModel(config, add_pooling_layer=False)
 
@@ -75,7 +75,7 @@ RECIPES = {
 
 
 class OneOutput(torch.nn.Module):
-    """The model with tensors in and one tensor out."""
+    """The model with tensors as inputs and one tensor as output."""
 
     def __init__(self, model: transformers.PreTrainedModel, output: str) -> None:
         super().__init__()

@@ -1,20 +1,19 @@
-"""Exports training graphs of sparse attention: forward part and gradients in one graph, as torch's autograd and its
-exporter write them.
+"""Exports training graphs of sparse attention: the forward part and the gradients of torch's autograd in one graph.
 
     python bench/export_sparse_training.py DIR
 
-    train_dsa_latent      queries in two parts on a latent that is key and value, scores as a sum of two products; the
-                          selection of an indexer as an added mask of 0 and -inf (DeepSeek's own code)
-    train_dsa_concat      the same with the two parts of query and key side by side, the selection as masked_fill
+    train_dsa_latent      the query has two parts, a latent is both key and value, and the scores are the sum of two
+                          products; an added mask of 0 and -inf selects the indexer's keys (as in DeepSeek's code)
+    train_dsa_concat      the same with the two parts of query and key concatenated, and the selection by masked_fill
     train_dsa_heads       two key heads for four query heads, repeated
     train_dsa_gathered    keys and values gathered by the list; their gradients are scattered
     train_dsa_indexed     the same by indexing with positions, which becomes GatherND and ScatterND
-    train_dsa_loss        attention's forward part, and the indexer's loss: the divergence of its distribution over the
-                          selected keys from the mean of attention's, with the gradients of the indexer
-    train_dsa_whole       both: gradients of attention from the gradient of its result, of the indexer from its loss
+    train_dsa_loss        attention's forward part, and the indexer's loss with its gradients: the divergence of its
+                          distribution over the selected keys from the mean of attention's
+    train_dsa_whole       both: attention's gradients from the gradient of its result, the indexer's from its loss
 
-The selection itself takes no part in the gradients. Needs torch and onnxscript (the `export` extra). Writes NAME.onnx
-and NAME.npz with inputs; nothing is downloaded. `tests/graphs/add.py` keeps them as regression tests.
+The selection itself has no gradient. This needs torch and onnxscript (the `export` extra), and downloads nothing. It
+writes NAME.onnx, and NAME.npz with the inputs. `tests/graphs/add.py` keeps them as regression tests.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ Tensors = dict[str, Tensor]
 
 
 def causal() -> Tensor:
-    """True where a row sees a key, [TOKENS, TOKENS]."""
+    """True where a key is visible to a row, [TOKENS, TOKENS]."""
     return torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 
 
 def index_scores(given: Tensors) -> Tensor:
-    """What the indexer thinks of each key, [B, S, T]: a weighted sum of rectified products; LOWEST behind the row."""
+    """The indexer's score of each key, [B, S, T]: a weighted sum of rectified products, and LOWEST for later keys."""
     products = torch.einsum("bshd,btd->bsht", given["query_index"], given["key_index"]) * INDEX_WIDTH**-0.5
     scores = (products.relu() * given["weight"][..., None]).sum(2)
     return scores.masked_fill(~causal(), LOWEST)
 
 
 def selection(given: Tensors) -> Tensor:
-    """True at the keys the indexer ranks highest, [B, S, T]; no gradient flows through it."""
+    """True at the keys that the indexer ranks highest, [B, S, T]; it has no gradient."""
     best = index_scores({name: value.detach() for name, value in given.items()}).topk(SELECTED, dim=-1).indices
     return torch.zeros(BATCH, TOKENS, TOKENS, dtype=torch.bool).scatter(-1, best, True)
 
@@ -90,13 +89,13 @@ def of_slots(given: Tensors, gather: Callable[[Tensor, Tensor], Tensor]) -> tupl
     listed = index_scores({name: value.detach() for name, value in given.items()}).topk(SELECTED, dim=-1).indices
     key, value = (gather(given[name], listed) for name in ("key", "value"))
     scores = torch.einsum("bsnd,bskd->bsnk", given["query"], key) * WIDTH**-0.5
-    behind = listed > torch.arange(TOKENS)[None, :, None]
-    probabilities = scores.masked_fill(behind[:, :, None], float("-inf")).softmax(-1)
+    later = listed > torch.arange(TOKENS)[None, :, None]
+    probabilities = scores.masked_fill(later[:, :, None], float("-inf")).softmax(-1)
     return probabilities, torch.einsum("bsnk,bskd->bsnd", probabilities, value)
 
 
 def gathered(given: Tensors) -> tuple[Tensor, Tensor]:
-    """By torch.gather, of tensors repeated for each row."""
+    """Attention to keys that torch.gather reads from tensors repeated for each row."""
     return of_slots(
         given,
         lambda rows, listed: torch.gather(
@@ -106,12 +105,12 @@ def gathered(given: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def indexed(given: Tensors) -> tuple[Tensor, Tensor]:
-    """By batch and position."""
+    """Attention to keys that are indexed by batch and position."""
     return of_slots(given, lambda rows, listed: rows[torch.arange(BATCH)[:, None, None], listed])
 
 
 def divergence(given: Tensors, probabilities: Tensor) -> Tensor:
-    """The indexer's loss: summed over batch and rows, over the selected keys."""
+    """The indexer's loss, the divergence over the selected keys, summed over batch and rows."""
     target = probabilities.detach().sum(1)
     target = target / target.sum(-1, keepdim=True)
     scores = index_scores(given).masked_fill(~selection(given), LOWEST)
@@ -120,7 +119,7 @@ def divergence(given: Tensors, probabilities: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Export:
-    """An attention, what its gradients are wanted of, and those of the indexer's loss."""
+    """One export: the attention, the inputs whose gradients are exported, and whether the indexer's loss is, too."""
 
     attention: Callable[[Tensors], tuple[Tensor, Tensor]]
     wanted: tuple[str, ...] = ()
@@ -141,7 +140,7 @@ EXPORTS = {
 
 
 def arguments_of(chosen: Export) -> Tensors:
-    """Random tensors: of attention, of the indexer, and the gradient of attention's result."""
+    """Random inputs of the attention and of the indexer, and a random gradient of the attention's result."""
     torch.manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {"query": (BATCH, TOKENS, HEADS, WIDTH)}
     if chosen.attention is heads:

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 
 class HelperError(Exception):
-    """The helper crashed or took too long; it is started anew for the next question."""
+    """The helper crashed or took too long. It is started again for the next question."""
 
 
 class LineServer:
-    """One helper process, started when first asked.
+    """One helper process, which is started for the first question.
 
-    `greeting` is the first line it sends, which says who it is.
+    `greeting` is its first line, which identifies it.
     """
 
     def __init__(self, command: Sequence[str], timeout: float) -> None:
@@ -45,7 +45,7 @@ class LineServer:
         self._errors.close()
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one question and wait for its answer; raises `HelperError`."""
+        """Send one question and wait for its answer. Raises HelperError."""
         if self._process is None:
             self.start()
         assert self._process is not None and self._process.stdin is not None
@@ -71,12 +71,12 @@ class LineServer:
         return self.greeting
 
     def stop(self) -> None:
-        """End the process, at once."""
+        """End the process at once."""
         if self._process is not None:
             self._process.kill()
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):  # what it was not there to read
+                    with contextlib.suppress(BrokenPipeError):  # unread input of a process that has ended
                         pipe.close()
             self._process.wait()
             self._process = None
@@ -106,9 +106,9 @@ class LineServer:
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], greeting: Mapping[str, Any]) -> None:
-    """Be such a helper: greet, then answer each line of standard input.
+    """The main loop of a helper: send the greeting, then answer each line of standard input.
 
-    What the answering code prints goes to standard error, so that it cannot disturb the answers.
+    Output of the answering code goes to standard error, so it cannot be mixed with the answers.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

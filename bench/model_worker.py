@@ -1,13 +1,13 @@
 """A process that holds one model in one runtime; models.py asks it to run.
 
     python -m bench.model_worker RUNTIME THREADS MODEL       RUNTIME is ort or openvino
-    python -m bench.model_worker optimise TYPE MODEL OUT     writes what onnxruntime.transformers makes of a model
+    python -m bench.model_worker optimise TYPE MODEL OUT     writes the model as onnxruntime.transformers optimises it
 
-Speaks line_server's protocol. It greets with its `version`; the questions are
+It uses line_server's protocol, with its `version` as greeting. The questions are
 
-    {"feeds": folder, "save": file}   takes up the inputs NAME.npy, runs once, keeps the result, tells the `seconds`
-    {"calls": n, "warm": m}           {"seconds": [...], "peak_mib": m}: the most memory that the process held meanwhile
-    {"profile": true}                 (ort) {"kinds": {op type: seconds}} of two calls, in a session of its own
+    {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the result -> {"seconds": s}
+    {"calls": n, "warm": m}           -> {"seconds": [...], "peak_mib": m}, the peak memory of the process meanwhile
+    {"profile": true}                 (ort) -> {"kinds": {op type: seconds}} of two calls, in a separate session
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Run = Callable[[Mapping[str, Array]], Array]
 
 
 def ort_session(model: str, threads: int, profile: str = "") -> Any:
-    """Our operators are known to it, whether the model has any or not."""
+    """A session that knows our operators, also if the model has none of them."""
     import onnxruntime as ort
 
     from fa_compiler.lowering.ort import register_custom_ops
@@ -46,7 +46,7 @@ def ort_session(model: str, threads: int, profile: str = "") -> Any:
 
 
 def in_ort(model: str, threads: int) -> tuple[str, Run]:
-    """ONNX Runtime with all of its optimisations."""
+    """ONNX Runtime with all its optimisations."""
     import onnxruntime as ort
 
     session = ort_session(model, threads)
@@ -54,7 +54,7 @@ def in_ort(model: str, threads: int) -> tuple[str, Run]:
 
 
 def in_openvino(model: str, threads: int) -> tuple[str, Run]:
-    """OpenVINO's CPU plugin, in float32 like all others."""
+    """OpenVINO's CPU plugin in float32, as for the other runtimes."""
     import openvino as ov
 
     core = ov.Core()
@@ -83,7 +83,7 @@ class Bench:
         self.feeds: dict[str, Array] = {}
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """One question of the protocol; whatever the runtime says of a failure is an answer."""
+        """Answer one question of the protocol. The runtime's message of a failure is an answer, too."""
         try:
             if "feeds" in question:
                 return self.take(Path(question["feeds"]), question["save"])
@@ -94,7 +94,7 @@ class Bench:
             return {"not": " ".join((str(failure) or repr(failure)).split())[-200:]}
 
     def take(self, folder: Path, save: str) -> dict[str, Any]:
-        """The result of the first run is kept, so that models.py can compare."""
+        """Run once and save the result, with which models.py compares."""
         self.feeds = {file.stem: np.load(file) for file in folder.glob("*.npy")}
         start = time.perf_counter()
         result = self.run(self.feeds)
@@ -103,8 +103,8 @@ class Bench:
         return {"seconds": seconds}
 
     def time(self, calls: int, warm: int) -> dict[str, Any]:
-        """Seconds of each call."""
-        Path("/proc/self/clear_refs").write_text("5")  # the highest point starts anew
+        """The seconds of each call."""
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         for _ in range(warm):
             self.run(self.feeds)
         seconds = []
@@ -115,7 +115,7 @@ class Bench:
         return {"seconds": seconds, "peak_mib": memory("VmHWM")}
 
     def profile(self) -> dict[str, Any]:
-        """Where ONNX Runtime spends its time."""
+        """The seconds that ONNX Runtime spends in each operator."""
         kinds: Counter[str] = Counter()
         with tempfile.TemporaryDirectory() as folder:
             session = ort_session(self.model, self.threads, str(Path(folder) / "profile"))
@@ -128,7 +128,7 @@ class Bench:
 
 
 def optimise(kind: str, model: str, out: str) -> int:
-    """Runs onnxruntime.transformers; returns how many attention operators it made."""
+    """Runs onnxruntime.transformers; returns the number of attention operators that it made."""
     from onnxruntime.transformers import optimizer
 
     made = optimizer.optimize_model(model, model_type=kind, num_heads=0, hidden_size=0, opt_level=0)

@@ -1,19 +1,18 @@
-"""Whole models, original and fused: latency, tokens per second, memory, and how much of it attention is.
+"""Measures whole models, original and fused: latency, tokens per second, memory, and the share of attention.
 
     python -m bench models --models DIR --export-python TORCH/bin/python [--peer-python OPENVINO/bin/python]
 
-The models are exported once (export_models.py) into DIR by the interpreter that has torch and transformers, with
-random weights: BERT-base, GPT-2 small, ViT-B, and a Llama-like of 8 layers of 2048 with grouped heads, one sentence
-or image at a time. Each runs as
+The models are exported once into DIR, with random weights, by an interpreter that has torch and transformers
+(export_models.py): BERT-base, GPT-2 small, ViT-B, and a Llama-like model with 8 layers of 2048 and grouped heads. They
+process one sentence or image at a time. Each model runs in these variants, each in its own process, round by round:
 
-    ort             the original, with all of ONNX Runtime's optimisations
-    ort-optimizer   what onnxruntime.transformers makes of it; the table says how many attention operators it made
+    ort             the original, with all optimisations of ONNX Runtime
+    ort-optimizer   optimised by onnxruntime.transformers; the table has the number of attention operators that it made
     ours            fused by fa_compiler
-    openvino        the original in OpenVINO, where an interpreter has it
+    openvino        the original in OpenVINO, if an interpreter has it
 
-in a process of its own, round by round. Results are compared with those of `ort`. The share of attention in ours is
-that of its operator in ONNX Runtime's profile; in the original it is what is left when the rest of ours, which is the
-same, is taken off.
+The results are compared with those of `ort`. In `ours` the share of attention is the share of its operator in ONNX
+Runtime's profile. In the original it is the time of the original minus the time of the other operators in `ours`.
 """
 
 from __future__ import annotations
@@ -42,12 +41,14 @@ OUT = Path("build/bench")
 LENGTHS = (128, 512, 2048, 4096)
 ROUNDS = 5
 TOLERANCE = 1e-3
-"""Of the difference to `ort`, relative to the largest value: float32 in many layers, in two orders of summation."""
+"""The allowed difference from `ort`, relative to the largest value. The models have many float32 layers, and the order
+of summation differs."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """`kind` is what onnxruntime.transformers calls it; a model of images has one length and their side in pixels."""
+    """A model. `kind` is its name in onnxruntime.transformers. A model for images has one length, and the side of the
+    images in pixels."""
 
     kind: str
     length: int = 0
@@ -64,7 +65,7 @@ MODELS = {
 
 
 class NotPrepared(Exception):
-    """A model could not be exported or fused; the text says what the tool said."""
+    """A model could not be exported or fused. The text is the message of the tool."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,14 +86,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(name: str, folder: Path, export_python: str | None) -> dict[str, tuple[str, str]]:
-    """Exports and fuses what is not there yet; (runtime, file) by variant.
+    """Exports and fuses the missing variants; returns (runtime, file) by variant.
 
-    How many attention operators onnxruntime.transformers made, or why it failed, is in optimizer/outcome.txt.
+    optimizer/outcome.txt holds the number of attention operators that onnxruntime.transformers made, or its error.
     """
     original, ours, theirs = (folder / each / "model.onnx" for each in (".", "ours", "optimizer"))
     if not original.exists():
         if export_python is None:
-            raise NotPrepared(f"{original} does not exist, and without --export-python it cannot be made")
+            raise NotPrepared(f"{original} does not exist, and cannot be made without --export-python")
         _made([export_python, str(ROOT / "bench" / "export_models.py"), str(folder.parent), name])
     for each in (ours, theirs):
         each.parent.mkdir(exist_ok=True)
@@ -130,7 +131,7 @@ def feeds(model: Model, length: int) -> dict[str, np.ndarray]:
 def servers(
     variants: Mapping[str, tuple[str, str]], pythons: Mapping[str, str], threads: int, absent: dict[str, str]
 ) -> Iterator[dict[str, LineServer]]:
-    """A running worker for each variant; why the others are not running goes to `absent`."""
+    """A running worker for each variant. `absent` gets the reasons for the variants without a worker."""
     with contextlib.ExitStack() as stack:
         running = {}
         for name, (runtime, file) in variants.items():
@@ -191,7 +192,7 @@ def _asked(server: LineServer, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _difference(folder: Path, variant: str) -> float | None:
-    """To the result of `ort`, relative to its largest value; None if either is NaN or there is no `ort`."""
+    """The difference from the result of `ort`, relative to its largest value; None for NaN, or without `ort`."""
     if not (folder / "ort.npy").exists():
         return None
     right, result = np.load(folder / "ort.npy"), np.load(folder / f"{variant}.npy")

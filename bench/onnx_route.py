@@ -1,10 +1,10 @@
-"""Convert every model of a corpus for ATC's ONNX parser, and compare what it computes with the original.
+"""Converts every model of a corpus for ATC's ONNX parser, and compares its results with the original's.
 
     python bench/onnx_route.py --corpus DIR [--filter REGEX]
 
-The corpus is that of coverage.py. Each model is optimised for Ascend (A2), converted to an opset the parser takes,
-checked by the parser's rules and run in ONNX Runtime with the custom operators, nothing optimised. The exit code is 1
-when a rule is broken or an output differs; a model that is refused is no defect, and its reasons are listed.
+The corpus is that of coverage.py. Each model is optimised for Ascend (A2), converted to an opset of the parser, checked
+by the parser's rules, and run in ONNX Runtime with the custom operators and without optimisations. The exit code is 1
+if a rule is broken or an output differs. A model that is refused is not a defect; the reasons are listed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from fa_compiler import register_custom_ops
-from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower
+from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.passes import Options, fuse
 
 LARGEST = 1 << 30
-"""Models of more bytes are left out: both copies are held in memory."""
+"""Larger models, in bytes, are left out, because both copies are held in memory."""
 
 TOLERANCE = {np.dtype(np.float16): 5e-3, np.dtype(np.float32): 1e-4}
-"""Allowed difference relative to an output's largest value: attention is summed in another order."""
+"""The allowed difference relative to an output's largest value. Attention has another order of summation."""
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def outcome(path: Path, inputs: Path) -> tuple[str, list[str]]:
-    """One word for a model, and why."""
+    """The outcome of a model in one word, and the reasons."""
     if path.stat().st_size > LARGEST:
         return "large", []
     original = onnx.load(path)
@@ -62,7 +62,7 @@ def outcome(path: Path, inputs: Path) -> tuple[str, list[str]]:
     fuse(model, Options("ascend", "A2", None, frozenset()))
     try:
         lower(model)
-    except UnfitModel as error:
+    except UnsupportedModel as error:
         return "refused", list(error.problems)
     result = ir.to_proto(model)
     findings = check_model(result, None)
@@ -72,14 +72,14 @@ def outcome(path: Path, inputs: Path) -> tuple[str, list[str]]:
         feeds = {name: archive[name] for name in archive.files}
     try:
         expected = run(original, feeds)
-    except Exception:  # whatever ONNX Runtime says: there is nothing to compare with
+    except Exception:  # ONNX Runtime does not run the original: there is nothing to compare with
         return "not run", []
     differences = [text for pair in zip(expected, run(result, feeds), strict=True) if (text := difference(*pair))]
     return ("wrong" if differences else "equal"), differences
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
-    """The outputs, nothing optimised."""
+    """The outputs of a run without optimisations."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
@@ -90,7 +90,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
 
 
 def difference(expected: np.ndarray, found: np.ndarray) -> str:
-    """What differs, or nothing."""
+    """The difference as a sentence, "" if there is none."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{expected.dtype}{expected.shape} became {found.dtype}{found.shape}"
     if expected.dtype not in TOLERANCE:
@@ -98,7 +98,7 @@ def difference(expected: np.ndarray, found: np.ndarray) -> str:
     left, right = expected.astype(np.float64), found.astype(np.float64)
     finite = np.isfinite(left)
     if not np.array_equal(left[~finite], right[~finite], equal_nan=True):
-        return "NaN or infinity in other places"
+        return "NaN or infinity at other positions"
     worst = np.abs(left - right)[finite].max(initial=0) / max(np.abs(left[finite]).max(initial=0), 1e-9)
     return f"differs by {worst:.1e} of the largest value" if worst > TOLERANCE[expected.dtype] else ""
 

@@ -1,4 +1,4 @@
-"""What became of one model of a corpus, and the shares over all."""
+"""The outcome of one model of a corpus, and the shares of fused blocks over all models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from fa_compiler.passes.report import INEXPRESSIBLE
 
 LISTED = Path(__file__).parent / "inexpressible.json"
-"""Blocks of the corpus that FlashAttentionScore cannot express, looked at by hand: model, anchor, code."""
+"""The blocks of the corpus that FlashAttentionScore cannot express, checked by hand: model, anchor, code."""
 
 
 @dataclass
 class Outcome:
-    """What became of one model."""
+    """The outcome of one model."""
 
     id: str
     group: str
@@ -26,31 +26,31 @@ class Outcome:
     heads: int = 0
     """Query heads of the first fused block."""
     fused_as: dict[str, int] = field(default_factory=dict)
-    """layout, mask and extensions of the fused blocks, and how many are so."""
+    """The number of fused blocks by layout, mask and extensions."""
     declined: list[dict[str, Any]] = field(default_factory=list)
     not_attention: int = 0
     compared: str = "no"
-    """"ort", "reference", "no" when neither runs the original, or "refused" when it is no valid model."""
+    """"ort", "reference", "no" if neither runs the original, or "refused" if it is not a valid model."""
     runs: dict[str, str] = field(default_factory=dict)
     """onnxruntime version -> "same", "wrong" or "original does not run"."""
     varied: int = 0
-    """On how many other inputs the two were compared as well, in the first onnxruntime."""
+    """The number of other inputs on which both models were compared, in the first onnxruntime."""
     error: float = 0.0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
-    """Wrong outputs, crashes, checker complaints: each one a defect."""
+    """The defects: wrong outputs, crashes, messages of the checker."""
     peers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Other tools by name: {"fused": blocks} or {"error": text}."""
 
     @property
     def inexpressible(self) -> int:
-        """How many of the expected blocks are declined because the operator cannot express them."""
+        """The number of expected blocks that are declined because the operator cannot express them."""
         return min(sum(block["code"] in INEXPRESSIBLE for block in self.declined), self.expected)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Fused blocks of those expected."""
+    """The number of fused blocks, and of expected ones."""
 
     fused: int
     expected: int
@@ -61,15 +61,15 @@ class Share:
 
 
 def shares(outcomes: Sequence[Outcome]) -> tuple[Share, Share]:
-    """Over all expected blocks, and over those that the operator can express."""
+    """The shares of all expected blocks, and of those that the operator can express."""
     fused = sum(min(outcome.fused, outcome.expected) for outcome in outcomes)
     expected = sum(outcome.expected for outcome in outcomes)
     return Share(fused, expected), Share(fused, expected - sum(outcome.inexpressible for outcome in outcomes))
 
 
 def unlisted(outcomes: Iterable[Outcome]) -> list[str]:
-    """Blocks with a code for what cannot be expressed that are not on the list, which is checked by hand, and those on
-    it that have another code now."""
+    """The differences from the list checked by hand, as sentences: blocks that cannot be expressed and are not on the
+    list, and blocks on the list that have another code now."""
     listed: Mapping[str, Mapping[str, str]] = json.loads(LISTED.read_text())["blocks"]
     found = []
     for outcome in outcomes:

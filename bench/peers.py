@@ -1,9 +1,9 @@
-"""How many attention blocks other fusers take: a helper process of coverage.py, run in the interpreter that has them.
+"""Counts the attention blocks that other tools fuse: a helper process of coverage.py, in the interpreter that has them.
 
-One JSON job a line with the path `original`, the architecture `arch` and the number of `heads`, 0 where unknown; the
-answer maps each installed tool to {"fused": blocks, "seconds": s} or {"error": text}. A fused block is an attention
-operator that the original did not have; for OpenVINO it is a ScaledDotProductAttention after the common passes or in
-the CPU plugin's graph, whichever are more. What the tools make is not run: that it is right is not said here.
+A job is a line of JSON with the path `original`, the architecture `arch` and the number of `heads`, 0 if it is unknown.
+The answer maps each installed tool to {"fused": blocks, "seconds": s} or {"error": text}. A fused block is an attention
+operator that the original does not have. For OpenVINO it is a ScaledDotProductAttention after the common passes or in
+the graph of the CPU plugin; the larger number counts. The results of the tools are not run, so they may be wrong.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _nodes(nodes: Iterable[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
 
 
 def ort_transformers(path: str, arch: str, heads: int) -> int:
-    """onnxruntime.transformers.optimizer with the model type nearest to the architecture, and bert for the rest.
+    """onnxruntime.transformers.optimizer, with the model type that is nearest to the architecture, or bert.
 
-    It has to be told the number of heads and the hidden size of most models: the latter is that of the square weights.
+    For most models it needs the number of heads and the hidden size. The latter is the size of the square weights.
     """
     from onnxruntime.transformers import optimizer
 
@@ -94,7 +94,7 @@ INSTALLED = {name: run for name, (module, run) in TOOLS.items() if importlib.uti
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What each tool made of one model."""
+    """The result of each tool for one model."""
     return {name: _tried(run, job["original"], job["arch"], job["heads"]) for name, run in INSTALLED.items()}
 
 

@@ -1,12 +1,12 @@
-"""A deep model out of an exported model of two layers: its second layer is repeated, node for node.
+"""Makes a deep model from an exported model of two layers: the second layer is repeated, node for node.
 
     deep = repeat(model, 32)
     place_weights(deep, Path("deep.bin"), times=100)
 
-A layer is found by its residual additions, x + f(x): two of them a layer, one behind attention and one behind the
-feed-forward part. The second layer is what the fourth addition needs and the second one does not; what it shares
-with the first layer (the mask, the rotary tables, sizes) stays shared, as an exporter writes it. A copy gets weights
-of its own. No weight is ever computed with: what is external becomes a hole in one file.
+The layers are found by their residual additions, x + f(x). Each layer has two: one after attention and one after the
+feed-forward part. The second layer consists of the nodes that the fourth addition needs and the second one does not.
+The nodes that both layers share (the mask, the rotary tables, sizes) stay shared, as in an exported model. A copy gets
+its own weights. No weight is used in a computation; external weights become holes in one file.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 import onnx
 
 PER_LAYER = 2
-"""Residual additions in a layer."""
+"""The number of residual additions in a layer."""
 
 _PAGE = 1 << 12
 
 
 def repeat(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
-    """A model of `layers` layers (two or more) from one of two.
+    """A model of `layers` layers (two or more), from a model of two layers.
 
     Raises:
-        ValueError: the model has not two layers with two residual additions each.
+        ValueError: the model does not have two layers with two residual additions each.
     """
     graph = model.graph
     needs = _Ancestors(graph.node)
@@ -67,9 +67,9 @@ def repeat(model: onnx.ModelProto, layers: int) -> onnx.ModelProto:
 
 
 def place_weights(model: onnx.ModelProto, path: Path, times: int = 1) -> int:
-    """Give every external tensor a place in the file `path`, which becomes that long, and return its length.
+    """Give every external tensor a position in the file `path`, and return the length of the file.
 
-    The feed-forward parts are `times` as wide as exported: no other size of the graph depends on theirs.
+    The feed-forward parts become `times` as wide; no other size of the graph depends on their width.
     """
     external = [tensor for tensor in model.graph.initializer if tensor.data_location == onnx.TensorProto.EXTERNAL]
     width = _feed_forward_width(external)
@@ -93,7 +93,7 @@ def place_weights(model: onnx.ModelProto, path: Path, times: int = 1) -> int:
 
 
 def _feed_forward_width(weights: Iterable[onnx.TensorProto]) -> int:
-    """Of the two sizes of the weights that occur three times a layer, as [hidden, width] or [width, hidden], width."""
+    """The width of the feed-forward parts: each has three weights, [hidden, width] or [width, hidden]."""
     shapes = Counter(frozenset(tensor.dims) for tensor in weights if len(set(tensor.dims)) > 1)
     pair = next(shape for shape, count in shapes.items() if count == max(shapes.values()))
     hidden = frozenset.intersection(*shapes)
@@ -102,14 +102,14 @@ def _feed_forward_width(weights: Iterable[onnx.TensorProto]) -> int:
 
 
 class _Ancestors:
-    """What each value needs, as positions of nodes."""
+    """The nodes that each value depends on, by their positions."""
 
     def __init__(self, nodes: Iterable[onnx.NodeProto]) -> None:
         self._nodes = list(nodes)
         self._makers = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
 
     def of(self, value: str) -> set[int]:
-        """The nodes that `value` depends on, its own producer included."""
+        """The positions of the nodes that `value` depends on, including its producer."""
         found: set[int] = set()
         waiting = [value]
         while waiting:
@@ -120,7 +120,7 @@ class _Ancestors:
         return found
 
     def residual_stream(self) -> list[str]:
-        """The longest row of values of which each is x + f(x) of the one before."""
+        """The longest chain of values in which each is x + f(x) of the value x before."""
         rows: dict[str, list[str]] = {}
         for node in self._nodes:
             if node.op_type == "Add":

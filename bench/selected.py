@@ -1,13 +1,12 @@
-"""Time and memory of attention to selected keys over the sequence length, before and after it is fused.
+"""Measures time and memory of attention to selected keys by sequence length, before and after it is fused.
 
     python bench/selected.py --out build/bench/selected
     python bench/selected.py --lengths 1024,2048,4096,8192,16384 --selected 512
 
-A layer as models with a lightning indexer have it (index scores of a few heads, causal mask, TopK, ScatterElements into
-a mask, attention under it) is made at each length and run as it is, fused, and fused under the assumption close-ranks.
-Each run is a process of its own with one thread: the processor time of one run, and the memory that loading the model
-and running it took at most, inputs and result included.
-Writes selected.md and selected.svg to --out.
+The layer is that of models with a lightning indexer: index scores of a few heads, a causal mask, TopK, ScatterElements
+into a mask, and attention with this mask. It is made for each length and runs unchanged, fused, and fused with the
+assumption close-ranks. Each run is a process with one thread. The figures are the processor time of one run, and the
+peak memory of loading and running the model, with inputs and result. selected.md and selected.svg are written to --out.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def layer(length: int, selected: int) -> onnx.ModelProto:
 
 
 def run_one(path: str) -> dict[str, float]:
-    """Processor seconds of one run of a model, and the bytes that loading and running it took at most."""
+    """The processor seconds of one run of a model, and the peak bytes of loading and running it."""
     before = _memory("VmRSS")
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
@@ -84,13 +83,13 @@ def run_one(path: str) -> dict[str, float]:
 
 
 def _memory(field: str) -> float:
-    """Bytes of this process as Linux counts them; getrusage would count what the parent had, too."""
+    """One of Linux's memory counts for this process, in bytes; getrusage would include the parent's memory."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return 1024.0 * int(line.split()[1])
 
 
 def measure(length: int, selected: int, folder: Path) -> dict[str, dict[str, float]]:
-    """All ways of one length; results that differ from the original's in more than close ranks are an error."""
+    """The figures of all variants for one length. Results that differ in more than close ranks are an error."""
     original = folder / "original.onnx"
     onnx.save(layer(length, selected), original)
     found: dict[str, dict[str, float]] = {}
@@ -116,7 +115,7 @@ def measure(length: int, selected: int, folder: Path) -> dict[str, dict[str, flo
 
 
 def svg(results: dict[int, dict[str, dict[str, float]]]) -> str:
-    """Two pictures with logarithmic axes: seconds and bytes over the length."""
+    """Two plots with logarithmic axes: seconds and bytes over the length."""
     width, height, left, top = 360, 260, 70, 50
     body = []
     for number, (what, title) in enumerate((("seconds", "processor seconds"), ("bytes", "memory in MB"))):

@@ -1,15 +1,17 @@
-"""Speed of the sparse family beside torch's dense masked and gathered formulations and beside the machine's limit.
+"""Measures the sparse operators beside torch's dense masked and gathered formulations and the machine's limit.
 
     python -m bench.sparse --keys 16384 --heads 16 --rows 64 --selected 2048 --peer-python TORCH/bin/python
     python -m bench.sparse --keys 16384,65536,131072 --only attention,gradient --threads 1,2 --dtype bfloat16
 
-Processor time on one thread, so that other work on the machine does not count; the clock on more. Every method of a
-case is run in turn, and the least of its times is shown, per query row. The limit is that of fused multiply-adds
-(float32, for bfloat16, too) for the selected pairs: 2 (D + Dr + Dv) operations a pair and head for attention, 5
-products instead of 2 for its gradient, 2 D for the indexer's scores and 6 D for its gradient. MB is what a method's
-first run took at most beside its inputs, its results included. Each result is compared with torch's before it is timed;
-torch runs in the interpreter of --peer-python (sparse_peers.py), without it our own are timed alone. A gradient's sums
-are as long as the keys: with few rows it looks slower than it is.
+The time is the processor time with one thread, so other work on the machine does not count; with more threads it is the
+elapsed time. The methods of a case run in turns, and the least time of each is shown, for one query row. The limit is
+the time of the fused multiply-adds for the selected pairs, in float32 also for bfloat16: 2 (D + Dr + Dv) operations for
+each pair and head for attention, 5 products instead of 2 for its gradient, 2 D for the indexer's scores and 6 D for its
+gradient. MB is the peak memory of a method's first run, with its results but without its inputs.
+
+Each result is compared with torch's before it is timed. torch runs in the interpreter of --peer-python
+(sparse_peers.py); without it, only our operators are timed. The sums of a gradient are over all keys, so with few rows
+it seems slower than it is.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ INDEX_HEADS, INDEX_WIDTH = 64, 128
 GRADIENTS = ("d_query", "d_key", "d_value", "d_query_rope", "d_key_rope")
 TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 TOLERANCES = {"float32": 1e-3, "bfloat16": 4e-2}
-"""Of the largest number: float32 sums of 2048 products in another order; with bfloat16 torch rounds scores and
-probabilities, too, to three digits."""
+"""The allowed difference, relative to the largest number. float32 sums of 2048 products have another order; with
+bfloat16 torch also rounds scores and probabilities to three digits."""
 
 Arrays = dict[str, np.ndarray]
 Run = Callable[[], np.ndarray]
@@ -49,8 +51,8 @@ Run = Callable[[], np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """Our operator on `inputs`, which torch gets, too, and the operations that the limit counts. `scale` is that of the
-    scores."""
+    """Our operator with its `inputs`, which torch gets, too; the number of operations of the limit; and the scale of
+    the scores."""
 
     name: str
     operations: float
@@ -60,8 +62,8 @@ class Case:
 
 
 def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], *outputs: str, threads: int) -> Run:
-    """An operator in a session of its own, its inputs already there (the same array is the same memory); gives the
-    first of the outputs, as float32."""
+    """A call of an operator in its own session, with bound inputs; equal arrays share memory. It returns the first
+    output as float32."""
     spec = get(op_type)
     placed = place_inputs(spec, dict(inputs))
     names = ["" if array is None else f"input_{place}" for place, array in enumerate(placed)]
@@ -93,7 +95,7 @@ def _tensor(array: np.ndarray) -> ort.OrtValue:
 
 
 def lists(rng: np.random.Generator, rows: int, keys: int, selected: int) -> np.ndarray:
-    """A list of distinct keys for each row, in the order of an indexer: none that memory or a cache could guess."""
+    """A list of distinct keys for each row, in random order as from an indexer: no prefetcher can predict it."""
     return np.stack([rng.permutation(keys)[:selected] for _ in range(rows)]).astype(np.int32)[:, None]
 
 
@@ -156,8 +158,8 @@ def indexer(rng: np.random.Generator, keys: int, options: argparse.Namespace, th
 
 
 def multiply_adds(machine: Machine, threads: int) -> float:
-    """Operations in a second of what `measure` counts; the machine's own rate is by the clock, which other work uses,
-    too."""
+    """The operations in a second of the time that `measure` counts. The machine's own rate is by elapsed time, which
+    other work reduces."""
     clock, processor = time.perf_counter(), time.process_time()
     rate = machine.rate("fma_flops", threads)
     if threads > 1:
@@ -168,7 +170,7 @@ def multiply_adds(machine: Machine, threads: int) -> float:
 def measure(
     case: Case, server: LineServer | None, options: argparse.Namespace, threads: int
 ) -> dict[str, tuple[float, float]]:
-    """The least time of each method, in seconds, after its result was found equal to ours, and its memory in MB."""
+    """The least time of each method in seconds, and its memory in MB. Its result is compared with ours first."""
     first, mb = grown(case.ours)
     memory = {"ours": mb}
     with tempfile.TemporaryDirectory() as name:
@@ -182,7 +184,7 @@ def measure(
                 memory[peer] = server.ask({"result": peer, "to": str(result)})["mb"]
                 tolerance = TOLERANCES[options.dtype]
                 if not np.allclose(np.load(result), first, rtol=tolerance, atol=tolerance * np.abs(first).max()):
-                    raise SystemExit(f"{case.name}: {peer} gives something else than ours")
+                    raise SystemExit(f"{case.name}: the result of {peer} differs from ours")
     best = dict.fromkeys(memory, float("inf"))
     clock = time.process_time if threads == 1 else time.perf_counter
     for _ in range(options.rounds):
@@ -201,7 +203,7 @@ CASES = ("attention", "gradient", "indexer", "index-grad")
 
 
 def cases(keys: int, options: argparse.Namespace, threads: int) -> Iterator[Case]:
-    """The cases of a sequence length that the command line asks for, one after the other."""
+    """The cases for a sequence length that the command line selects."""
     rng = np.random.default_rng(0)
     if {"attention", "gradient"} & options.only:
         yield from attention(rng, keys, options, threads)

@@ -1,13 +1,13 @@
-"""Torch's dense masked and gathered formulations of the sparse family: a helper process of sparse.py, run in the
+"""torch's dense masked and gathered formulations of the sparse operators: a helper process of sparse.py, in the
 interpreter that has torch.
 
-Speaks line_server's protocol. The questions are
+It uses line_server's protocol. The questions are
 
     {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag} -> {"peers": names}
-    {"result": name, "to": path}    -> {"mb": m}; runs it once, saves its first result as float32; what that took
+    {"result": name, "to": path}    runs a peer once, saves its first result as float32 -> {"mb": peak memory}
     {"time": name}                  -> {"seconds": s}
 
-Inputs are .npz, float32 and int32, converted before any run.
+The inputs are an .npz of float32 and int32; they are converted before any run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def attention(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
 
 
 def gradient(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
-    """The gradient of the query without its rope part, and all others beside it; both ways, for autograd keeps what it
-    needs."""
+    """The gradient of the query without its rope part; all other gradients are computed, too. The forward part is
+    included, because autograd needs what it saves."""
     (query, key), value, index = _whole(given), given["value"][:, 0].clone(), _lists(given)
     leaves = [each.requires_grad_() for each in (query, key, value)]
 
@@ -62,7 +62,7 @@ def indexer(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
 
 
 def index_gradient(given: Tensors, scale: float, selected: int) -> dict[str, Run]:
-    """The gradient of the index heads' queries, and of keys and weights beside it."""
+    """The gradient of the queries of the index heads; those of keys and weights are computed, too."""
     leaves = [given[name][0].clone().requires_grad_() for name in ("query", "key", "weights")]
     index, back = _lists({"sparse_indices": given["sparse_indices"][0]}), given["dy"][0]
 
@@ -97,7 +97,7 @@ CASES = {"attention": attention, "gradient": gradient, "indexer": indexer, "inde
 
 
 class Peers:
-    """Those of the current case."""
+    """The peers of the current case."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}

@@ -1,15 +1,15 @@
-"""Our forward part and gradients against torch's autograd, on random problems.
+"""Compares our forward part and gradients with torch's autograd, on random problems.
 
     python bench/torch_gradients.py [--count 300] [--seed 0] [--isa avx2]
 
-Needs torch and the `test` extra in the interpreter that has fa_compiler, so it is not one of the tests. The problems
-are those of tests/lowering/test_random_grad.py: every layout, packed sequences among them, grouped heads, biases,
-masks and sparse modes, dropout, sinks, rope inputs, and all types. Our forward kernel gives the statistics that our
-gradient kernel reads; torch computes attention from the same numbers in float64 and differentiates it. Which pairs a
-mask excludes and dropout keeps, and what a generated bias is, is asked of the float64 reference.
+The interpreter of fa_compiler needs torch and the `test` extra, so this is not one of the tests. The problems are those
+of tests/lowering/test_random_grad.py: every layout, packed sequences included, grouped heads, biases, masks and sparse
+modes, dropout, sinks, rope inputs, and all types. Our gradient kernel reads the statistics of our forward kernel. torch
+computes attention from the same numbers in float64 and differentiates it. The float64 reference tells which pairs a
+mask excludes, which ones dropout keeps, and the generated biases.
 
-Left out is what autograd has no counterpart for: a row without any key has no gradient here and NaN there, so torch
-gets the others; biases are finite; masked keys have no score.
+Some problems have no counterpart in autograd. A row without any key has no gradient here and NaN in torch, so torch
+gets only the other rows. Biases are finite, and masked keys have no score.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @st.composite
 def comparable(draw: st.DrawFn) -> tuple[Problem, str, int]:
-    """A forward problem whose gradient autograd has, the order of its statistics, and a seed for dy."""
+    """A forward problem that autograd can differentiate, the order of its statistics, and a seed for dy."""
     problem = draw(problems())
     inputs, attrs = repeated(problem.inputs, problem.attrs["input_layout"]), dict(problem.attrs)
     attrs |= {"cpu_empty_rows": "zero", "cpu_nan_rows": ""}
@@ -59,7 +59,7 @@ def comparable(draw: st.DrawFn) -> tuple[Problem, str, int]:
 
 
 def ours(problem: Problem, order: str, seed: int) -> tuple[dict[str, Array], dict[str, Any], dict[str, Array]]:
-    """Inputs and attributes of the gradient, with our forward kernel's results, and our gradients."""
+    """The inputs of the gradient, with the results of our forward kernel; its attributes; and our gradients."""
     given, attrs = backward(problem.inputs, problem.attrs, np.random.default_rng(seed), order)
     names = ("softmax_max", "softmax_sum", "attention_out")
     forward = ops.run(FORWARD, problem.inputs, problem.attrs | {"softmax_out_layout": order}, names)
@@ -72,7 +72,7 @@ def ours(problem: Problem, order: str, seed: int) -> tuple[dict[str, Array], dic
 
 @dataclass
 class Truth:
-    """The result and its gradients by name, and what bounds the errors of rounding on the way (see `rounding`)."""
+    """The result and its gradients by name, and the norms that bound the rounding errors (see `rounding`)."""
 
     results: dict[str, Array]
     norms: dict[str, float]
@@ -80,7 +80,7 @@ class Truth:
 
 
 def autograd(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Truth:
-    """By torch, in float64."""
+    """The truth from torch in float64."""
     problem = Attention(OpCall(GRADIENT, inputs, full_attrs(get(GRADIENT), dict(attrs)), exact=True), "pse_shift")
     rows, columns = problem.query_side, problem.key_side
     leaves = {
@@ -97,8 +97,8 @@ def autograd(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Truth:
         allowed = problem.allowed(batch, head)
         live = np.flatnonzero(allowed.any(axis=1))
         bias = problem.pse.bias(batch, head)
-        whole = np.zeros(allowed.shape) if bias is None else np.broadcast_to(bias, allowed.shape)
-        added = torch.from_numpy(whole[live])
+        full_bias = np.zeros(allowed.shape) if bias is None else np.broadcast_to(bias, allowed.shape)
+        added = torch.from_numpy(full_bias[live])
         products = q[live] @ k.T
         before = bias is not None and problem.pse.before_scale
         scores = problem.scale * (products + added) if before else problem.scale * products + added
@@ -141,11 +141,12 @@ def _norm(part: Array) -> float:
 
 
 def rounding(truth: Truth, inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> dict[str, float]:
-    """What the 16-bit types add to the bounds of the kernel tests, whose truth starts from a rounded attention_in.
+    """The additional error bounds of 16-bit types. The kernel tests do not need them: their truth uses the rounded
+    attention_in.
 
     With h half a unit in the last place, |.| the largest norm of a row and c the largest sum of a column of P: the
-    rounding of attention_in moves rowsum(dO O) by h |dO| |O|, which goes through P into dQ by |scale| |K|, into dK by
-    |scale| |Q| c and into dsink once for each row.
+    rounding of attention_in changes rowsum(dO O) by h |dO| |O|. Through P, this changes dQ by |scale| |K| times as
+    much, dK by |scale| |Q| c times as much, and dsink once for each row.
     """
     moved = HALF_ULP[inputs["query"].dtype.name] * truth.norms["dy"] * truth.norms["out"]
     scale = abs(attrs["scale_value"])
@@ -155,7 +156,7 @@ def rounding(truth: Truth, inputs: Mapping[str, Array], attrs: Mapping[str, Any]
 
 
 def compare(problem: Problem, order: str, seed: int) -> list[str]:
-    """Raises AssertionError where they differ; the names of what was compared."""
+    """Raises AssertionError if the results differ; returns the names of the compared results."""
     given, attrs, gradients = ours(problem, order, seed)
     truth = autograd(given, attrs)
     limits, more = gradient_bounds(given, attrs), rounding(truth, given, attrs)
@@ -168,7 +169,7 @@ def compare(problem: Problem, order: str, seed: int) -> list[str]:
 
 
 def main() -> None:
-    """Draws, compares, and says what was covered."""
+    """Draws problems, compares, and prints what was covered."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="problems; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)

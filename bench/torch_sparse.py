@@ -1,6 +1,7 @@
-"""The sparse family's reference gradients beside torch's autograd, in float64: the tests check them by differences.
+"""Compares the reference gradients of the sparse operators with torch's autograd in float64. The tests compare them
+with finite differences.
 
-python bench/torch_sparse.py --problems 40
+    python bench/torch_sparse.py --problems 40
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests import sparse_problems as problems
 
 
 def sequences(inputs: dict[str, Any], layout: str, queries: str, keys: str) -> list[tuple[Any, Any]]:
-    """Where the rows of each sequence lie in the query's tensors, and its keys in the key's."""
+    """The positions of the rows of each sequence in the query's tensors, and of its keys in the key's tensors."""
     if layout == "BSND":
         return [(b, b) for b in range(len(inputs["query"]))]
     ends = [np.concatenate([[0], inputs[name]]) for name in (queries, keys)]
@@ -84,7 +85,7 @@ def indexer(seed: int) -> float:
 
 
 def difference(found: Any, wanted: torch.Tensor | None) -> float:
-    """The largest, relative to the largest number."""
+    """The largest difference, relative to the largest number."""
     right = np.zeros_like(found) if wanted is None else wanted.numpy()
     return float(np.abs(found - right).max(initial=0.0) / max(np.abs(right).max(initial=0.0), 1.0))
 
@@ -93,8 +94,8 @@ def main() -> None:
     """Prints the largest difference of each operator; fails above 1e-9."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--problems", type=int, default=40)
-    # Problems of odd seeds have no list that goes on behind the blocks there are to see, which the two directions read
-    # differently.
+    # In problems with odd seeds no list has entries after the visible blocks. The forward pass and the gradient read
+    # such entries differently.
     seeds = range(1, 2 * parser.parse_args().problems, 2)
     for name, check in (("SparseFlashAttentionGrad", attention), ("LightningIndexerGrad", indexer)):
         worst = max(check(seed) for seed in seeds)

@@ -1,11 +1,11 @@
-"""Optimise exported models, check them against the originals, and time both.
+"""Optimises exported models, compares them with the originals, and times both.
 
-    python examples/demo.py [--ratios]     --ratios: at the end, the README's table of speed-ups
+    python examples/demo.py [--ratios]     --ratios: also prints the README's table of speed-ups
 
-Three small models as torch exports them, and a BERT of real size (12 layers of 768), which is kept as a
-graph and gets random weights here. "Before" is the original in ONNX Runtime with its default, full
-optimisation; "after" is the same with attention fused. The truth that both are measured against is the
-original with every optimisation off. The exit code is 1 if a difference is too large.
+The models are three small exports of torch, and a BERT of real size (12 layers of 768), which is stored as a graph and
+gets random weights here. "Before" is the original in ONNX Runtime with its default, full optimisation. "After" is the
+same with fused attention. Both are compared with the original without optimisations. The exit code is 1 if a difference
+is too large.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ import fa_compiler
 MODELS = Path(__file__).parent / "models"
 LENGTHS = (512, 2048)
 TOLERANCE = 1e-5
-"""Allowed difference in float32, relative to the largest value: ONNX Runtime's own optimisations move
-such models by up to 5e-6."""
+"""The allowed difference in float32, relative to the largest value. ONNX Runtime's own optimisations change the results
+of such models by up to 5e-6."""
 
 Feeds = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One model of the demo; `repetitions` are for each length."""
+    """One model of the demo. `repetitions` are the numbers of runs for each length."""
 
     title: str
     file: str
@@ -64,7 +64,7 @@ EXAMPLES = (
 
 @dataclass
 class Timing:
-    """Median seconds of one length, and the largest difference to the truth."""
+    """The median seconds for one length, and the largest difference from the truth."""
 
     length: int
     before: float
@@ -81,7 +81,7 @@ def inputs(length: int, padded: int) -> Feeds:
 
 
 def session(path: Path, level: rt.GraphOptimizationLevel) -> rt.InferenceSession:
-    """A session on the CPU; a fused model finds its operator in the library of fa_compiler."""
+    """A session on the CPU, with the operators of fa_compiler's library."""
     options = rt.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = level
@@ -90,7 +90,7 @@ def session(path: Path, level: rt.GraphOptimizationLevel) -> rt.InferenceSession
 
 
 def difference(truth: list[np.ndarray], other: list[np.ndarray]) -> float:
-    """The largest difference of all outputs, each relative to its largest value; NaN if a value is lost."""
+    """The largest difference of all outputs, each relative to its largest value; NaN if an output has a NaN."""
     worst = 0.0
     for a, b in zip(truth, other, strict=True):
         worst = max(worst, float(np.abs(a - b).max() / np.abs(a).max()))
@@ -107,7 +107,7 @@ def timed(model: rt.InferenceSession, feeds: Feeds) -> float:
 
 
 def measure(original: Path, optimised: Path, repetitions: tuple[int, int]) -> list[Timing]:
-    """Compare and time the two files at each length; runs alternate, so that both meet the same noise."""
+    """Compare and time the two files at each length. Their runs alternate, so both have the same noise."""
     truth_of = session(original, rt.GraphOptimizationLevel.ORT_DISABLE_ALL)
     expected = {length: truth_of.run(None, inputs(length, length // 8)) for length in LENGTHS}
     del truth_of
@@ -125,7 +125,7 @@ def measure(original: Path, optimised: Path, repetitions: tuple[int, int]) -> li
 
 
 def show_blocks(console: Console, report: fa_compiler.Report) -> None:
-    """One row for each softmax of the model."""
+    """Print one row for each softmax of the model."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("softmax", "became", "layout", "mask", "heads"):
         table.add_column(name, header_style="dim")
@@ -138,7 +138,7 @@ def show_blocks(console: Console, report: fa_compiler.Report) -> None:
 
 
 def show_timings(console: Console, timings: list[Timing]) -> None:
-    """One row for each length."""
+    """Print one row for each length."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in (
         "length",

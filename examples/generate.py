@@ -2,15 +2,19 @@
 
     python examples/generate.py [--tokens 200] [--prompt 16] [--room 2048] [--folder build/generate]
 
-The model is a decoding step as exporters write it: for each layer it takes the keys and values of the tokens before,
-joins the new token's with them (Concat), and gives both back, so that every step copies every cache. `original` runs it
-as it is. `fused` is what `fa_compiler.optimize` makes of it: attention is one operator, the caches are copied still.
-`in place` is made of the same file with `in_place_caches`: the caches are buffers with room for --room tokens, and an
-input says how many they hold. Each buffer is bound as past and as present (IOBinding), so that ONNX Runtime's ScatterND
-finds its output where its input is and writes one row; the attention reads the rows in use where they lie.
+The model is a decoding step of an exporter. In each layer it concatenates the keys and values of earlier tokens with
+those of the new token, and returns both, so every step copies every cache. It runs in three variants:
 
-All must choose the same tokens. Tokens per second are printed, and the time of each step is drawn against the position
-in FOLDER/generate.svg.
+    original   the exported model fused      the result of `fa_compiler.optimize`: attention is one operator, but the
+    caches are still copied in place   the result with `in_place_caches`: the caches are buffers for --room tokens, and
+    an input is the number of
+               tokens that they hold
+
+In the last variant each buffer is bound as past and as present (IOBinding). The output of ONNX Runtime's ScatterND then
+has the memory of its input, and only one row is written. The attention reads the used rows directly from the buffer.
+
+All variants must choose the same tokens. The tokens per second are printed, and FOLDER/generate.svg shows the time of
+each step by position.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ OPSET = 18
 
 @dataclass
 class Graph:
-    """Nodes and weights of a model under construction; every method gives the name of a value."""
+    """The nodes and weights of a model under construction. Every method returns the name of a value."""
 
     rng: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -64,7 +68,7 @@ class Graph:
         return self.op("Div", x, self.op("Sqrt", self.op("Add", square, self.constant(np.float32(1e-6)))))
 
     def by_heads(self, x: str, heads: int) -> str:
-        """[1, heads, 1, SIZE]."""
+        """A projection as [1, heads, 1, SIZE]."""
         split = self.op("Reshape", x, self.ints(1, 1, heads, SIZE))
         return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
@@ -76,15 +80,15 @@ class Graph:
         return self.op("Add", self.op("Mul", x, cos), self.op("Mul", turned, sin))
 
     def repeated(self, x: str) -> str:
-        """Key heads repeated to the heads of the query, as Llama does."""
+        """Key heads, repeated for all heads of the query as in Llama."""
         shape = self.ints(1, KEY_HEADS, HEADS // KEY_HEADS, 1, 1)
         wide = self.op("Expand", self.op("Unsqueeze", x, self.ints(2)), shape)
         return self.op("Reshape", wide, self.ints(1, HEADS, -1, SIZE))
 
 
 def build(room: int, seed: int = 0) -> onnx.ModelProto:
-    """One decoding step: token [1] and the caches [1,KEY_HEADS,past,SIZE] give logits [1,WORDS] and the caches with one
-    more row. Positions below `room` are known."""
+    """One decoding step. Its inputs are a token [1] and the caches [1,KEY_HEADS,past,SIZE]; its outputs are logits
+    [1,WORDS] and the caches with one more row. It has rotary tables for positions below `room`."""
     g = Graph(np.random.default_rng(seed))
     inputs = [helper.make_tensor_value_info("token", TensorProto.INT64, [1])]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, WORDS])]
@@ -150,7 +154,7 @@ class InPlace:
         self.binding = self.session.io_binding()
         self.caches = {}
         for cache in caches:
-            # What lies behind the tokens is never read: NaN shows that.
+            # The rows after the tokens are NaN: the results show that these rows are never read.
             memory = ort.OrtValue.ortvalue_from_numpy(np.full((1, KEY_HEADS, room, SIZE), np.nan, np.float32))
             self.binding.bind_ortvalue_input(cache.past, memory)
             self.binding.bind_ortvalue_output(cache.present, memory)
@@ -170,7 +174,7 @@ class InPlace:
 
 
 def generate(step: Callable[[int], int], prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
-    """The tokens after the prompt, and the seconds of every step, those of the prompt included."""
+    """The tokens after the prompt, and the seconds of every step, including those of the prompt."""
     seconds, chosen = [], []
     token = prompt[0]
     for position in range(len(prompt) + tokens - 1):
@@ -185,7 +189,7 @@ def generate(step: Callable[[int], int], prompt: list[int], tokens: int) -> tupl
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:
-    """Milliseconds of each step against its position, smoothed over 8 steps by their median."""
+    """Plot the milliseconds of each step by its position, as the median of 8 steps."""
     wide, high, margin = 640, 320, 48
     smooth = {
         name: [1e3 * float(np.median(seconds[max(0, i - 7) : i + 1])) for i in range(len(seconds))]
@@ -214,11 +218,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=head, epilog=rest, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--prompt", type=int, default=16, help="length of the prompt, random tokens")
-    parser.add_argument("--room", type=int, default=2048, help="tokens the cache has room for")
+    parser.add_argument("--room", type=int, default=2048, help="the most tokens of a cache")
     parser.add_argument("--folder", type=Path, default=Path("build/generate"))
     args = parser.parse_args()
     if min(args.tokens, args.prompt) < 1 or args.prompt + args.tokens > args.room + 1:
-        parser.error("--tokens and --prompt have to be at least 1, and --room no less than both less 1")
+        parser.error("--tokens and --prompt have to be at least 1, and --room at least their sum minus 1")
     args.folder.mkdir(parents=True, exist_ok=True)
     if args.prompt + args.tokens - 1 > args.room:
         parser.error("the room is too small for prompt and tokens")

@@ -1,7 +1,7 @@
-"""Export small BERT-like, GPT-2-like and Llama-like models, and a BERT of real size, to ONNX.
+"""Exports small BERT-like, GPT-2-like and Llama-like models, and a BERT of real size, to ONNX.
 
-Needs the `export` extra (torch, transformers); nothing is downloaded, the weights are seeded random
-numbers. What it writes is kept in the repository, so only someone who wants other models runs it:
+This needs the `export` extra (torch, transformers). Nothing is downloaded; the weights are seeded random numbers. The
+resulting files are in the repository, so you need this program only for other models:
 
     pip install -e '.[export]'
     python examples/make_models.py                    the files of examples/models
@@ -35,14 +35,14 @@ MAX_LENGTH = 2048
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture: how to build it and the output that is exported."""
+    """One architecture: the function that builds it, and the exported output."""
 
     build: Callable[[Spelling], transformers.PreTrainedModel]
     output: str
 
 
 def bert(spelling: Spelling, size: dict[str, int] | None = None) -> transformers.PreTrainedModel:
-    """A BERT encoder; small unless `size` says otherwise."""
+    """A BERT encoder, small or of the given `size`."""
     small = {
         "vocab_size": 256,
         "hidden_size": 64,
@@ -110,7 +110,7 @@ FAMILIES = {
 
 
 class _OneOutput(torch.nn.Module):
-    """The model with tensors in and one tensor out, which both exporters understand."""
+    """The model with tensors as inputs and one tensor as output, which both exporters understand."""
 
     def __init__(self, model: transformers.PreTrainedModel, output: str) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ def _sample(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _check(path: str, model: torch.nn.Module) -> None:
-    """Compare the export with torch at sizes it was not traced at; an exporter may freeze an axis."""
+    """Compare the export with torch at other sizes than those of the trace, because an exporter may freeze an axis."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for batch, length in ((1, 24), (3, 40)):
         ids, mask = _sample(batch, length)
@@ -198,7 +198,7 @@ def _save(model: onnx.ModelProto, path: Path) -> None:
 
 
 def main() -> None:
-    """Write the kept examples, or every variant into a folder."""
+    """Write the examples of the repository, or every variant into a folder."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--variants",

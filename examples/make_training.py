@@ -1,8 +1,8 @@
-"""Export the training graph of a small GPT to ONNX: loss and gradients of every parameter in one graph.
+"""Exports the training graph of a small GPT to ONNX: the loss and the gradients of every parameter in one graph.
 
-Needs the `export` extra (torch); nothing is downloaded. What it writes is kept in the repository, without any weights:
-the parameters are inputs of the graph, their gradients outputs, and examples/train.py does the rest. So only someone
-who wants another model runs it:
+This needs the `export` extra (torch). Nothing is downloaded. The resulting file is in the repository, without weights:
+the parameters are inputs of the graph and their gradients are outputs. examples/train.py trains it. You need this
+program only for another model:
 
     pip install -e '.[export]'
     python examples/make_training.py
@@ -28,7 +28,7 @@ BATCH, LENGTH = 4, 512
 
 
 class Layer(torch.nn.Module):
-    """Causal self-attention in plain operators and an MLP, each behind a normalisation."""
+    """Causal self-attention in plain operators and an MLP, each after a normalisation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Layer(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One layer's output of [BATCH, LENGTH, WIDTH]."""
+        """The output of the layer, [BATCH, LENGTH, WIDTH]."""
         parts = self.qkv(self.before(x)).view(BATCH, LENGTH, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         query, key, value = parts[0], parts[1], parts[2]
         scores = query @ key.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
@@ -49,7 +49,7 @@ class Layer(torch.nn.Module):
 
 
 class Gpt(torch.nn.Module):
-    """Bytes in, the loss of predicting the next byte out."""
+    """A language model of bytes; the output is the loss of predicting the next byte."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Gpt(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross entropy over [BATCH, LENGTH] tokens."""
-        # The gradient of a lookup is a ScatterND that adds up; ONNX Runtime's loses numbers when several threads meet.
+        # A lookup's gradient is an adding ScatterND, whose ONNX Runtime kernel loses numbers with several threads.
         chosen = (tokens[..., None] == self.known).float()
         x = chosen @ self.bytes.weight + self.places.weight
         for layer in self.layers:
@@ -70,12 +70,12 @@ class Gpt(torch.nn.Module):
 
 
 def export() -> onnx.ModelProto:
-    """The joint graph of loss and gradients, as torch's autograd and its exporter write it."""
+    """The joint graph of loss and gradients from torch's autograd and exporter."""
     model = Gpt()
     parameters = dict(model.named_parameters())
     names = list(parameters)
     tokens = torch.zeros(BATCH, LENGTH, dtype=torch.int64)
-    targets = torch.ones(BATCH, LENGTH, dtype=torch.int64)  # one tensor given twice would become one input
+    targets = torch.ones(BATCH, LENGTH, dtype=torch.int64)  # the same tensor for both would become one input
 
     def step(tokens: torch.Tensor, targets: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given: Mapping[str, Any] = dict(zip(names, values, strict=True))
@@ -96,7 +96,7 @@ def export() -> onnx.ModelProto:
         )
     assert program is not None
     proto = program.model_proto
-    for node in proto.graph.node:  # the exporter's diaries are longer than the graph
+    for node in proto.graph.node:  # the exporter's metadata are longer than the graph
         del node.metadata_props[:]
         node.ClearField("doc_string")
     for info in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output):

@@ -1,11 +1,12 @@
-"""Train a small GPT for 50 steps, once with its training graph as torch exports it and once with that graph fused.
+"""Trains a small GPT for 50 steps, once with the training graph that torch exports and once with the fused graph.
 
     python examples/train.py [--steps 50] [--plot curves.svg]
 
-The graph (make_training.py wrote it; torch is not needed here) computes the loss and the gradient of every parameter;
-Adam is done in NumPy. Both runs start from the same parameters and read the same batches, bytes of the licence of this
-project. What is printed: the loss curves, how far they are apart, and the time of a step in ONNX Runtime with its
-default optimisations, which is measured alternately. The exit code is 1 if the curves differ by more than TOLERANCE.
+The graph computes the loss and the gradient of every parameter. make_training.py wrote it; torch is not needed here.
+The updates of Adam are in NumPy. Both runs start with the same parameters and read the same batches, which are bytes of
+this project's licence. The program prints the loss curves, their largest difference, and the time of a step in ONNX
+Runtime with its default optimisations. The steps of both runs alternate. The exit code is 1 if the curves differ by
+more than TOLERANCE.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ ROOT = Path(__file__).parents[1]
 GRAPH = ROOT / "examples" / "models" / "gpt_training.onnx.xz"
 TEXT = ROOT / "LICENSE"
 TOLERANCE = 1e-5
-"""Allowed difference of two losses, relative to the larger: that of a single step is float32 rounding, 1e-7, and it
-grows as the parameters of the two runs drift apart by it."""
+"""The allowed difference of two losses, relative to the larger one. In the first step it is float32 rounding, 1e-7. It
+grows, because these differences change the parameters of the two runs."""
 
 Array = np.ndarray
 Feeds = dict[str, Array]
@@ -62,7 +63,7 @@ class Adam:
 
 @dataclass
 class Training:
-    """A graph under training, with what it gave so far."""
+    """A graph in training, with its losses and times so far."""
 
     session: rt.InferenceSession
     adam: Adam
@@ -70,7 +71,7 @@ class Training:
     seconds: list[float] = field(default_factory=list)
 
     def step(self, batch: Feeds) -> dict[str, Array]:
-        """Loss and gradients of one batch, and the update; returns the gradients."""
+        """Compute the loss and the gradients of one batch and update the parameters; returns the gradients."""
         start = time.perf_counter()
         loss, *gradients = self.session.run(None, batch | self.adam.parameters)
         self.seconds.append(time.perf_counter() - start)
@@ -82,12 +83,12 @@ class Training:
 
 
 def load_graph() -> onnx.ModelProto:
-    """The kept training graph."""
+    """The training graph of the repository."""
     return onnx.load_from_string(lzma.decompress(GRAPH.read_bytes()))
 
 
 def session_of(model: onnx.ModelProto) -> rt.InferenceSession:
-    """The model in ONNX Runtime, with the package's operators beside its own."""
+    """The model in ONNX Runtime with this package's operators."""
     options = rt.SessionOptions()
     options.log_severity_level = 3
     fa_compiler.register_custom_ops(options)
@@ -110,7 +111,7 @@ def start_parameters(model: onnx.ModelProto, seed: int = 0) -> Feeds:
 
 
 def draw_batch(model: onnx.ModelProto, rng: np.random.Generator) -> Feeds:
-    """Pieces of the text, and the same one byte further on."""
+    """Pieces of the text as tokens, and the same pieces shifted by one byte as targets."""
     text = np.frombuffer(TEXT.read_bytes(), np.uint8).astype(np.int64)
     size, length = (dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim)
     starts = rng.integers(0, len(text) - length - 1, size)
@@ -139,7 +140,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def plot(curves: Mapping[str, Sequence[float]]) -> str:
-    """Loss curves as an SVG picture; the first is drawn broad and pale, so that another on top of it is seen."""
+    """The loss curves as an SVG. The first one is wide and pale, so that the other one on top of it is visible."""
     width, height, margin = 640, 360, 48
     longest = max(map(len, curves.values()))
     low, high = min(map(min, curves.values())), max(map(max, curves.values()))

@@ -1,12 +1,13 @@
-"""Trains a tiny lightning indexer to rank the keys that attention attends, with the fused operators and without them.
+"""Trains a small lightning indexer to rank the keys by attention, with the fused operators and without them.
 
     python examples/train_indexer.py --steps 300
 
-The teacher is a fixed causal multi-query attention. The student scores keys by a few heads, keeps the best, and learns
-from the divergence of its distribution over them from the teacher's. One run uses LightningIndexer (which keys),
-SparseFlashAttention (the teacher's statistics over them) and SparseLightningIndexerGradKLLoss (loss and gradients); the
-other computes the same with dense matrices and masks of rows times keys in NumPy. Both losses are printed; they agree
-to rounding as long as no two scores at the edge of a list are that close.
+The teacher is a fixed causal multi-query attention. The student scores keys with a few heads and selects the best ones.
+It learns from the divergence of its distribution over the selected keys from the teacher's. One run uses
+LightningIndexer (to select keys), SparseFlashAttention (for the teacher's statistics over these keys) and
+SparseLightningIndexerGradKLLoss (for the loss and its gradients). The other run computes the same in NumPy with dense
+matrices and masks of rows times keys. Both losses are printed. They agree up to rounding, unless two scores at the end
+of a list are so close that rounding changes their order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Gradients = dict[str, Array]
 
 @dataclass(frozen=True)
 class Setup:
-    """Sizes, and the teacher's queries and keys. Tokens are `hidden` numbers each, new ones at every step."""
+    """The sizes. A token is a vector of `hidden` numbers; every step draws new tokens."""
 
     tokens: int = 48
     hidden: int = 24
@@ -39,7 +40,7 @@ class Setup:
     scale: float = 0.6
 
     def weights(self, rng: np.random.Generator) -> dict[str, Array]:
-        """What is trained: projections to the index queries, keys and head weights."""
+        """The trained weights: projections to the index queries, keys and head weights."""
         shapes = {
             "query": (self.hidden, self.index_heads * self.index_width),
             "key": (self.hidden, self.index_width),
@@ -71,7 +72,7 @@ def projected(setup: Setup, x: Array, teacher: dict[str, Array], weights: dict[s
 
 
 def fused(setup: Setup, given: dict[str, Array]) -> tuple[float, Gradients]:
-    """The loss of a step and its gradients, by the operators."""
+    """The loss of a step and its gradients, with the operators."""
     index = {"query": given["query_index"], "key": given["key_index"], "weights": given["weight"]}
     listed = ops.run("LightningIndexer", index, {"sparse_count": setup.selected}, ["sparse_indices"])
     attention = {"query": given["query"], "key": given["key"], "value": given["key"]} | listed
@@ -83,7 +84,7 @@ def fused(setup: Setup, given: dict[str, Array]) -> tuple[float, Gradients]:
 
 
 def dense(setup: Setup, given: dict[str, Array]) -> tuple[float, Gradients]:
-    """The same with matrices of rows times keys: a mask of the best keys, softmax, and the chain rule."""
+    """The same with matrices of rows times keys: a mask of the best keys, a softmax, and the chain rule."""
     query, key = given["query"][0], given["key"][0, :, 0]
     query_index, key_index, weight = given["query_index"][0], given["key_index"][0, :, 0], given["weight"][0]
     tokens = len(query)
@@ -108,7 +109,7 @@ def dense(setup: Setup, given: dict[str, Array]) -> tuple[float, Gradients]:
 
 
 def softmax(scores: Array) -> Array:
-    """Over the last axis."""
+    """The softmax over the last axis."""
     e = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
@@ -117,7 +118,7 @@ Step = Callable[[Setup, dict[str, Array]], tuple[float, Gradients]]
 
 
 def train(step: Step, steps: int, rate: float = 0.002) -> list[float]:
-    """The losses of plain gradient descent, each a mean over the tokens. Every run sees the same tokens."""
+    """The losses of plain gradient descent, as means over the tokens. Every run has the same tokens."""
     setup, rng = Setup(), np.random.default_rng(0)
     teacher, weights = setup.teacher(rng), setup.weights(rng)
     losses = []

@@ -1,12 +1,12 @@
-"""Keep an exported graph without its weights, and fill it with random numbers when it is used.
+"""Stores an exported graph without its weights, and fills it with random numbers when it is used.
 
-`strip` replaces every large float tensor by a recipe: the tensor keeps its name, shape and dtype, and its
-content becomes an external-data reference whose location is `LOCATION` and whose keys say how to draw it
-(mean, std, seed). Such a file is valid ONNX whose data is elsewhere: a tool that does not know the recipe
-reports missing external data instead of computing with garbage. `fill` draws the numbers.
+`strip` replaces every large float tensor by a recipe. The tensor keeps its name, shape and dtype. Its content becomes
+external data with the location `LOCATION`, and with keys for drawing the numbers (mean, std, seed). Such a file is
+valid ONNX: a tool that does not know the recipe reports missing external data and does not compute with wrong numbers.
+`fill` draws the numbers.
 
-Small tensors and tensors with few distinct values (masks, window buffers, ones) stay as they are, because
-what a graph means depends on them.
+Small tensors and tensors with few distinct values (masks, window buffers, ones) are not replaced, because the meaning
+of a graph depends on them.
 
     python examples/weights.py strip IN.onnx OUT.onnx
     python examples/weights.py fill IN.onnx OUT.onnx
@@ -108,7 +108,7 @@ def load(path: str | Path) -> onnx.ModelProto:
 
 
 def without_notes(model: onnx.ModelProto) -> None:
-    """Drop what only a human or a debugger reads (doc strings, exporter metadata), in place.
+    """Drop the parts for humans and debuggers (doc strings, exporter metadata), in place.
 
     The newer torch exporter writes a Python stack trace on every node: most of a stripped file.
     """
@@ -120,14 +120,14 @@ def without_notes(model: onnx.ModelProto) -> None:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model: initializers and constants, of subgraphs and functions too."""
+    """Every tensor of the model: initializers and constants, including those of subgraphs and functions."""
     for message in _walk(model):
         if isinstance(message, onnx.TensorProto):
             yield message
 
 
 def _walk(message: Any) -> Iterator[Any]:
-    """`message`, a protobuf message, and every message below it, without looking into tensors."""
+    """A protobuf message and every message inside it, except those inside tensors."""
     yield message
     if isinstance(message, onnx.TensorProto):
         return

@@ -1,4 +1,4 @@
-"""From fused nodes to something that runs: kernels for ONNX Runtime (`ort`)."""
+"""The lowering of fused nodes: CPU kernels for ONNX Runtime (`ort`) and Ascend's file formats (`ascend`)."""
 
 OPERATORS = (
     "FlashAttentionScore",
@@ -14,4 +14,4 @@ OPERATORS = (
     "RingAttentionUpdate",
     "AttentionUpdate",
 )
-"""The operators that the library for ONNX Runtime has kernels for."""
+"""The operators for which the library for ONNX Runtime has kernels."""

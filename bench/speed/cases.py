@@ -1,6 +1,6 @@
-"""The problems that are measured, how much work each is, and how near to the limit it should come.
+"""The measured problems, the amount of work in each, and the share of the limit that it should reach.
 
-Only the standard library: the workers of other interpreters read this file, too.
+This file uses only the standard library, because the workers of other interpreters import it, too.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ Mask = Literal["none", "causal", "window", "pad", "bias"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 
 PRODUCTS = {"forward": 2, "decode": 2, "backward": 5, "both": 7}
-"""Matrix products over all pairs of a row and a key. The backward part computes the scores anew, as FlashAttention
-does; an unfused one that keeps the probabilities needs 4."""
+"""The number of matrix products over all pairs of a row and a key. The backward part recomputes the scores, as in
+FlashAttention; an unfused backward part that keeps the probabilities needs 4 products."""
 
 EXPONENTIALS = {"forward": 1, "decode": 1, "backward": 1, "both": 2}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem. Query is [batch, rows, heads * size], key and value are [batch, keys, kv_heads * size]; in `decode`
-    they are a cache, [batch, kv_heads, keys, size], that lies in memory and not in the processor's caches.
+    """One problem. Query is [batch, rows, heads * size], key and value are [batch, keys, kv_heads * size]. In `decode`,
+    key and value are a cache [batch, kv_heads, keys, size] in memory, not in the processor's caches.
 
-    `window` counts the keys of a sliding window, the row's own among them. `pad` masks the last eighth of the keys,
-    `bias` adds a tensor [1, heads, rows, keys] to the scores.
+    `window` is the number of keys of a sliding window, including the row's own. `pad` masks the last eighth of the
+    keys, and `bias` adds a tensor [1, heads, rows, keys] to the scores.
     """
 
     name: str
@@ -42,7 +42,8 @@ class Case:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a row and a key that are needed. Padded keys count: a mask of numbers may hold anything."""
+        """The number of needed pairs of a row and a key. Padded keys count, because a float mask may hold any
+        number."""
         one = self.rows * self.keys
         if self.mask == "causal":
             one = sum(min(self.keys, row + 1 + self.keys - self.rows) for row in range(self.rows))
@@ -52,22 +53,22 @@ class Case:
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions of the matrix products."""
+        """The number of multiplications and additions in the matrix products."""
         return 2.0 * PRODUCTS[self.kind] * self.size * self.pairs
 
     @property
     def exponentials(self) -> int:
-        """Exponentials: one for each pair and each time that the probabilities are computed."""
+        """The number of exponentials: one for each pair, each time that the probabilities are computed."""
         return EXPONENTIALS[self.kind] * self.pairs
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of key and value."""
+        """The bytes of key and value."""
         return 2 * self.batch * self.kv_heads * self.keys * self.size * (4 if self.dtype == "float32" else 2)
 
     @property
     def score_bytes(self) -> int:
-        """Bytes of a float32 tensor of all scores, which most peers make."""
+        """The bytes of a float32 tensor of all scores, which most peers make."""
         return 4 * self.batch * self.heads * self.rows * self.keys
 
     @property
@@ -76,14 +77,15 @@ class Case:
 
     @property
     def shape(self) -> str:
-        """The sizes in one short word group, for the tables."""
+        """The sizes as a short text for the tables."""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         mask = {"none": "", "window": f", window of {self.window}"}.get(self.mask, f", {self.mask}")
         return f"{self.batch} x {heads} heads, {self.rows} x {self.keys}, size {self.size}{mask}"
 
     @property
     def aim(self) -> int | None:
-        """Percent of the limit that we want to reach; None for a case so small that starting a node counts most."""
+        """The aim in percent of the limit; None for a small case, in which the start of a node takes most of the
+        time."""
         if self.name == "small":
             return None
         narrow = self.dtype != "float32"

@@ -1,8 +1,8 @@
-"""The ONNX models that the peers run: inputs and outputs are as `cases.Case` says, so that splitting and merging
-heads is part of the time, as it is in a model.
+"""The ONNX models of the peers. Their inputs and outputs have the shapes of `cases.Case`, so the time includes
+splitting and merging the heads, as in a real model.
 
-A graph's inputs are named like the arrays of truth.py; `mask` is the float mask of padding, [batch, 1, 1, keys], `p`
-the probabilities that a forward part has left behind.
+The inputs of a graph have the names of the arrays of truth.py. `mask` is the float mask of padding,
+[batch, 1, 1, keys], and `p` are the probabilities that a forward part has saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Builder:
         self._count = 0
 
     def input(self, name: str, shape: list[int], kind: int | None = None) -> str:
-        """Declares an input of the model, of the case's own type unless `kind` says otherwise."""
+        """Declares an input of the model, of the type `kind` or of the case's type."""
         self.inputs.append(helper.make_tensor_value_info(name, kind or self.type, shape))
         return name
 
@@ -43,7 +43,7 @@ class Builder:
         return name
 
     def operands(self, names: str = "qkv") -> list[str]:
-        """Declares query, key, value as the case has them."""
+        """Declares query, key and value in the shapes of the case."""
         case = self.case
         row = [case.batch, case.rows, case.heads * case.size]
         key = [case.batch, case.keys, case.kv_heads * case.size]
@@ -51,7 +51,7 @@ class Builder:
         return [self.input(n, row if n == "q" else cache if case.kind == "decode" else key) for n in names]
 
     def constant(self, values: Array | list[int], own_type: bool = False) -> str:
-        """An initializer: integers, booleans, or numbers of the case's own type."""
+        """An initializer: integers, booleans, or numbers of the case's type."""
         array = np.asarray(values)
         kind = self.type if own_type else helper.np_dtype_to_tensor_dtype(array.dtype)
         if own_type:
@@ -62,7 +62,7 @@ class Builder:
         return name
 
     def __call__(self, op: str, *inputs: str, output: str = "", domain: str = "", **attributes: Any) -> str:
-        """A node of one output, and that output's name."""
+        """Adds a node with one output; returns the name of the output."""
         self._count += 1
         name = output or f"value_{self._count}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], domain=domain, **attributes))
@@ -74,7 +74,7 @@ class Builder:
         return self("Transpose", self("Reshape", name, shape), perm=[0, 2, 1, 3])
 
     def merge(self, name: str, heads: int, output: str) -> str:
-        """The other way round, as an output of the model."""
+        """[batch, heads, rows, size] to [batch, rows, heads * size], as an output of the model."""
         case = self.case
         shape = self.constant([case.batch, -1, heads * case.size])
         self("Reshape", self("Transpose", name, perm=[0, 2, 1, 3]), shape, output=output)
@@ -82,18 +82,18 @@ class Builder:
         return self.output(output, [case.batch, rows, heads * case.size])
 
     def turned(self, name: str) -> str:
-        """The last two axes exchanged."""
+        """The tensor with its last two axes exchanged."""
         return self("Transpose", name, perm=[0, 1, 3, 2])
 
     def model(self, opset: int = 17, *domains: str) -> onnx.ModelProto:
-        """All of it."""
+        """The model."""
         graph = helper.make_graph(self.nodes, "attention", self.inputs, self.outputs, self.constants)
         opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
         return helper.make_model(graph, ir_version=8 if opset < 23 else 11, opset_imports=opsets)
 
 
 def unfused(case: Case) -> onnx.ModelProto:
-    """What an exporter writes, and an autograd behind it: products, softmax, and their gradients."""
+    """The spelling of an exporter, and of an autograd: products, softmax, and their gradients."""
     b = Builder(case)
     q, k, v = b.operands()
     q = b.split(q, case.heads)
@@ -146,7 +146,7 @@ def _gradients(b: Builder, q: str, k: str, v: str, p: str, scale: str) -> None:
 
 
 def padding(case: Case, data: dict[str, Array]) -> dict[str, Array]:
-    """The input `mask` of the unfused graph, where it has one."""
+    """The input `mask` of the unfused graph, if it has one."""
     if case.mask != "pad":
         return {}
     return {"mask": to_bits(np.where(data["valid"], 0, MASKED).astype(np.float32), case.dtype)[:, None, None]}
@@ -155,7 +155,7 @@ def padding(case: Case, data: dict[str, Array]) -> dict[str, Array]:
 def fused(case: Case, kind: str | None = None) -> onnx.ModelProto:
     """FlashAttentionScore, FlashAttentionScoreGrad, or both.
 
-    `kind` overrides the case's; the kind `statistics` is the forward part with the outputs that a gradient needs.
+    `kind` replaces the kind of the case. The kind `statistics` is the forward part with the outputs for a gradient.
     """
     b, kind = Builder(case), kind or case.kind
     if kind == "decode":  # one row: [batch, 1, heads * size] and [batch, heads, 1, size] are the same numbers
@@ -200,7 +200,7 @@ def fused(case: Case, kind: str | None = None) -> onnx.ModelProto:
 
 
 def multi_head(case: Case) -> onnx.ModelProto:
-    """com.microsoft MultiHeadAttention; its inputs `kpm` and `wide` are the key mask and the full additive mask."""
+    """com.microsoft MultiHeadAttention. Its inputs `kpm` and `wide` are the key mask and the full additive mask."""
     if case.gradient:
         raise NotOffered("no gradient")
     if case.heads != case.kv_heads:
@@ -224,8 +224,8 @@ def multi_head(case: Case) -> onnx.ModelProto:
 
 
 def group_query(case: Case) -> onnx.ModelProto:
-    """com.microsoft GroupQueryAttention. In a decode step its cache holds all keys but the newest, which comes as
-    an input of its own and which the operator writes into the cache in place."""
+    """com.microsoft GroupQueryAttention. In a decode step its cache holds all keys but the newest, which is a separate
+    input. The operator writes it into the cache in place."""
     if case.gradient:
         raise NotOffered("no gradient")
     if case.mask in ("pad", "bias") or (case.rows != case.keys and case.kind == "forward"):
@@ -250,7 +250,7 @@ def group_query(case: Case) -> onnx.ModelProto:
 
 
 def attention(case: Case) -> onnx.ModelProto:
-    """ai.onnx Attention of opset 23; `wide` is its additive mask of full size."""
+    """ai.onnx Attention of opset 23. `wide` is its additive mask of full size."""
     if case.gradient:
         raise NotOffered("no gradient")
     if case.dtype == "bfloat16":

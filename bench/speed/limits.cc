@@ -1,8 +1,9 @@
-// What this processor can do, for limits.py: multiply-adds, bf16 dot products, exponentials, and reading two arrays.
+// The limits of this processor, for limits.py: multiply-adds, bf16 dot products, exponentials, and reads of two arrays.
 //
-// Compiled on the machine that is measured, with -march=native. A rate is measured over `seconds` on `threads`
-// threads that start together: all work over the time from the first start to the last end. The loops keep as many
-// independent accumulators as hide the latency of a multiply-add (4 cycles on two pipes: 8) and fit the registers.
+// This file is compiled on the measured machine, with -march=native. A rate is measured over `seconds` on `threads`
+// threads that start together: it is all work divided by the time from the first start to the last end. The loops have
+// enough independent accumulators to hide the latency of a multiply-add (4 cycles on two pipes: 8); they fit into the
+// registers.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -29,7 +30,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Runs work(index) on each thread, all at once; gives the seconds from the first start to the last end.
+// Runs work(index) on each thread at the same time; returns the seconds from the first start to the last end.
 template <class Work>
 double together(int threads, Work work) {
   std::atomic<int> ready{0};
@@ -53,7 +54,7 @@ double together(int threads, Work work) {
   return *std::max_element(end.begin(), end.end()) - *std::min_element(begin.begin(), begin.end());
 }
 
-// Repeats block() (which gives its units of work) until `seconds` have passed, and gives units per second.
+// Repeats block(), which returns its units of work, until `seconds` have passed; returns the units per second.
 template <class Block>
 double rate(int threads, double seconds, Block block) {
   std::vector<double> done(threads);
@@ -100,8 +101,8 @@ double bf16_block() {
 }
 #endif
 
-// 2^n * p(r) with a polynomial of degree 5: the relative error, a few 1e-6, is more than a softmax can do with, the
-// instructions are the fewest. Rounding with a large number, the exponent put in place as an integer.
+// 2^n * p(r) with a polynomial of degree 5, which needs the fewest instructions. Its relative error of a few 1e-6 is
+// too large for a real softmax. n is rounded by adding a large number, and the exponent is set as an integer.
 Vec exp_by_integers(Vec x) {
   const Vec shifted = x * 1.44269504f + 12582912.0f;
   const Vec r = x - (shifted - 12582912.0f) * 0.69314718f;
@@ -145,7 +146,7 @@ double exp_block(Exp exp) {
   return 1.0 * kCount * kLanes;
 }
 
-// Adds up whole vectors of both arrays, reading them side by side; a few bytes at the end may be left out.
+// Adds up whole vectors of both arrays in parallel; a few bytes at the end may be left out.
 void read_both(const char* first, const char* second, size_t bytes) {
   constexpr size_t kStep = 8 * kBytes;
   typedef float Loose __attribute__((vector_size(kBytes), aligned(4)));
@@ -163,7 +164,7 @@ extern "C" {
 
 double fma_flops(int threads, double seconds) { return rate(threads, seconds, fma_block); }
 
-// 0 where the processor has no such instruction, or the compiler does not know it.
+// 0 if the processor does not have the instruction, or if the compiler does not know it.
 double bf16_flops(int threads, double seconds) {
 #if defined(__AVX512BF16__)
   return rate(threads, seconds, bf16_block);
@@ -172,7 +173,7 @@ double bf16_flops(int threads, double seconds) {
 #endif
 }
 
-// The better of two ways.
+// The better of two methods.
 double exp_rate(int threads, double seconds) {
   double best = rate(threads, seconds / 2, [] { return exp_block(exp_by_integers); });
 #if defined(__AVX512F__)
@@ -181,7 +182,7 @@ double exp_rate(int threads, double seconds) {
   return best;
 }
 
-// Seconds in which the threads read two arrays of `bytes` bytes each, once.
+// The seconds in which the threads read two arrays of `bytes` bytes each once.
 double read_seconds(const char* first, const char* second, size_t bytes, int threads) {
   const size_t share = bytes / threads / 64 * 64;
   return together(threads, [&](int index) {

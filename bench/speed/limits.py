@@ -1,4 +1,4 @@
-"""What this machine can do, measured by limits.cc, which the machine's own compiler compiles for each run."""
+"""The limits of this machine, measured by limits.cc. The machine's compiler compiles that file for each run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.speed.truth import Array
 
 SOURCE = Path(__file__).with_name("limits.cc")
 PROBE = 0.004
-"""Seconds of one measurement of a rate: long against the start of threads, short against a round."""
+"""The seconds of one measurement of a rate: much longer than the start of threads, much shorter than a round."""
 
 
 class NoCompiler(RuntimeError):
@@ -44,40 +44,41 @@ class Machine:
         return cls(library)
 
     def rate(self, name: str, threads: int) -> float:
-        """Units a second: fma_flops and bf16_flops (0 without such products), or exp_rate."""
+        """The rate per second: fma_flops and bf16_flops (0 without such products), or exp_rate."""
         return float(getattr(self.library, name)(threads, ctypes.c_double(PROBE)))
 
     def read(self, first: Array, second: Array, threads: int) -> float:
-        """Seconds in which the threads read two arrays of the same size once."""
+        """The seconds in which the threads read two arrays of the same size once."""
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (first, second)]
         return float(self.library.read_seconds(*pointers, ctypes.c_size_t(first.nbytes), threads))
 
 
 @dataclass
 class Rates:
-    """The best rates seen in the rounds of one case."""
+    """The best rates in the rounds of one case."""
 
     machine: Machine
     threads: int
     best: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def probe(self, names: tuple[str, ...]) -> None:
-        """Measures each once more."""
+        """Measures each of these rates once more."""
         for name in names:
             self.best[name] = max(self.best[name], self.machine.rate(name, self.threads))
 
 
 def needed(case: Case) -> tuple[str, ...]:
-    """The rates that a case's limit is made of, none for a decode step, whose limit is a read."""
+    """The rates that determine the limit of a case; none for a decode step, whose limit is a read of the cache."""
     if case.kind == "decode":
         return ()
     return ("fma_flops", "exp_rate", *(("bf16_flops",) if case.dtype == "bfloat16" else ()))
 
 
 def parts(case: Case, rates: dict[str, float]) -> dict[str, float]:
-    """Seconds of each part of the limit, which is their sum: the exponentials occupy the same pipes as the products.
+    """The seconds of each part of the limit. The limit is their sum, because exponentials and products use the same
+    pipes.
 
-    The products of float16 count as float32, and those of bfloat16, too, on a processor that has none of its own.
+    The products of float16 count as float32. So do those of bfloat16 on a processor without bfloat16 products.
     """
     products = max(rates["fma_flops"], rates.get("bf16_flops", 0) if case.dtype == "bfloat16" else 0)
     return {"products": case.flops / products, "exponentials": case.exponentials / rates["exp_rate"]}

@@ -1,7 +1,7 @@
-"""How far one call makes a process grow that holds the inputs and nothing else, at 8,192 rows and keys.
+"""Measures the memory by which one call makes a process grow, with 8,192 rows and keys.
 
-Each peer has a process of its own. The inputs, as much memory as the results take, and what the library allocates
-when it loads are not counted. A mask of full size, where a peer needs one, is an input.
+Each peer has its own process, which holds only the inputs before. The memory of the inputs, of the results, and of the
+library after loading does not count. If a peer needs a mask of full size, this mask is an input.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ CASES = (
     Case("fwdbwd-long-causal", "both", 1, 8, 8, 8192, 8192, 64, mask="causal"),
 )
 AIM = 20
-"""MiB that ours may take."""
+"""The most MiB for our operators."""
 
 
 def result_bytes(case: Case) -> int:
-    """What any peer has to write: dq is like out, and dk and dv are like key and value."""
+    """The bytes of the results, which every peer has to write: dq has the size of out, dk and dv those of key and
+    value."""
     rows = case.batch * case.rows * case.heads * case.size * (4 if case.dtype == "float32" else 2)
     return {"forward": rows, "decode": rows, "backward": rows + case.cache_bytes, "both": 2 * rows + case.cache_bytes}[
         case.kind
@@ -40,7 +41,7 @@ def result_bytes(case: Case) -> int:
 
 
 def measure(case: Case, threads: int, workers: Workers, wanted: list[tuple[str, str]]) -> Iterator[dict[str, Any]]:
-    """A row of the results for each (library, peer) that is wanted."""
+    """A row of the results for each wanted (library, peer)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         truth.write_inputs(case, folder)

@@ -1,4 +1,4 @@
-"""OpenVINO's CPU plugin. Runs in the interpreter that has it, which needs nothing else but NumPy."""
+"""OpenVINO's CPU plugin. It runs in an interpreter with OpenVINO, which otherwise needs only NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _core() -> ov.Core:
 
 
 def tensor(array: Array, dtype: str) -> ov.Tensor:
-    """The numbers of an array as OpenVINO wants them."""
+    """The numbers of an array as an OpenVINO tensor."""
     if dtype == "bfloat16":
         made = ov.Tensor(ov.Type.bf16, list(array.shape))
         np.copyto(made.data.view(np.uint16), array)
@@ -31,14 +31,14 @@ def tensor(array: Array, dtype: str) -> ov.Tensor:
 
 
 def values(made: ov.Tensor) -> Array:
-    """float32 numbers of a tensor."""
+    """The numbers of a tensor in float32."""
     if made.get_element_type() == ov.Type.bf16:
         return from_bits(made.data.view(np.uint16), "bfloat16")
     return np.array(made.data).astype(np.float32)
 
 
 def compiled(problem: Problem, model: ov.Model, dtype: str, **properties: Any) -> ov.CompiledModel:
-    """For the least time of one call."""
+    """The model, compiled for the least latency."""
     config = {
         "INFERENCE_PRECISION_HINT": TYPES[dtype],
         "INFERENCE_NUM_THREADS": problem.threads,
@@ -49,7 +49,7 @@ def compiled(problem: Problem, model: ov.Model, dtype: str, **properties: Any) -
 
 
 def _computing(case: Case) -> str:
-    """The CPU plugin computes float16 in float32."""
+    """The type in which the CPU plugin computes: float32 for float16."""
     return "float32" if case.dtype == "float16" else case.dtype
 
 
@@ -62,7 +62,7 @@ def _constant(numbers: int | list[int]) -> Any:
 
 
 def unfused(problem: Problem) -> Peer:
-    """The exporter's spelling, as OpenVINO's own optimisations make of it."""
+    """The exporter's spelling, with OpenVINO's own optimisations."""
     case = problem.case
     feeds = dict(problem.data)
     if case.mask == "pad":
@@ -123,19 +123,19 @@ def _additive(problem: Problem) -> Array | None:
 
 
 def sdpa(problem: Problem) -> Peer:
-    """Its ScaledDotProductAttention."""
+    """OpenVINO's ScaledDotProductAttention."""
     return _sdpa(problem, _computing(problem.case))
 
 
 def sdpa_in_bf16(problem: Problem) -> Peer:
-    """The same, float32 tensors computed in bfloat16: its default on processors with such products."""
+    """The same, but float32 tensors are computed in bfloat16: the default on processors with such products."""
     if problem.case.dtype != "float32" or problem.case.kind != "forward":
         raise NotOffered("float32 forward only")
     return _sdpa(problem, "bfloat16")
 
 
 def cache(problem: Problem) -> Peer:
-    """A decode step with the cache in OpenVINO's own state, of the type of the case; each call adds one key."""
+    """A decode step with the cache in OpenVINO's state, in the type of the case. Each call adds one key."""
     case, data = problem.case, problem.data
     if case.kind != "decode":
         raise NotOffered("decode only")
@@ -180,7 +180,7 @@ def cache(problem: Problem) -> Peer:
 
 
 def _growing(case: Case, request: Any, tensors: list[ov.Tensor]) -> Peer:
-    """Gives the first call's result; the later ones have more keys."""
+    """A peer that returns the result of its first call, because later calls have more keys."""
     keys = [case.keys]
     first: list[Array] = []
 
@@ -196,7 +196,7 @@ def _growing(case: Case, request: Any, tensors: list[ov.Tensor]) -> Peer:
 
 
 def prepare(threads: int) -> None:
-    """Once for a process; the number of threads goes into each compiled model."""
+    """Nothing to prepare in the process: each compiled model gets the number of threads."""
 
 
 PEERS: dict[str, Factory] = {"ov-unfused": unfused, "ov-sdpa": sdpa, "ov-cache": cache, "ov-sdpa*": sdpa_in_bf16}

@@ -1,4 +1,4 @@
-"""Ours and ONNX Runtime's own operators, all as sessions of one ONNX Runtime."""
+"""Our operators and ONNX Runtime's own ones, as sessions of the same ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 
 
 def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
-    """With every optimisation, and our operators. Its threads are pinned, as `prepare` says."""
+    """A session with every optimisation and our operators. Its threads are pinned, see `prepare`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     if others := _others(threads):
@@ -29,10 +29,10 @@ def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
 
 def bound(problem: Problem, model: onnx.ModelProto, feeds: Mapping[str, Array], shared: Mapping[str, str] | None = None,
           outputs: Mapping[str, Array] | None = None) -> Peer:  # fmt: skip
-    """A peer whose inputs and outputs stay in the same memory from call to call.
+    """A peer whose inputs and outputs stay in the same memory in all calls.
 
-    `feeds` may hold more than the model asks for. `shared` maps outputs to the inputs whose memory they write into;
-    the other outputs of the model go to `outputs`, or to new arrays in the shape of the truth.
+    `feeds` may hold more arrays than the model needs. `shared` maps an output to the input whose memory it uses. The
+    other outputs of the model use the arrays in `outputs`, or new arrays in the shapes of the truth.
     """
     case, shared = problem.case, shared or {}
     made = session(model, problem.threads)
@@ -62,14 +62,14 @@ def bound(problem: Problem, model: onnx.ModelProto, feeds: Mapping[str, Array], 
 
 
 def _value(array: Array, kind: int) -> ort.OrtValue:
-    """On top of the array's memory."""
+    """An OrtValue that uses the array's memory."""
     if kind == onnx.TensorProto.BFLOAT16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kind)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
 def ours(problem: Problem) -> Peer:
-    """FlashAttentionScore and FlashAttentionScoreGrad. The gradient alone gets what a forward part left."""
+    """FlashAttentionScore and FlashAttentionScoreGrad. The gradient alone gets the saved results of a forward part."""
     case, feeds = problem.case, dict(problem.data)
     statistics = {name: np.empty((case.batch, case.heads, case.rows, 8), np.float32) for name in ("max", "sum")}
     if case.mask == "pad":
@@ -84,7 +84,7 @@ def ours(problem: Problem) -> Peer:
 
 
 def rounded(problem: Problem) -> Peer:
-    """FlashAttentionScore where the user lets it multiply float32 numbers as bfloat16, off unless asked for."""
+    """FlashAttentionScore with the option to multiply float32 numbers as bfloat16, which is off by default."""
     if problem.case.kind != "forward" or problem.case.dtype != "float32":
         raise NotOffered("forward of float32 only")
     os.environ["FA_COMPILER_FLOAT32_PRODUCTS"] = "bfloat16"  # read when a session makes its kernels
@@ -123,7 +123,7 @@ def group_query(problem: Problem) -> Peer:
     for name in "kv":
         feeds[f"past_{name}"] = feeds[name].copy()
         feeds[name] = np.ascontiguousarray(feeds[name][:, :, -1]).reshape(case.batch, 1, -1)
-        feeds[f"past_{name}"][:, :, -1] = 7  # so that a wrong place for the newest key is seen
+        feeds[f"past_{name}"][:, :, -1] = 7  # shows a newest key at a wrong position
     return bound(problem, model, feeds, {"present_k": "past_k", "present_v": "past_v"})
 
 
@@ -136,7 +136,7 @@ def attention(problem: Problem) -> Peer:
 
 
 def _masks(problem: Problem) -> dict[str, Array]:
-    """The additive mask of full size of operators that have neither windows nor padding."""
+    """The additive mask of full size, for operators without windows and padding."""
     case = problem.case
     if case.mask == "pad":
         left = np.broadcast_to(problem.data["valid"][:, None, None], (case.batch, 1, case.rows, case.keys))
@@ -162,16 +162,16 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 
 def prepare(threads: int) -> None:
-    """Once for a process; the number of threads goes into each session.
+    """Prepare a process once. Each session gets the number of threads.
 
-    With several threads each has a core of its own, the calling one the first. Left to the scheduler, the second thread
-    of a pool that has slept at times wakes on the core of the first and stays there for many calls, whose time is then
-    that of one thread. OpenVINO pins its threads by itself, and the environment of the workers says the same to torch.
+    With several threads each has its own core; the calling thread has the first. Without pinning, the second thread of
+    a pool that has slept sometimes wakes on the core of the first and stays there for many calls, which then take as
+    long as with one thread. OpenVINO pins its threads itself. The environment of the workers pins those of torch.
     """
     if _others(threads):
         os.sched_setaffinity(0, {_CORES[0]})
 
 
 def _others(threads: int) -> list[int]:
-    """The cores of all threads but the calling one, if there are enough."""
+    """The cores of all threads but the calling one, if there are enough cores."""
     return _CORES[1:threads] if threads <= len(_CORES) else []

@@ -1,4 +1,4 @@
-"""What a library has to offer for each of its ways to compute attention. Only the standard library and NumPy."""
+"""The interface of a peer: one way of a library to compute attention. Uses only the standard library and NumPy."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.speed.truth import Array
 
 
 class NotOffered(Exception):
-    """The peer cannot compute this case; the text says why, in a few words."""
+    """The peer cannot compute this case. The text gives the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A prepared computation: `call` does the work, `results` gives what it left, in the order of `truth.OUTPUTS`,
-    as float32 in the shapes of the inputs. `keep` is what must not be freed as long as it is called."""
+    """A prepared computation. `call` computes; `results` returns the results in the order of `truth.OUTPUTS`, as
+    float32 in the shapes of the inputs. `keep` refers to objects that must not be freed."""
 
     call: Callable[[], object]
     results: Callable[[], list[Array]]
@@ -26,7 +26,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case with its inputs, which a peer may keep and, where it says so, change."""
+    """A case with its inputs. A peer may keep them; it changes them only if its docstring says so."""
 
     case: Case
     data: dict[str, Array]
@@ -35,12 +35,12 @@ class Problem:
 
 
 Factory = Callable[[Problem], Peer]
-"""Prepares a peer for a problem; raises NotOffered, or whatever the library raises."""
+"""Prepares a peer for a problem. Raises NotOffered, or any exception of the library."""
 
 MASKED = -1e4
-"""What is added to the scores of padded keys; every type of number has it, and it outweighs these scores."""
+"""The number that is added to the scores of padded keys. Every type can hold it, and it outweighs these scores."""
 
 
 def lower_precision(name: str) -> bool:
-    """Whether a peer computes in fewer bits than its inputs have: it is shown, but never the one to beat."""
+    """Whether a peer computes in fewer bits than its inputs have. It is shown, but it is never the best peer."""
     return name.endswith("*")

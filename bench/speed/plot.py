@@ -1,4 +1,4 @@
-"""A bar for each peer and case, as a share of the limit, which is a line; ours has its aim as a mark. SVG as text."""
+"""Plots the results as an SVG: a bar for each peer and case, as a share of the limit, and a mark for our aim."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bench.speed.tables import percent
 OURS = "#0b6e4f"
 PALETTE = ("#9aa5b1", "#7c9cbf", "#b39ddb", "#d4a373", "#e5989b", "#90a955", "#c9ada7", "#84a9ac", "#bdb76b", "#a3a3c2")
 BAR, GAP, LABEL, SCALE, TOP = 7, 9, 170, 6, 64
-"""Pixels: height of a bar, space between cases, width of the names, of one percent, and height of the legend."""
+"""In pixels: height of a bar, space between cases, width of the names, width of one percent, height of the legend."""
 
 LAST = 115
-"""Percent at which the picture ends."""
+"""The percentage at the right edge of the picture."""
 
 
 def svg(results: Sequence[dict[str, Any]], title: str) -> str:
-    """The picture of results that have one number of threads."""
+    """The picture of the results for one number of threads."""
     names = list(dict.fromkeys(name for result in results for name in result["peers"]))
     names.sort(key=lambda name: name != "ours")
     colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(n for n in names if n != "ours")}
@@ -48,7 +48,7 @@ def svg(results: Sequence[dict[str, Any]], title: str) -> str:
 
 
 def _bar(result: dict[str, Any], name: str, y: float, colour: str) -> str:
-    """A peer that is wrong is only outlined."""
+    """The bar of a peer; that of a wrong result is only an outline."""
     share, right = percent(result, name), result["peers"][name]["right"]
     length = SCALE * min(share, LAST)
     fill = colour if right else "none"

@@ -1,10 +1,12 @@
-"""The measurement of one case: every round visits every peer and the machine's limits once.
+"""The measurement of one case: in every round, every peer and the machine's limits are measured once.
 
-A visit is a pause, in which the threads of the peer before stop waiting for more work, calls that are not timed until
-the processor's clock is up again, and as many timed calls as fill about 20 ms, at most 5; a decode step has the caches
-emptied before each. A peer that is far slower than the fastest gets fewer rounds, and all of them end early where they
-take long. The time of a peer is the median of its calls; the limit of the products and exponentials is at the best rate
-seen in the same rounds, that of a decode step is the median of plain reads of the cache in the same rounds.
+A measurement of a peer begins with a pause, in which the threads of the peer before stop waiting for work. Calls
+without timing follow, until the processor's clock is up again. Then up to 5 calls are timed, for about 20 ms; for a
+decode step, the processor's caches are emptied before each call. A peer that is much slower than the fastest one gets
+fewer rounds. If the rounds take long, all of them end early.
+
+The time of a peer is the median of its calls. The limit for products and exponentials is computed with the best rates
+in the same rounds. The limit of a decode step is the median time of plain reads of the cache in the same rounds.
 """
 
 from __future__ import annotations
@@ -33,22 +35,22 @@ from bench.speed.workers import Workers, processor_seconds
 PROBES = 3
 PAUSE = 0.03
 WARM = 0.03
-"""Seconds of calls that are not timed. With one call of 11 ms, what came after it still took 12 % longer."""
+"""The seconds of calls without timing. After a single such call of 11 ms, the next calls still took 12 % longer."""
 
 SLOW = 0.25
-"""Seconds of a call from which a peer that needs three times as long as the fastest is visited twice only, and from
-four times as many once only."""
+"""A peer is measured in two rounds only if a call takes more than this many seconds, and more than three times as long
+as the fastest peer. It is measured in one round if a call even takes four times this many seconds."""
 
 HOPELESS = 5.0
-"""A slow peer that needs so many times as long as the fastest is not measured again with fewer threads."""
+"""A slow peer that takes this many times as long as the fastest one is not measured again with fewer threads."""
 
 LONGEST = 4.0
-"""Seconds after which no further round begins, but for the second."""
+"""After this many seconds no further round begins, except the second one."""
 
 
 @dataclass
 class Contestant:
-    """A peer that gave an answer, right or wrong."""
+    """A peer that returned a result, right or wrong."""
 
     server: LineServer
     error: float
@@ -56,20 +58,20 @@ class Contestant:
     times: list[float] = field(default_factory=list)
 
     def visits(self, fastest: float, rounds: int) -> int:
-        """The number of rounds in which it takes part."""
+        """The number of rounds in which the peer takes part."""
         if self.seconds > max(4 * SLOW, 3 * fastest):
             return 1
         return min(2, rounds) if self.seconds > max(SLOW, 3 * fastest) else rounds
 
 
 def write_case(case: Case, folder: Path) -> None:
-    """All files that the workers read."""
+    """Write the files that the workers read."""
     truth.write(case, folder)
     onnx.save(graphs.unfused(case), str(folder / "unfused.onnx"))
 
 
 def hopeless(result: Mapping[str, Any]) -> dict[str, str]:
-    """The peers of a result that `HOPELESS` means, with the reason."""
+    """The peers of a result that are too slow by `HOPELESS`, with the reason."""
     medians = {name: peer["median_ms"] for name, peer in result["peers"].items()}
     least = max(1e3 * SLOW, HOPELESS * min(medians.values(), default=0.0))
     reason = f"too slow with {result['threads']} threads"
@@ -86,8 +88,8 @@ def measure(
     chosen: re.Pattern[str],
     out: Mapping[str, str],
 ) -> dict[str, Any]:
-    """One row of the results, as JSON has it. Ours and the peers whose names the pattern finds take part, without
-    those in `out`, which says why."""
+    """One row of the results for the JSON file. Our operators and the peers whose names match the pattern take part,
+    except those in `out`, which maps them to the reason."""
     servers, absent = workers.take(case, folder, threads)
     absent |= out
     wanted = {name: server for name, server in servers.items() if name not in out}
@@ -114,7 +116,7 @@ def measure(
 
 
 def _prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, str]) -> dict[str, Contestant]:
-    """Everyone who gives an answer; why others do not goes to `absent`."""
+    """The peers that return a result. `absent` gets the reasons for the others."""
     contestants = {}
     for name, server in servers.items():
         answer: dict[str, Any] = {"not": too_large(name, case)}
@@ -129,7 +131,7 @@ def _prepared(case: Case, servers: Mapping[str, LineServer], absent: dict[str, s
 
 @dataclass
 class Course:
-    """The rounds of one case, and what was learnt of the machine meanwhile."""
+    """The rounds of one case, and the machine's rates and read times in these rounds."""
 
     case: Case
     folder: Path
@@ -138,7 +140,7 @@ class Course:
     done: int = 0
 
     def run(self, contestants: dict[str, Contestant], rounds: int, absent: dict[str, str]) -> None:
-        """Adds to the times of the contestants; one that fails meanwhile goes to `absent`."""
+        """Run the rounds and add the times to the contestants. One that fails goes to `absent`."""
         cache = [np.load(self.folder / f"{name}.npy") for name in "kv"] if self.case.kind == "decode" else []
         other = np.ones(FLUSHED // 8 if cache else 0)
         fastest = min((each.seconds for each in contestants.values()), default=0.0)
@@ -161,7 +163,7 @@ class Course:
             self.done += 1
 
     def limit(self) -> dict[str, float]:
-        """Seconds, by part."""
+        """The limit in seconds, by part."""
         return {"read": statistics.median(self.reads)} if self.reads else parts(self.case, self.rates.best)
 
 
@@ -180,7 +182,7 @@ def _visited(name: str, peer: Contestant, cold: bool) -> dict[str, Any]:
 
 
 def _summary(peer: Contestant, name: str, allowed: float) -> dict[str, Any]:
-    """A NaN error is kept as null: JSON knows no NaN."""
+    """The row of a peer. A NaN error becomes null, because JSON has no NaN."""
     if lower_precision(name):
         allowed = truth.TOLERANCE["bfloat16"]
     times = sorted(1e3 * seconds for seconds in peer.times)
@@ -195,7 +197,7 @@ def _summary(peer: Contestant, name: str, allowed: float) -> dict[str, Any]:
 
 
 def too_large(name: str, case: Case) -> str:
-    """Why there is no room for a peer that makes a tensor of all scores, beside the peers that already did."""
+    """Why a peer that makes a tensor of all scores does not fit into memory beside the other peers; "" if it does."""
     need = 2.2 * case.score_bytes + (1 << 30)
     if case.score_bytes < 1 << 30 or name in ("ours", "torch-sdpa", "torch-flex"):
         return ""
@@ -205,19 +207,19 @@ def too_large(name: str, case: Case) -> str:
 
 
 class _Load:
-    """How busy others kept the machine."""
+    """Measures how many cores other processes use."""
 
     def __init__(self, own: list[int]) -> None:
         self.own = own
         self.start = (time.perf_counter(), self._busy(), processor_seconds(own))
 
     def others(self) -> float | None:
-        """Cores that others, guests of the host among them, used on average since the start; None if unknown."""
+        """The average number of cores that others, including other guests of the host, used; None if unknown."""
         wall, busy, own = self.start
         took = max(time.perf_counter() - wall, 1e-3)
         try:
             used = processor_seconds(self.own) - own
-        except OSError:  # a worker is gone
+        except OSError:  # a worker has ended
             return None
         return round(max(0.0, (self._busy() - busy - used) / took), 2)
 

@@ -1,4 +1,4 @@
-"""Results as Markdown tables that also read well as they are. The results are those of the JSON file."""
+"""The results of the JSON file as Markdown tables with aligned columns."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, and as many more as stand before the point."""
+    """The number with three digits, or with all digits before the point if there are more."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def percent(result: Result, peer: str) -> float:
-    """How near a peer comes to the limit."""
+    """The share of the limit that a peer reaches, in percent."""
     return float(100 * result["limit_ms"] / result["peers"][peer]["median_ms"])
 
 
 def best_peer(result: Result) -> str | None:
-    """The fastest other peer that was right and computed in the case's own precision."""
+    """The fastest other peer with a right result and the case's own precision."""
     fair = {name: peer["median_ms"] for name, peer in result["peers"].items()
             if peer["right"] and name != "ours" and not lower_precision(name)}  # fmt: skip
     return min(fair, key=fair.__getitem__, default=None)
 
 
 def reached(result: Result) -> bool | None:
-    """Whether ours is right and at its aim; None where there is no aim, or ours is absent."""
+    """Whether our result is right and reaches the aim; None without an aim, or without our operator."""
     mine = result["peers"].get("ours")
     if mine is None or result["aim"] is None:
         return None
@@ -50,7 +50,7 @@ def reached(result: Result) -> bool | None:
 
 
 def main_table(results: Sequence[Result]) -> str:
-    """Ours beside the limit, the aim and the best peer, one row for each case."""
+    """Our operator, the limit, the aim and the best peer, in one row for each case."""
     rows = []
     for result in results:
         mine, best = result["peers"].get("ours"), best_peer(result)
@@ -75,7 +75,7 @@ def main_table(results: Sequence[Result]) -> str:
 
 
 def peer_table(results: Sequence[Result]) -> str:
-    """Milliseconds of every peer; one that is wrong is in brackets."""
+    """The milliseconds of every peer, in brackets if its result is wrong."""
     names = list(dict.fromkeys(name for result in results for name in result["peers"]))
     rows = []
     for result in results:
@@ -89,7 +89,7 @@ def peer_table(results: Sequence[Result]) -> str:
 
 
 def memory_table(rows: Sequence[Result]) -> str:
-    """MiB of growth by case and peer."""
+    """The growth in MiB by case and peer."""
     peers = list(dict.fromkeys(row["peer"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     grown: dict[tuple[str, str], Any] = {(row["case"], row["peer"]): row.get("mib") for row in rows}
@@ -121,7 +121,7 @@ def rate_table(results: Sequence[Result]) -> str:
 
 
 def remarks(results: Sequence[Result]) -> list[str]:
-    """What a reader has to know beside the numbers."""
+    """The notes to the tables: wrong results, and other processes that used the machine."""
     lines = []
     for result in results:
         where = f"{result['case']['name']}, {result['threads']} threads"
@@ -144,8 +144,8 @@ def document(results: dict[str, Any]) -> str:
     cases = results["cases"]
     if cases:
         text += [
-            "The limit is the time of the multiply-adds and the exponentials at the machine's best rate, for a decode "
-            "step that of reading the cache once; `its %` is the best peer's share of it. Peers with * compute in "
+            "The limit is the time of the multiply-adds and exponentials at the machine's best rates, or, for a decode "
+            "step, the time to read the cache once; `its %` is the best peer's share of it. Peers with * compute in "
             "fewer bits than their inputs have and are never the best; times in brackets are of wrong results.\n",
             rate_table(cases),
         ]  # fmt: skip

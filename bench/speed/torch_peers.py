@@ -1,4 +1,4 @@
-"""torch's attention, forward and through its autograd. Runs in the interpreter that has torch."""
+"""torch's attention: the forward part and its autograd. It runs in the interpreter that has torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensor(array: Array, dtype: str) -> torch.Tensor:
 
 
 def computed(problem: Problem, attend: Attention) -> Peer:
-    """A peer around a function of query, key and value, all [batch, heads, rows or keys, size]."""
+    """A peer for a function of query, key and value, which are all [batch, heads, rows or keys, size]."""
     case = problem.case
     if case.dtype == "float16" and case.flops > 1e9:
         raise NotOffered("float16 products are not vectorised")
@@ -59,7 +59,7 @@ def computed(problem: Problem, attend: Attention) -> Peer:
 
 
 def _mask(problem: Problem) -> torch.Tensor | None:
-    """Boolean for a window, numbers for padding and bias; causal masks are said otherwise."""
+    """The mask: boolean for a window, numbers for padding and bias. A causal mask is an argument instead."""
     case, data = problem.case, problem.data
     if case.mask == "window":
         left = visible(case, np.arange(case.rows))
@@ -76,7 +76,7 @@ def _type(problem: Problem) -> torch.dtype:
 
 
 def sdpa(problem: Problem) -> Peer:
-    """scaled_dot_product_attention with whatever kernel it chooses."""
+    """scaled_dot_product_attention, with the kernel that torch chooses."""
     case, mask = problem.case, _mask(problem)
     attend = functools.partial(functional.scaled_dot_product_attention, attn_mask=mask,
                                is_causal=case.mask == "causal", enable_gqa=case.heads != case.kv_heads)  # fmt: skip
@@ -84,7 +84,7 @@ def sdpa(problem: Problem) -> Peer:
 
 
 def eager(problem: Problem) -> Peer:
-    """Products and softmax, one by one."""
+    """Separate products and softmax."""
     case, mask = problem.case, _mask(problem)
     if case.score_bytes > 1 << 30:
         raise NotOffered("far too slow")
@@ -114,7 +114,7 @@ def _compiled() -> Callable[..., torch.Tensor]:
 
 
 def flex(problem: Problem) -> Peer:
-    """Compiled flex_attention, for masks with a structure that it can skip."""
+    """Compiled flex_attention, for masks whose structure lets it skip blocks."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     case = problem.case
@@ -131,7 +131,7 @@ def flex(problem: Problem) -> Peer:
 
 
 def prepare(threads: int) -> None:
-    """Once for a process."""
+    """Prepare a process once: set the number of threads."""
     torch.set_num_threads(threads)
 
 

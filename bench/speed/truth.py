@@ -1,7 +1,7 @@
-"""The inputs of a case as files, what is right for them, and how far an answer is off.
+"""The inputs of a case as files, the correct results, and the error of a result.
 
-Only NumPy: the workers of other interpreters read this file, too. bfloat16 arrays are kept as the 16 bits of each
-number (uint16), because NumPy knows no such type.
+This file uses only NumPy, because the workers of other interpreters import it, too. A bfloat16 array holds the 16 bits
+of each number (uint16), because NumPy does not have this type.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ CACHE_LINE = 64
 """Bytes."""
 
 CHECKED_ROWS = 512
-"""The forward part is checked on so many rows of each head, drawn at random, the first and the last among them."""
+"""The forward part is checked on this many random rows of each head, including the first and the last row."""
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 4e-2}
-"""The allowed error, relative to the largest value. The truth is computed from the rounded inputs, so that only
-rounding inside and of the result is left: 2^-24, 2^-11 and 2^-8 for one number, several of which meet in a gradient
-whose parts cancel; a wrong mask or layout is off by more than 0.1."""
+"""The allowed error, relative to the largest value. The truth is computed from the rounded inputs, so the error comes
+only from rounding inside the operator and of its result: 2^-24, 2^-11 and 2^-8 for one number. In a gradient several
+such errors add up, and its parts cancel. A wrong mask or layout gives an error of more than 0.1."""
 
 OUTPUTS = {"forward": ("out",), "decode": ("out",), "backward": ("dq", "dk", "dv"), "both": ("out", "dq", "dk", "dv")}
 
 
 def to_bits(values: Array, dtype: str) -> Array:
-    """float32 numbers as `dtype` keeps them; to bfloat16 by rounding to nearest, ties to even."""
+    """float32 numbers in the stored form of `dtype`. The rounding to bfloat16 is to nearest, ties to even."""
     if dtype != "bfloat16":
         return values.astype(dtype)
     bits = values.view(np.uint32)
@@ -41,14 +41,14 @@ def to_bits(values: Array, dtype: str) -> Array:
 
 
 def from_bits(values: Array, dtype: str) -> Array:
-    """The same numbers as float32."""
+    """The numbers of the stored form of `dtype` as float32."""
     if dtype != "bfloat16":
         return values.astype(np.float32)
     return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def draw(case: Case) -> dict[str, Array]:
-    """The inputs: q, k, v, for gradients dy, and `valid` [batch, keys] (pad) or `bias`."""
+    """The inputs q, k, v, for gradients dy, and `valid` [batch, keys] (for pad) or `bias`."""
     rng = np.random.default_rng(7)
     row: tuple[int, ...] = (case.batch, case.rows, case.heads * case.size)
     key: tuple[int, ...] = (case.batch, case.keys, case.kv_heads * case.size)
@@ -66,7 +66,7 @@ def draw(case: Case) -> dict[str, Array]:
 
 
 def visible(case: Case, rows: Array) -> Array | None:
-    """[rows, keys]: what a structural mask leaves; None where the case has none."""
+    """The visible keys [rows, keys] of a structural mask; None if the case has none."""
     key, row = np.arange(case.keys), rows[:, None] + case.keys - case.rows
     if case.mask == "causal":
         return key <= row
@@ -76,14 +76,14 @@ def visible(case: Case, rows: Array) -> Array | None:
 
 
 def heads_first(array: Array, case: Case, heads: int) -> Array:
-    """[batch, heads, rows or keys, size] of a query, key or value as the case has it."""
+    """A query, key or value of the case as [batch, heads, rows or keys, size]."""
     if array.ndim == 4:
         return array
     return array.reshape(case.batch, array.shape[1], heads, case.size).transpose(0, 2, 1, 3)
 
 
 def probabilities(case: Case, data: dict[str, Array], dtype: str = "float32") -> Array:
-    """[batch, heads, rows, keys]: what a forward part has left behind for an unfused backward part."""
+    """The probabilities [batch, heads, rows, keys] that a forward part saves for an unfused backward part."""
     q, k = (heads_first(from_bits(data[name], case.dtype), case, n).astype(dtype) for name, n in _operands(case)[:2])
     result = np.empty((case.batch, case.heads, case.rows, case.keys), dtype)
     for b in range(case.batch):
@@ -93,7 +93,7 @@ def probabilities(case: Case, data: dict[str, Array], dtype: str = "float32") ->
 
 
 def truth(case: Case, data: dict[str, Array]) -> tuple[Array, list[Array]]:
-    """The rows that are checked, and for each of `OUTPUTS` its float64 values in those rows."""
+    """The checked rows, and the float64 values of each of `OUTPUTS` in these rows."""
     rows = np.arange(case.rows)
     if not case.gradient and case.rows > CHECKED_ROWS:
         inner = np.random.default_rng(1).choice(rows[1:-1], CHECKED_ROWS - 2, replace=False)
@@ -137,8 +137,10 @@ def _softmax(case: Case, data: dict[str, Array], q: Array, k: Array, b: int, h: 
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A new array that begins on a cache line, as the tensors inside a model do and NumPy's own mostly do not. Its
-    pages are there: a result is not what a call makes the process grow by."""
+    """A new array that begins on a cache line, like the tensors inside a model and unlike most arrays of NumPy.
+
+    Its pages are allocated, so the memory of a result is not part of the growth of a call.
+    """
     count = math.prod(shape) * dtype.itemsize
     memory = np.full(count + CACHE_LINE, 0, np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE

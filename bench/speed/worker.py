@@ -2,13 +2,13 @@
 
     python -m bench.speed.worker LIBRARY THREADS
 
-Speaks line_server's protocol. It greets with its `version` and the names of its `peers`; the questions are
+It uses line_server's protocol, with its `version` and the names of its `peers` as greeting. The questions are
 
-    {"case": fields, "folder": path}             takes up a case
-    {"forget": true}                             lets go of it
-    {"prepare": name}                            -> {"error": off, "seconds": [first, second]}, or {"not": why}
+    {"case": fields, "folder": path}             loads a case
+    {"forget": true}                             frees the case
+    {"prepare": name}                            -> {"error": e, "seconds": [first, second]}, or {"not": reason}
     {"time": name, "calls": n, "warm": m, "flush": bool} -> {"seconds": [...]}
-    {"grow": name}                               -> {"mib": m}: prepares it, and calls it once in a process so far idle
+    {"grow": name}                               prepares a peer, and calls it once in an idle process -> {"mib": m}
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIBRARIES = {"ort": "onnxruntime", "torch": "torch", "openvino": "openvino"}
 """The library's short name, and the package that an interpreter must have."""
 
 FLUSHED = 192 << 20
-"""Bytes that are read to drive everything else out of the caches, several times what a core can reach."""
+"""The bytes that are read to empty the processor's caches: several times the size of a core's caches."""
 
 
 class Bench:
@@ -67,11 +67,11 @@ class Bench:
             return self.prepare(question["prepare"]) if "prepare" in question else self.grow(question["grow"])
         except NotOffered as reason:
             return {"not": str(reason)}
-        except Exception as failure:  # whatever the library says
+        except Exception as failure:  # any exception of the library
             return {"not": f"failed: {' '.join((str(failure) or repr(failure)).split())[-200:]}"}
 
     def prepare(self, name: str) -> dict[str, Any]:
-        """Makes it, calls it twice, and compares what it gave."""
+        """Prepares a peer, calls it twice, and compares its results with the truth."""
         peer = self.module.PEERS[name](self.problem)
         seconds = [self.once(peer)]
         error = truth.error(self.problem.case, self.problem.folder, peer.results())
@@ -93,11 +93,11 @@ class Bench:
         return {"seconds": seconds}
 
     def grow(self, name: str) -> dict[str, Any]:
-        """How far the process rises above what it held before the first call."""
+        """The growth of the process in the first call, in MiB."""
         return {"mib": grown(self.module.PEERS[name](self.problem).call)[1]}
 
     def flush(self) -> None:
-        """Leaves nothing of the case in the caches."""
+        """Empties the processor's caches."""
         if not self._other.size:
             self._other = np.ones(FLUSHED // 8)
         self._other.sum()
@@ -111,11 +111,11 @@ class Bench:
 
 
 def grown(call: Callable[[], Result]) -> tuple[Result, float]:
-    """What a call gives, and the MiB by which this process rises meanwhile above what it held before."""
+    """The result of a call, and the MiB by which this process grows in the call."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # or memory of an earlier call would not count
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise freed memory of an earlier call would be used again
     before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest point starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     result = call()
     return result, memory("VmHWM") - before
 

@@ -18,15 +18,15 @@ from bench.speed.worker import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 900.0
-"""Seconds for one answer; the slowest are first calls that compile."""
+"""The seconds for one answer. The slowest answers are first calls that compile."""
 
 _FIND = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n)))"
 
 
 def interpreters(pythons: Sequence[str]) -> dict[str, str]:
-    """The first interpreter that has each library's package and NumPy, this one before all others.
+    """For each library, the first interpreter with its package and NumPy; the current one comes before all others.
 
-    Raises OSError or subprocess.CalledProcessError for something that is no Python.
+    Raises OSError or subprocess.CalledProcessError for a command that is not a Python interpreter.
     """
     found: dict[str, str] = {"ort": sys.executable}
     for python in (sys.executable, *pythons):
@@ -39,7 +39,7 @@ def interpreters(pythons: Sequence[str]) -> dict[str, str]:
 
 
 class Workers:
-    """Started when first needed, ended together."""
+    """The workers. Each is started when it is first needed; all end together."""
 
     def __init__(self, pythons: Mapping[str, str], isa: str | None = None) -> None:
         self.pythons = pythons
@@ -57,7 +57,7 @@ class Workers:
             server.__exit__(kind, value, trace)
 
     def get(self, library: str, threads: int) -> LineServer:
-        """The worker; raises HelperError if it cannot start."""
+        """The worker. Raises HelperError if it cannot start."""
         key = (library, threads)
         if key not in self._servers:
             self._servers[key] = self.new(library, threads)
@@ -65,9 +65,9 @@ class Workers:
         return self._servers[key]
 
     def new(self, library: str, threads: int) -> LineServer:
-        """A worker that is not kept; `with` it."""
+        """A worker that is not kept. Use it in a `with` block."""
         settings = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "PYTHONPATH": ROOT}
-        settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # why: see prepare of ort_peers.py
+        settings |= {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}  # for the reason see prepare of ort_peers.py
         if self.isa:
             settings["FA_COMPILER_ISA"] = self.isa
         variables = [f"{name}={value}" for name, value in settings.items()]
@@ -75,7 +75,7 @@ class Workers:
         return LineServer(command, TIMEOUT)
 
     def take(self, case: Case, folder: Path, threads: int) -> tuple[dict[str, LineServer], dict[str, str]]:
-        """Gives the case to every worker. Who offers each peer, and why libraries are absent."""
+        """Sends the case to every worker; returns the worker of each peer, and the reasons for absent libraries."""
         peers: dict[str, LineServer] = {}
         absent: dict[str, str] = {}
         for library in self.pythons:
@@ -88,7 +88,7 @@ class Workers:
         return peers, absent
 
     def forget(self, threads: int) -> None:
-        """Lets go of the case, so that its memory goes back."""
+        """Frees the case and its memory in all workers."""
         for library in self.pythons:
             if (library, threads) in self._servers:
                 with contextlib.suppress(HelperError):
@@ -96,7 +96,7 @@ class Workers:
 
 
 def processor_seconds(pids: Sequence[int]) -> float:
-    """Processor time that the processes have used."""
+    """The processor time of the processes in seconds."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

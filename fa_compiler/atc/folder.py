@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""A folder that appears only when it is complete."""
 
 from __future__ import annotations
 

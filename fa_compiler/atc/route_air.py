@@ -9,9 +9,9 @@ from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
 from fa_compiler.lowering.ascend.air import AirError, write
 from fa_compiler.lowering.ascend.air.check import check
-from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, MISFIT
-from fa_compiler.lowering.ascend.air.finding import Severity
+from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, INFERENCE
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc, Weight
 from fa_compiler.op_registry import names
 
@@ -31,9 +31,9 @@ def build(job: Job) -> Built:
         write(graph, job.folder / FILE)
     except (UnmappedError, AirError, ValueError) as error:
         raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
-    findings = check(job.folder / FILE)
-    serious = [entry for entry in findings if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
-    misfit = next((entry for entry in serious if entry.rule == MISFIT.name), None)
+    diagnostics = check(job.folder / FILE)
+    serious = [entry for entry in diagnostics if entry.severity is not Severity.NOTE or entry.rule == DECLARED.name]
+    misfit = next((entry for entry in serious if entry.rule == INFERENCE.name), None)
     if misfit is not None:
         raise job.size_error(misfit.node, misfit.message)
     if serious:
@@ -43,7 +43,7 @@ def build(job: Job) -> Built:
         "operators": dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items())),
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
-    notes = [str(finding) for finding in findings]
+    notes = [str(diagnostic) for diagnostic in diagnostics]
     return Built(FILE, 1, _inputs(graph), _fused(graph), details, notes, _constants(graph))
 
 

@@ -15,11 +15,11 @@ from fa_compiler.atc.shapes import model_inputs
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air import AirError
-from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.graph import Op
-from fa_compiler.lowering.ascend.infer.graph import walk
-from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower, only_known_entries, plugin
+from fa_compiler.lowering.ascend.infer.graph import infer_model
+from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, plugin
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
 from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
@@ -73,7 +73,7 @@ def build_npu(job: Job) -> Built:
         to_prompts(model, options)
         fused = _fused(model)
         to_npu(model, EMPTY_BIAS in options.assume)
-    except UnfitModel as error:
+    except UnsupportedModel as error:
         raise _input_error(job, error) from None
     _lower(job, model)
     return _written(job, model, fused, notes)
@@ -86,11 +86,11 @@ def _check_sizes(job: Job) -> None:
     GE graph at all, and by ONNX's. The model is not changed.
     """
     try:
-        misfits = walk(to_ge(job.model(), input_shapes=dict(job.request.sizes))).misfits
+        errors = infer_model(to_ge(job.model(), input_shapes=dict(job.request.sizes))).errors
     except (UnmappedError, AirError, ValueError):
-        misfits = []
-    if misfits:
-        raise job.size_error(*misfits[0])
+        errors = []
+    if errors:
+        raise job.size_error(*errors[0])
     problem = checker.fault(job.loaded.proto, full=True, declared=False)
     if problem is not None:
         raise InputError(f"{job.loaded.name} is not valid with these sizes: {problem}")
@@ -111,11 +111,11 @@ def _fused(model: ir.Model) -> list[Op]:
 def _lower(job: Job, model: ir.Model) -> None:
     try:
         lower(model)
-    except UnfitModel as error:
+    except UnsupportedModel as error:
         raise _input_error(job, error) from None
 
 
-def _input_error(job: Job, error: UnfitModel) -> InputError:
+def _input_error(job: Job, error: UnsupportedModel) -> InputError:
     return InputError(f"{job.loaded.name}: {'; '.join(error.problems)}")
 
 
@@ -128,8 +128,8 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Bu
     with staging() as stage:
         write_model(proto, job.loaded, job.folder / FILE, stage, job.report)
         stage.commit()
-    findings = check(job.folder / FILE)
-    serious = [finding for finding in findings if finding.severity is not Severity.NOTE]
+    diagnostics = check(job.folder / FILE)
+    serious = [diagnostic for diagnostic in diagnostics if diagnostic.severity is not Severity.NOTE]
     if serious:
         raise InternalError(f"{job.loaded.name}: ATC would not take the model ({serious[0].rule}): {serious[0]}")
     details = {

@@ -82,7 +82,7 @@ def check_request(request: Request) -> None:
         product(soc.name)
     except UnknownProduct:
         families = ", ".join(f"{entry.name} ({entry.title})" for entry in PRODUCTS)
-        raise InputError(f"nothing is known of attention on {soc.name}; the families known are {families}") from None
+        raise InputError(f"no attention operators are known for {soc.name}; known families are {families}") from None
     if precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}; ATC's --precision_mode_v2 takes {', '.join(PRECISIONS)}")
     if precision == "mixed_bfloat16" and not soc.has_bfloat16:

@@ -188,8 +188,8 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
         full[value.name] = tuple(dim for dim in dims if not isinstance(dim, str))
     if missing:
         raise InputError(
-            f"{name} has inputs of open sizes; say them with --input-shape '{';'.join(missing)}', where each name "
-            "becomes a number, a range such as 1~512, or -1 for any size"
+            f"{name} has inputs with open sizes; give them with --input-shape '{';'.join(missing)}', and replace each "
+            "name by a number, a range such as 1~512, or -1 for any size"
         )
     return full
 

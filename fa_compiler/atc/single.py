@@ -17,10 +17,10 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, verdict
 from fa_compiler.lowering.ascend.air.check_prototypes import DTYPE, check_op, entry_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
-from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
+from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
 from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import check_text, to_json
-from fa_compiler.lowering.ascend.single_op.words import TYPES, type_word
+from fa_compiler.lowering.ascend.single_op.spelling import TYPES, type_spelling
 from fa_compiler.op_registry import NodeView, TensorInfo, get, names, verify
 from fa_compiler.op_registry.dtypes import canonical, to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
@@ -90,9 +90,9 @@ def text_of(op: Op, name: str, constants: Mapping[str, Weight] | None = None) ->
         text = json.dumps([to_json(op, name, constants)], indent=1, allow_nan=False) + "\n"
     except ValueError as error:
         raise InputError(f"{op.type}: {error}") from None
-    findings = check_text(text.encode())
-    if verdict(findings) != ACCEPTED:
-        raise InternalError(f"{op.name}: the JSON is not well formed ({findings[0].rule}): {findings[0]}")
+    diagnostics = check_text(text.encode())
+    if verdict(diagnostics) != ACCEPTED:
+        raise InternalError(f"{op.name}: the JSON is not well formed ({diagnostics[0].rule}): {diagnostics[0]}")
     return text
 
 
@@ -290,9 +290,11 @@ def _numbered(group: str, name: str) -> bool:
 
 def _legal_types(op: Op) -> None:
     """Raise InputError for a tensor with a type that the prototype does not allow; the message lists the types."""
-    for finding in check_op(op):
-        if finding.rule == DTYPE.name:
-            message = re.sub(r"\bDT_\w+", lambda found: type_word(canonical(found[0])) or found[0], finding.message)
+    for diagnostic in check_op(op):
+        if diagnostic.rule == DTYPE.name:
+            message = re.sub(
+                r"\bDT_\w+", lambda found: type_spelling(canonical(found[0])) or found[0], diagnostic.message
+            )
             raise InputError(f"{message}; give one of these types")
 
 
@@ -306,8 +308,8 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
             facts[desc.name] = constant(values[desc.name]) if desc.name in values else Fact(desc.dtype, desc.shape)
     try:
         found = rule(OpFacts(op, facts))
-    except Misfit as misfit:
-        raise InputError(f"{spec.name} does not take these inputs: {misfit}") from None
+    except InferenceError as error:
+        raise InputError(f"{spec.name} does not take these inputs: {error}") from None
     largest = max((size for fact in found for size in fact.shape or ()), default=0)
     if largest >= 1 << 63:
         raise InputError(f"{spec.name} does not take these inputs: a size of its output is {largest}")

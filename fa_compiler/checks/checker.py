@@ -9,8 +9,9 @@ The checker gets a light copy of the model, which differs in these points:
                                         domain: the checker does not check nodes of unknown domains
     leftovers of a converter            in training graphs (`LEFT_OVER`) are in an unknown domain, too: they do not
                                         run, but the attention in the same graph can be fused
-    an IR version before 4              is 4. The checker has rules for older versions (each initializer is an input,
-                                        there are no opsets) that ONNX Runtime does not have
+    an old IR version                   is raised to 4, or to 8 in a model with functions: for older versions the
+                                        checker has rules that ONNX Runtime does not have (before 4 each initializer
+                                        is an input, and there are no opsets)
 """
 
 from __future__ import annotations

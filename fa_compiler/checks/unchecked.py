@@ -5,7 +5,7 @@
     a name whose bytes are not UTF-8
     a tensor whose data do not fit its shape
     a Split with more outputs than `num_outputs`
-    a Transpose whose `perm` is no permutation
+    a Transpose whose `perm` is not a permutation
     a call of a function with more inputs or outputs than the function has
     a reference to an attribute that does not exist, or that has another type
 
@@ -55,14 +55,14 @@ def _node_fault(model: onnx.ModelProto) -> str | None:
         for node in all_nodes(body):
             for attr in node.attribute:
                 if attr.name in _TYPE_NAMES and attr.i not in _TYPE_NUMBERS and node.domain in _WITH_TYPES:
-                    return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is no type"
+                    return f"node '{node.name}' ({node.op_type}) has the '{attr.name}' {attr.i}, which is not a type"
                 # The checker reads past the end of its list of sizes here, which may crash the process.
                 if attr.name == "num_outputs" and node.op_type == "Split" and attr.i < len(node.output):
                     return f"node '{node.name}' (Split) has {len(node.output)} outputs and num_outputs {attr.i}"
                 if attr.name == "perm" and node.op_type == "Transpose" and node.domain in STANDARD:
                     perm = list(attr.ints)
                     if sorted(perm) != list(range(len(perm))):
-                        return f"node '{node.name}' (Transpose) has the perm {perm[:16]}, which is no permutation"
+                        return f"node '{node.name}' (Transpose) has the perm {perm[:16]}, which is not a permutation"
             if (found := _metadata_fault(node)) is not None:
                 return found
             for text in (node.op_type, node.name, node.domain, *node.input, *node.output):

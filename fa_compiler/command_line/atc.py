@@ -10,8 +10,7 @@ from pathlib import Path
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.render import print_report, print_table, printable
 from fa_compiler.errors import InputError
-from fa_compiler.lowering.ascend.air.errors import AirError
-from fa_compiler.lowering.ascend.air.finding import Finding, Severity
+from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
@@ -53,9 +52,9 @@ def air_check(args: argparse.Namespace) -> int:
     from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
 
     path = _file(args.file)
-    findings = onnx_check.check(path, args.plugin_domain or (DOMAIN,)) if path.suffix == ".onnx" else check(path)
-    _print(findings)
-    return _conclude(path, verdict(findings), findings)
+    diagnostics = onnx_check.check(path, args.plugin_domain or (DOMAIN,)) if path.suffix == ".onnx" else check(path)
+    _print(diagnostics)
+    return _conclude(path, verdict(diagnostics), diagnostics)
 
 
 def air_show(args: argparse.Namespace) -> int:
@@ -97,9 +96,9 @@ def single_op(args: argparse.Namespace) -> int:
     if args.check is not None:
         if args.op is not None or args.output is not None:
             raise InputError("--check takes a file and no other option")
-        findings = check(_file(args.check))
-        _print(findings)
-        return _conclude(args.check, verdict(findings), findings)
+        diagnostics = check(_file(args.check))
+        _print(diagnostics)
+        return _conclude(args.check, verdict(diagnostics), diagnostics)
     if args.op is None or args.output is None:
         raise InputError("single-op needs an operator and -o FILE.json, or --check FILE.json")
     soc = None if args.soc_version is None else soc_version(args.soc_version).name
@@ -120,16 +119,17 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _print(findings: Sequence[Finding]) -> None:
-    if findings:
+def _print(diagnostics: Sequence[FileDiagnostic]) -> None:
+    if diagnostics:
         rows = [
-            (finding.severity.value, finding.rule, finding.node, finding.message, finding.hint) for finding in findings
+            (diagnostic.severity.value, diagnostic.rule, diagnostic.node, diagnostic.message, diagnostic.hint)
+            for diagnostic in diagnostics
         ]
-        print_table(("noticed", "rule", "node", "what", "what to do"), rows)
+        print_table(("severity", "rule", "node", "what", "what to do"), rows)
 
 
-def _conclude(path: Path, verdict: str, findings: Sequence[Finding]) -> int:
-    notes = sum(finding.severity is Severity.NOTE for finding in findings)
-    faults = len(findings) - notes
+def _conclude(path: Path, verdict: str, diagnostics: Sequence[FileDiagnostic]) -> int:
+    notes = sum(diagnostic.severity is Severity.NOTE for diagnostic in diagnostics)
+    faults = len(diagnostics) - notes
     print(printable(f"{path}: {verdict}; {faults} faults, {notes} notes"))
     return FAULTY if faults else OK

@@ -315,13 +315,13 @@ def _graph_pieces(
 def _inline(tensor: onnx.TensorProto) -> list[_Piece]:
     """The field of an initializer, with `raw_data` at the position where protobuf writes it."""
     start, count = extent(tensor)
-    before, behind = onnx.TensorProto(), onnx.TensorProto()
-    before.CopyFrom(tensor)
+    first_fields, last_fields = onnx.TensorProto(), onnx.TensorProto()
+    first_fields.CopyFrom(tensor)
     for field in ("doc_string", "external_data", "data_location", "metadata_props"):
-        before.ClearField(field)
+        first_fields.ClearField(field)
     if tensor.HasField("doc_string"):
-        behind.doc_string = tensor.doc_string
-    behind.metadata_props.extend(tensor.metadata_props)
-    first = before.SerializeToString() + wire.head(_RAW, count)
-    last = behind.SerializeToString()
+        last_fields.doc_string = tensor.doc_string
+    last_fields.metadata_props.extend(tensor.metadata_props)
+    first = first_fields.SerializeToString() + wire.head(_RAW, count)
+    last = last_fields.SerializeToString()
     return [wire.head(_INITIALIZER, len(first) + count + len(last)) + first, (start, count), last]

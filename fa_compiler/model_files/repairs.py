@@ -42,7 +42,7 @@ NEWEST = {"": defs.onnx_opset_version(), "ai.onnx.ml": 5}
 _UNNAMED = "graph"
 _DEVICES = 11
 """The first IR version with device configurations."""
-CYCLE_TOLD = 7
+CYCLE_SHOWN = 7
 """The most nodes of a cycle that an error names."""
 
 Body = onnx.GraphProto | onnx.FunctionProto
@@ -244,8 +244,8 @@ def _sorted(body: Body) -> bool:
         order = list(nx.lexicographical_topological_sort(after))
     except nx.NetworkXUnfeasible:
         loop = [_shown(body.node[index]) for index, _ in nx.find_cycle(after)]
-        told = [*loop, loop[0]] if len(loop) < CYCLE_TOLD else [*loop[:CYCLE_TOLD], "..."]
-        raise OrderError(f"the nodes form a cycle: {' -> '.join(told)}") from None
+        shown = [*loop, loop[0]] if len(loop) < CYCLE_SHOWN else [*loop[:CYCLE_SHOWN], "..."]
+        raise OrderError(f"the nodes form a cycle: {' -> '.join(shown)}") from None
     nodes = [body.node[index] for index in order]
     copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del body.node[:]

@@ -139,6 +139,6 @@ class Caches:
         padding = self.call.optional("kv_padding_size")
         if padding is None or self.table is not None or self.listed:
             return [Valid(0, count) for count in counts]
-        behind = max(0, int(padding.reshape(-1)[0]))
-        firsts = [size - behind - count for size, count in zip(room, counts, strict=True)]
+        padding_size = max(0, int(padding.reshape(-1)[0]))
+        firsts = [size - padding_size - count for size, count in zip(room, counts, strict=True)]
         return [Valid(first, count) if first >= 0 else Valid(0, 0) for first, count in zip(firsts, counts, strict=True)]

@@ -171,7 +171,7 @@ def sides(call: OpCall) -> tuple[Side, Side]:
             raise call.error("query", f"has {query[axis]} heads, but head_num is {heads}")
         heads, kv_heads = query[axis], key[axis]
     if kv_heads and heads % kv_heads:
-        raise call.error("key", f"{heads} query heads are no multiple of {kv_heads} key heads")
+        raise call.error("key", f"{heads} query heads are not a multiple of {kv_heads} key heads")
     if layout == "TND":
         q_lengths, kv_lengths = (
             _packed_lengths(call, "actual_seq_qlen", query[0]),
@@ -193,12 +193,12 @@ def sides(call: OpCall) -> tuple[Side, Side]:
 def _folded_kv_heads(call: OpCall, query_hidden: int, key_hidden: int, heads: int) -> int:
     """The number of key heads in BSH and SBH. No attribute gives it; it follows from the query's head size."""
     if query_hidden % heads:
-        raise call.error("query", f"hidden size {query_hidden} is no multiple of head_num {heads}")
+        raise call.error("query", f"hidden size {query_hidden} is not a multiple of head_num {heads}")
     width = query_hidden // heads
     if width == 0:
         return heads
     if key_hidden % width:
-        raise call.error("key", f"hidden size {key_hidden} is no multiple of the query's head size {width}")
+        raise call.error("key", f"hidden size {key_hidden} is not a multiple of the query's head size {width}")
     return key_hidden // width
 
 

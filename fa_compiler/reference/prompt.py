@@ -228,10 +228,10 @@ class Prompt:
             return [Span(0, count) for count in counts]
         if padding.shape != (1,) or call.optional(name) is None:
             raise call.error("query_padding_size", "needs the shape [1] and actual_seq_lengths beside it")
-        behind = max(0, int(padding[0]))
-        if any(s1 - behind - count < 0 for count in counts):
-            raise call.error("query_padding_size", f"{behind} places and {max(counts)} rows are more than {s1}")
-        return [Span(s1 - behind - count, count) for count in counts]
+        padding_size = max(0, int(padding[0]))
+        if any(s1 - padding_size - count < 0 for count in counts):
+            raise call.error("query_padding_size", f"{padding_size} places and {max(counts)} rows are more than {s1}")
+        return [Span(s1 - padding_size - count, count) for count in counts]
 
     def _rope(self, key_heads: int) -> Floats | None:
         """query_rope [B,N1,S1,Dr]."""
@@ -292,8 +292,8 @@ class Prompt:
         if mask.ndim == 4 and mask.shape[1] == 1:
             mask = mask[:, 0]
         rows, columns = self._covered()
-        fits = mask.ndim == 3 and mask.shape[0] in (1, len(self.rows))
-        if not fits or mask.shape[1] < rows or mask.shape[2] < columns:
+        is_valid = mask.ndim == 3 and mask.shape[0] in (1, len(self.rows))
+        if not is_valid or mask.shape[1] < rows or mask.shape[2] < columns:
             raise self.call.error("atten_mask", f"shape {list(given.shape)} does not cover {[rows, columns]}")
         return mask
 

@@ -73,7 +73,7 @@ def split(call: OpCall, name: str, array: Array, layout: str, heads: int) -> Arr
         raise call.error(name, f"rank {array.ndim} is not that of {layout}")
     if layout == "BSH":
         if array.shape[2] % heads:
-            raise call.error(name, f"the width {array.shape[2]} is no multiple of {heads} heads")
+            raise call.error(name, f"the width {array.shape[2]} is not a multiple of {heads} heads")
         array = array.reshape(*array.shape[:2], heads, array.shape[2] // heads)
     if layout == "TND":
         array = array.transpose(1, 0, 2)
@@ -92,7 +92,7 @@ def cumulative(call: OpCall, name: str, total: int) -> list[Span]:
     vector(call, name)
     ends = [0, *(int(end) for end in call.tensor(name))]
     if any(end < before for before, end in itertools.pairwise(ends)) or ends[-1] > total:
-        raise call.error(name, f"{ends[1:]} are no cumulative lengths of {total} tokens")
+        raise call.error(name, f"{ends[1:]} are not cumulative lengths of {total} tokens")
     return [Span(before, end - before) for before, end in itertools.pairwise(ends)]
 
 
@@ -151,8 +151,8 @@ class Keys:
         if self.table is not None:
             stored = self._pages(name, tensors[0], entry, size)
         else:
-            whole = self._split(name, tensors[entry if self.listed else 0])
-            stored = whole[0 if self.listed or self.sizes.packed else entry][:, first : first + size]
+            tensor = self._split(name, tensors[entry if self.listed else 0])
+            stored = tensor[0 if self.listed or self.sizes.packed else entry][:, first : first + size]
         numbers = self._numbers(name, stored, entry, first)
         if name not in self.prefix:
             return numbers
@@ -272,8 +272,8 @@ class Keys:
         counts = lengths(call, name, self.room)
         if padding is None:
             return [Span(0, count) for count in counts]
-        behind = max(0, int(padding.reshape(-1)[0]))
-        firsts = [room - behind - count for room, count in zip(self.room, counts, strict=True)]
+        padding_size = max(0, int(padding.reshape(-1)[0]))
+        firsts = [room - padding_size - count for room, count in zip(self.room, counts, strict=True)]
         return [Span(first, size) if first >= 0 else Span(0, 0) for first, size in zip(firsts, counts, strict=True)]
 
     def _check_padding(self, name: str, padding: Array, needed: str) -> None:
@@ -302,10 +302,10 @@ class Keys:
                 raise self.call.error(full, "given beside kv_padding_size")
             if tensor.dtype != self.tensors["key"][0].dtype:
                 raise self.call.error(full, f"dtype {tensor.dtype} is not that of key")
-            whole = self._split(full, tensor)
-            if whole.shape[0] != 1 or whole.shape[3] != self.widths[name]:
+            split_tensor = self._split(full, tensor)
+            if split_tensor.shape[0] != 1 or split_tensor.shape[3] != self.widths[name]:
                 raise self.call.error(full, f"shape {list(tensor.shape)} is not one entry as {name}")
-            found[name] = whole[0]
+            found[name] = split_tensor[0]
         if found["key"].shape[1] != found["value"].shape[1]:
             raise self.call.error("value_shared_prefix", "key_shared_prefix and value_shared_prefix differ in length")
         return found
@@ -313,13 +313,15 @@ class Keys:
     def _shared(self) -> int:
         if not self.prefix:
             return 0
-        whole = int(self.prefix["key"].shape[1])
+        prefix_length = int(self.prefix["key"].shape[1])
         given = vector(self.call, "actual_shared_prefix_len")
         if given is None:
-            return whole
+            return prefix_length
         size = int(given.reshape(-1)[0])
-        if given.shape != (1,) or not 0 <= size <= whole:
-            raise self.call.error("actual_shared_prefix_len", f"{given.tolist()} is no length from 0 to {whole}")
+        if given.shape != (1,) or not 0 <= size <= prefix_length:
+            raise self.call.error(
+                "actual_shared_prefix_len", f"{given.tolist()} is not a length from 0 to {prefix_length}"
+            )
         return size
 
     def _antiquant(self) -> dict[str, tuple[Floats, Floats]]:
@@ -376,15 +378,15 @@ class Keys:
         form: tuple[int, ...]
         if mode == 1:
             form = (self.sizes.batch, scale.shape[-1] if scale.ndim else 0)
-            fits = scale.shape in (form, (1, *form)) and form[1] >= max(self.room, default=0)
+            is_valid = scale.shape in (form, (1, *form)) and form[1] >= max(self.room, default=0)
             if self.prefix or self.sizes.packed:
                 raise call.error(names[0], "by token with a prefix or a packed layout is not computed")
         elif mode == 2:
-            form, fits = (heads, 1, 1), scale.shape == (heads,)
+            form, is_valid = (heads, 1, 1), scale.shape == (heads,)
         else:
             form = (1, 1, 1) if scale.size == 1 else (heads, 1, width)
-            fits = scale.shape in ((), (1,)) or scale.shape in (*by_channel, *((1, *shape) for shape in by_channel))
-        if not fits:
+            is_valid = scale.shape in ((), (1,)) or scale.shape in (*by_channel, *((1, *shape) for shape in by_channel))
+        if not is_valid:
             raise call.error(names[0], f"shape {list(scale.shape)} does not fit mode {mode}")
         shift = np.zeros(form) if offset is None else np.asarray(offset, np.float64).reshape(form)
         return scale.astype(np.float64).reshape(form), shift

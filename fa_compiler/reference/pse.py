@@ -139,7 +139,7 @@ class Pse:
         if not rank_fits or tensor.size != count or count not in (sum(full), sum(rows)):
             raise self.call.error(
                 self.name,
-                f"shape {list(tensor.shape)} is no bias of layout TND: [B or 1, N1, 1024, maxS2], or "
+                f"shape {list(tensor.shape)} is not a bias of layout TND: [B or 1, N1, 1024, maxS2], or "
                 f"{sum(rows)} or {sum(full)} elements as a tensor of "
                 + ("rank 1" if backward else "rank 2 or more with all of them on axis 0"),
             )

@@ -59,7 +59,7 @@ def run(
     for name in wanted:
         if name not in output_names:
             raise ReferenceInputError(
-                op_type, name, f"is no output of this operator; they are {', '.join(output_names)}"
+                op_type, name, f"is not an output of this operator; they are {', '.join(output_names)}"
             )
     attributes, arrays = full_attrs(spec, attrs), _arrays(spec, inputs)
     broken = refusal(spec, arrays, attributes, cann, doubles=True)
@@ -77,7 +77,7 @@ def _arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise ReferenceInputError(
-                spec.name, name, f"is no input of this operator; they are {', '.join(spec.input_names)}"
+                spec.name, name, f"is not an input of this operator; they are {', '.join(spec.input_names)}"
             )
     try:
         arrays = as_arrays(spec, inputs)

@@ -114,8 +114,10 @@ class SparseCall:
     def _flat(self, name: str, front: tuple[int, ...], dims: tuple[int, ...], flat: tuple[int]) -> Floats:
         tensor = self.call.tensor(name)
         expected = (*front, *dims)
-        fits = tensor.ndim == len(expected) and all(d in (-1, s) for d, s in zip(expected, tensor.shape, strict=True))
-        if not fits:
+        is_valid = tensor.ndim == len(expected) and all(
+            d in (-1, s) for d, s in zip(expected, tensor.shape, strict=True)
+        )
+        if not is_valid:
             raise self.call.error(name, f"has shape {tensor.shape}, expected {expected}")
         return tensor.astype(np.float64).reshape(flat + tensor.shape[len(front) :])
 

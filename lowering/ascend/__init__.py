@@ -1,1 +1,1 @@
-"""Ascend IR for the offline compiler ATC: GE graphs, the files that hold them, and what stands beside those."""
+"""Ascend IR for the offline compiler ATC: GE graphs, and the files from which ATC reads a graph or an operator."""

@@ -1,7 +1,7 @@
-"""The data types of GE: the number an attribute has for each, and the bits of one element.
+"""The data types of GE: the number of each type in attributes, and the bits of an element.
 
-Attributes (`Type`, and `Int` where an operator such as Cast spells a type so) number the types as ge::DataType does,
-the descriptors of tensors as ge.proto.DataType does; the second numbering is the enum of `air/ge_ir.proto`.
+Attributes (of kind `Type`, and of kind `Int` in operators such as Cast) use the numbers of ge::DataType. The
+descriptors of tensors use the numbers of ge.proto.DataType, which is the enum in `air/ge_ir.proto`.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ _BITS = {
     "DT_FLOAT4_E1M2": (41, 4),
     "DT_HIFLOAT4": (42, 4),
 }
-"""GE name: (number in attributes, bits of an element; None where elements have no fixed size)."""
+"""By GE name: the number in attributes, and the bits of an element (None if elements have no fixed size)."""
 
 _NAMES = {number: name for name, (number, _) in _BITS.items()}
 
 
 def attr_number(name: str) -> int:
-    """The number an attribute has for a type: 27 for "DT_BF16". Raises KeyError for a name GE does not have."""
+    """The number of a type in attributes, such as 27 for "DT_BF16". Raises KeyError for an unknown name."""
     return _BITS[canonical(name)][0]
 
 
 def attr_name(number: int) -> str | None:
-    """The inverse of `attr_number`; None for a number GE does not have."""
+    """The inverse of `attr_number`; None for an unknown number."""
     return _NAMES.get(number)
 
 
 def data_size(name: str, count: int) -> int | None:
-    """Bytes of `count` elements as a constant stores them, narrow ones packed; None where there is no fixed size."""
+    """The bytes of `count` elements in a constant, where narrow types are packed; None without a fixed size."""
     bits = _BITS[canonical(name)][1]
     return None if bits is None else -(-count * bits // 8)
 
 
 def is_type(name: str) -> bool:
-    """Whether GE has a type of that name."""
+    """Whether GE has a type of this name."""
     return canonical(name) in _BITS

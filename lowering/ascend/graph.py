@@ -1,7 +1,7 @@
-"""A GE graph in memory: what an `.air` file says, without its encoding.
+"""A GE graph in memory: the content of an `.air` file without its encoding.
 
-`convert` makes it from an ONNX model and makes an ONNX model from it; `air` writes and reads it. Nothing here checks
-anything: a graph read from a broken file is as broken as the file.
+`convert` converts between it and an ONNX model; `air` writes and reads it. Nothing is checked here: the graph of an
+invalid file is invalid, too.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from fa_compiler.op_registry.spec import AttrValue
 
 UNKNOWN = -1
-"""A dimension that is not known before the model runs."""
+"""The size of a dimension that is not known before the model runs."""
 
 UNDEFINED = "DT_UNDEFINED"
-"""The type of the placeholder that stands for an absent optional input."""
+"""The type of the placeholder of an absent optional input."""
 
 
 @dataclass(frozen=True)
 class TensorDesc:
-    """What is declared of a tensor at one end of an edge.
+    """The declaration of a tensor at one end of an edge.
 
-    `name` is the prototype's ("query"; "key0" for the first tensor of a dynamic input "key"), `dtype` a GE name,
-    `shape` None where the rank is unknown, with UNKNOWN for open dimensions; `ranges` are the inclusive bounds of every
-    dimension of a Data operator, where given (-1: no upper bound). `layout` is "ND", or "" for an absent input.
+    `name` is the prototype's name, such as "query", or "key0" for the first tensor of a dynamic input "key". `dtype` is
+    a GE name. `shape` has UNKNOWN for dynamic sizes, and is None for an unknown rank. `ranges` are the inclusive bounds
+    of every size of a Data, if given; -1 means no upper bound. `layout` is "ND", or "" for an absent input.
     """
 
     name: str
@@ -35,18 +35,18 @@ class TensorDesc:
 
     @property
     def is_absent(self) -> bool:
-        """Is this the placeholder of an optional input that nothing is connected to?"""
+        """Whether this is the placeholder of an absent optional input."""
         return self.dtype == UNDEFINED and self.layout in ("", "FORMAT_RESERVED")
 
 
 def absent(name: str) -> TensorDesc:
-    """The placeholder of an optional input that nothing is connected to."""
+    """The placeholder of an absent optional input."""
     return TensorDesc(name, UNDEFINED, (), "")
 
 
 @dataclass(frozen=True)
 class Output:
-    """One output of one operator: what an edge begins at."""
+    """One output of one operator: the start of an edge."""
 
     op: str
     index: int = 0
@@ -54,7 +54,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Weight:
-    """The value of a constant: `load` gives its little-endian bytes in C order, `size` says how many there are."""
+    """The value of a constant. `load` returns its little-endian bytes in C order; `size` is their number."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,15 +64,15 @@ class Weight:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A value of a kind that is only carried along (NamedAttrs, Bytes, a graph): its bytes in the file."""
+    """A value of a kind that is copied without being read (NamedAttrs, Bytes, a graph): its bytes in the file."""
 
     data: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Attr:
-    """An attribute: its REG_OP type ("Int", "ListInt", "Tensor"...) and value; a Tensor's value is a Weight, a Type's a
-    GE name."""
+    """An attribute: its REG_OP type, such as "Int", "ListInt" or "Tensor", and its value. The value of a Tensor is a
+    Weight, that of a Type is a GE name."""
 
     kind: str
     value: AttrValue | Weight | Opaque
@@ -80,10 +80,10 @@ class Attr:
 
 @dataclass
 class Op:
-    """One operator. `inputs` and `input_descs` are index-aligned: None is an input that nothing is connected to.
+    """One operator. `inputs` and `input_descs` have the same indices; an input that is not connected is None.
 
-    `controls` are operators that must run before; `subgraphs` the names of its graphs, by the prototype's name for
-    them ("then_branch"), in prototype order.
+    `controls` are the operators that must run before this one. `subgraphs` are the names of its graphs by the
+    prototype's names, such as "then_branch", in the order of the prototype.
     """
 
     name: str
@@ -98,13 +98,13 @@ class Op:
 
 @dataclass
 class Graph:
-    """Operators in order of computation. The outputs are the inputs of the one NetOutput."""
+    """Operators in the order of computation. The outputs are the inputs of the only NetOutput."""
 
     name: str
     ops: list[Op] = field(default_factory=list)
 
     def of_type(self, op_type: str) -> Iterator[Op]:
-        """The operators of that type, in order."""
+        """The operators of a type, in order."""
         return (op for op in self.ops if op.type == op_type)
 
 
@@ -117,5 +117,5 @@ class Model:
 
     @property
     def root(self) -> Graph:
-        """The graph that runs."""
+        """The root graph."""
         return self.graphs[0]

@@ -1,4 +1,4 @@
-"""The custom-op library that runs fused nodes in ONNX Runtime on a CPU."""
+"""The custom-op library, which runs fused nodes in ONNX Runtime on a CPU."""
 
 from fa_compiler.lowering.ort.library import (
     LibraryNotBuilt,

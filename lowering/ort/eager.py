@@ -1,4 +1,4 @@
-"""Running one operator eagerly: a model of one node, its session kept for the next call of the same kind."""
+"""Runs one operator eagerly, in a model of one node. The session is kept for the next call of the same kind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from fa_compiler.op_registry import (
 
 Array = npt.NDArray[Any]
 
-# Any opset that every supported ONNX Runtime knows: the model holds nothing of it.
+# Any opset that every supported ONNX Runtime knows. The model has no nodes of it.
 _ONNX_OPSET = 17
 _IR_VERSION = 8
 
-# The environment variables that change what a kernel computes with.
+# The environment variables that change the arithmetic of a kernel.
 _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
 
-# ONNX Runtime has a class for each status code and no common base; a few errors are plain RuntimeErrors.
+# ONNX Runtime has one class for each status code and no common base class. A few errors are plain RuntimeErrors.
 _ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
     *(error for error in vars(pybind).values() if isinstance(error, type) and issubclass(error, Exception)),
@@ -52,7 +52,7 @@ _ORT_ERRORS: tuple[type[Exception], ...] = (
 
 
 class KernelError(ValueError):
-    """The CPU kernel does not take these inputs or attributes; the text names the input and what it expects."""
+    """The CPU kernel does not take these inputs or attributes. The text names the input and what was expected."""
 
 
 def run(
@@ -62,16 +62,25 @@ def run(
     outputs: Sequence[str] | None = None,
     cann: str | None = None,
 ) -> dict[str, Array]:
-    """Runs `op_type` on the CPU kernel and returns its outputs by name.
+    """Run `op_type` on the CPU kernel, and return its outputs by name.
 
-    `inputs` maps REG_OP names to arrays (a list of them for a dynamic input, bfloat16 as `ml_dtypes.bfloat16`); an
-    absent input is None or missing. Arrays of any byte order and strides are taken, and Python numbers and lists of
-    them. `outputs` asks for some outputs only. `cann` chooses the variant of the prototype (its names, their order, and
-    the defaults of missing attributes), the newest without; the kernel has the orders that ONNX Runtime can tell apart
-    by their types.
+    The registry checks a call first. The kernel does not run a call that the registry refuses, unless an extension
+    allows it.
 
-    The registry is asked first: what it refuses, and no extension allows, does not get to the kernel. Raises UnknownOp,
-    UnknownVariant, NodeError (an unknown or missing name, a value of a wrong type) and KernelError.
+    Args:
+        op_type: the operator.
+        inputs: arrays by REG_OP input name, a list of arrays for a dynamic input. An absent input is None or missing.
+            bfloat16 is `ml_dtypes.bfloat16`. Arrays may have any byte order and strides; Python numbers and lists of
+            numbers are accepted, too.
+        attrs: attributes by name; a missing one has its default.
+        outputs: the names of the outputs to return; None returns all.
+        cann: the variant of the prototype, which determines names, their order and defaults; None is the newest. The
+            kernel knows those orders that ONNX Runtime can distinguish by types.
+
+    Raises:
+        UnknownOp, UnknownVariant: the registry has no such operator or variant.
+        NodeError: a name is unknown or missing, or a value has a wrong type.
+        KernelError: the registry or the kernel does not take the call.
     """
     return compute(*allowed(op_type, inputs, attrs, cann), outputs, cann)
 
@@ -79,13 +88,12 @@ def run(
 def allowed(
     op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], cann: str | None = None
 ) -> tuple[OpSpec, dict[str, Any], dict[str, Any]]:
-    """The entry of the registry, the arrays and the attributes of a call that the registry does not refuse. Raises as
-    `run` does."""
+    """The registry's entry, the arrays and the attributes of a call. Raises as `run` if the registry refuses it."""
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
     attributes = full_attrs(spec, attrs)
     arrays = as_arrays(spec, inputs)
-    place_inputs(spec, arrays)  # the required ones are there
+    place_inputs(spec, arrays)  # raises for a missing required input
     broken = refusal(spec, arrays, attributes, cann)
     if broken is not None:
         raise KernelError(f"{op_type}: {broken.message} ({broken.constraint})")
@@ -99,8 +107,10 @@ def compute(
     outputs: Sequence[str] | None = None,
     cann: str | None = None,
 ) -> dict[str, Array]:
-    """`run` without the question to the registry: the kernel refuses by itself what it cannot compute, as it does in a
-    model, by a KernelError. `arrays` are as `as_arrays` makes them, `attributes` as `full_attrs`."""
+    """`run` without the registry's check. The kernel itself refuses a call that it cannot compute, as in a model.
+
+    `arrays` is a result of `as_arrays`, and `attributes` of `full_attrs`. Raises KernelError.
+    """
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:
         session = _session(request, tuple(map(os.environ.get, _KERNEL_SETTINGS)))
@@ -112,18 +122,18 @@ def compute(
 
 @dataclass(frozen=True)
 class Request:
-    """A call as the node of a model: all but the numbers."""
+    """A call without its numbers: everything that determines the model of one node."""
 
     op_type: str
     cann: str | None
     attributes: tuple[tuple[str, Any], ...]
     types: tuple[int | None, ...]
-    """ONNX's numbers of the inputs' types, None for an absent input."""
+    """ONNX's numbers of the types of the inputs, None for an absent input."""
     wanted: tuple[str, ...]
 
     @property
     def spec(self) -> OpSpec:
-        """The operator's entry of the registry."""
+        """The operator's entry in the registry."""
         return get(self.op_type, self.cann)
 
 
@@ -134,7 +144,7 @@ def requested(
     outputs: Sequence[str] | None,
     cann: str | None,
 ) -> tuple[Request, list[Array | None]]:
-    """The node of a call, and the arrays in the order of its inputs. Raises KernelError."""
+    """The request for a call, and the arrays in the order of the node's inputs. Raises KernelError."""
     wanted = tuple(entry.name for entry in spec.outputs) if outputs is None else tuple(outputs)
     for name in wanted:
         spec.output(name)
@@ -145,14 +155,14 @@ def requested(
 
 
 def fed(request: Request, placed: Sequence[Array | None], prefix: str = "") -> dict[str, ort.OrtValue]:
-    """The model's inputs by name. One tensor for one array: a kernel may see that two inputs are the same memory."""
+    """The model's inputs by name. Equal arrays share one tensor, so a kernel can see that two inputs share memory."""
     tensors = {id(array): _to_ort(array) for array in placed if array is not None}
     names = _input_names(request.spec, dict(request.attributes))
     return {prefix + name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
 
 
 def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
-    """What the inputs of the model are called: as the operator's own, so that ONNX Runtime's errors name them."""
+    """The names of the model's inputs. They are the operator's names, because ONNX Runtime's errors contain them."""
     names: list[str] = []
     for entry in spec.inputs:
         count = int(attributes.get(f"{entry.name}_count", 1)) if entry.kind is Kind.DYNAMIC else 1
@@ -161,14 +171,17 @@ def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
 
 
 def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
-    """ONNX Runtime takes the type of a result from the place of quant_scale2, which a list of keys moves (see
-    list_descriptors)."""
+    """Raise KernelError for an int8 result with a list of keys.
+
+    ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys moves this input (see
+    list_descriptors).
+    """
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1
     if op_type == "IncreFlashAttention" and count > 1 and inputs.get("quant_scale2") is not None:
         raise KernelError(
             f"{op_type}: input quant_scale2 is given beside a list of {count} keys, expected one key and one value. "
-            "ONNX Runtime cannot tell that the result of a list is int8: leave quant_scale2 away, quantise the result"
+            "ONNX Runtime cannot infer that the result of a list is int8: leave out quant_scale2, quantise the result"
         )
 
 
@@ -182,11 +195,13 @@ def _element_type(spec: OpSpec, array: Array) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _session(request: Request, settings: tuple[str | None, ...]) -> ort.InferenceSession:
-    return session_of({"": request})  # the settings are only part of the key: the library reads them here
+    return session_of(
+        {"": request}
+    )  # the settings are only a key of the cache; the library reads them when the session is made
 
 
 def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
-    """A session with a node for each request; the names of its inputs and outputs have the key in front."""
+    """A session with a node for each request. The names of its inputs and outputs begin with the request's key."""
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
         spec, attributes = request.spec, request.attributes
@@ -225,14 +240,18 @@ def session_of(requests: Mapping[str, Request]) -> ort.InferenceSession:
 def _output_type(
     spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...], attributes: tuple[tuple[str, Any], ...]
 ) -> int:
-    """An output that may have one type only has it; the gradient of the weights has theirs, which may differ from the
-    query's; all others have the query's. With lists among the inputs it is what the registry infers."""
+    """The type of an output.
+
+    An output with a single possible type has that type. The gradient of the weights has the weights' type, which may
+    differ from the query's. All other outputs have the query's type. With lists among the inputs, the registry infers
+    the type.
+    """
     if "quant_scale2" in spec.input_names or any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
         infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
         given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
         own = {name: value for name, value in attributes if name in spec.attr_names}
         if "quant_scale2" in given and any(isinstance(info, list) and len(info) > 1 for info in given.values()):
-            what = "is given beside a list of tensors, expected one tensor of keys: the type of the result is not seen"
+            what = "is given with a list of tensors, expected one tensor of keys: the result's type cannot be inferred"
             raise KernelError(f"{spec.name}: quant_scale2 {what}")
         return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
@@ -242,7 +261,8 @@ def _output_type(
 
 
 def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every operator ignores a padding_mask; where the newest variant has none, its place is another input's."""
+    """The inputs without padding_mask, which every operator ignores. In the newest variant, its position may be that of
+    another input."""
     if "padding_mask" in get(op_type).input_names or "padding_mask" not in get(op_type, cann).input_names:
         return inputs
     return {name: value for name, value in inputs.items() if name != "padding_mask"}
@@ -251,7 +271,7 @@ def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, A
 def _to_ort(array: Array) -> ort.OrtValue:
     array = np.asarray(array, order="C")  # np.ascontiguousarray makes a scalar a vector
     if array.dtype.name == "bfloat16":
-        # NumPy itself knows no bfloat16, so neither does the plain conversion.
+        # NumPy does not have bfloat16, so the plain conversion does not know it.
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)
 
@@ -266,6 +286,6 @@ def from_ort(value: ort.OrtValue) -> Array:
 
 
 def _own_words(spec: OpSpec, text: str) -> str:
-    """What the kernel said, without what ONNX Runtime wraps around it; else what ONNX Runtime says, on one line."""
+    """The kernel's message without the text that ONNX Runtime adds; otherwise ONNX Runtime's message on one line."""
     start = text.find("node '")
     return f"{spec.name}: {' '.join(text.split())}" if start < 0 else text[start:].strip()

@@ -1,4 +1,4 @@
-"""Finding the compiled custom-op library, and giving it to a session."""
+"""Finds the compiled custom-op library, and registers it with a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE = f"{_STEM}.so"
 
 
 class LibraryNotBuilt(RuntimeError):
-    """The compiled library is not where an installation or a build would have put it."""
+    """The compiled library was not found in any place where an installation or a build puts it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -26,12 +26,13 @@ class LibraryNotBuilt(RuntimeError):
 
 @functools.cache
 def library_path() -> str:
-    """Absolute path of the compiled library. Raises LibraryNotBuilt.
+    """The absolute path of the compiled library. Raises LibraryNotBuilt.
 
-    It lies beside this module in a regular installation, in site-packages in an editable one (only the import
-    system and the distribution's record know where), and under build/ in a checkout that was only compiled.
+    The library is beside this module in a regular installation. In an editable one it is in site-packages, where only
+    the import system and the distribution's record can find it. In a checkout that was only compiled it is under
+    build/.
     """
-    # Looked up as a module although it is none: this asks the import hook of an editable installation, too.
+    # It is searched like a module, which it is not, because this also asks the import hook of an editable installation.
     spec = importlib.util.find_spec(f"{__package__}.{_STEM}")
     if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
         return str(Path(spec.origin).resolve())
@@ -42,7 +43,7 @@ def library_path() -> str:
 
 
 def custom_ops_library() -> str:
-    """The path to pass to `SessionOptions.register_custom_ops_library`; the same as `library_path()`."""
+    """The path for `SessionOptions.register_custom_ops_library`; the same as `library_path()`."""
     return library_path()
 
 
@@ -50,10 +51,9 @@ _registered: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
 
 
 def register_custom_ops(session_options: ort.SessionOptions) -> None:
-    """Makes sessions with these options know the fused operators.
+    """Register the fused operators for sessions with these options. Raises LibraryNotBuilt.
 
-    Calling it again with the same object does nothing (ONNX Runtime itself takes a library once only). Raises
-    LibraryNotBuilt.
+    A second call with the same object does nothing, because ONNX Runtime accepts a library only once.
     """
     if session_options in _registered:
         return
@@ -62,7 +62,7 @@ def register_custom_ops(session_options: ort.SessionOptions) -> None:
 
 
 def _recorded() -> Path | None:
-    """Where the installed distribution has it, when this module was imported from the checkout instead."""
+    """The library of the installed distribution, if this module was imported from the checkout instead."""
     try:
         distribution = importlib.metadata.distribution("fa_compiler")
     except importlib.metadata.PackageNotFoundError:
@@ -71,7 +71,7 @@ def _recorded() -> Path | None:
 
 
 def _built() -> list[Path]:
-    """Libraries that installations left in the build folder of the checkout, the newest first; not those for
-    sanitizers or another processor beside them."""
+    """The libraries that installations left in the checkout's build folder, the newest first. Those for sanitizers or
+    for another processor are left out."""
     root = Path(__file__).resolve().parents[2]
     return sorted(root.glob(f"build/py3-*/{_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)

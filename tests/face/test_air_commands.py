@@ -70,7 +70,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     garbage = tmp_path / "g.air"
     garbage.write_bytes(b"\x07\x07")
     for action, path, message, code in (
-        ("show", garbage, "is no .air file: it does not parse as a ge.proto.ModelDef", 2),
+        ("show", garbage, "is not an .air file: it does not parse as a ge.proto.ModelDef", 2),
         ("check", garbage, "not-air", 1),
         ("check", tmp_path / "none.air", "none.air: no such file", 2),
         ("show", tmp_path, "is a folder", 2),

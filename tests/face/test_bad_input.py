@@ -188,7 +188,7 @@ CASES: dict[str, tuple[Make, str]] = {
         _edited(
             lambda m: m.graph.node.append(helper.make_node("Transpose", ["nothing"], ["t"], "turned", perm=[0, 23]))
         ),
-        "node 'turned' (Transpose) has the perm [0, 23], which is no permutation",
+        "node 'turned' (Transpose) has the perm [0, 23], which is not a permutation",
     ),
     "opset below 1": (_edited(lambda m: setattr(m.opset_import[0], "version", -1)), "no opset -1"),
     "opset beyond 32 bits": (_edited(lambda m: setattr(m.opset_import[0], "version", 1 << 62)), "no opset 46116860"),
@@ -206,7 +206,7 @@ CASES: dict[str, tuple[Make, str]] = {
         _edited(lambda m: _called_with(m, ["scaled"], ["probs", "more"])),
         "node 'call' gives function 'Soft' more inputs or outputs",
     ),
-    "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is no type"),
+    "type that is none": (_edited(_cast), "node 'cast' (Cast) has the 'to' 99, which is not a type"),
     "split in more parts than said": (_edited(_split), "node 'split' (Split) has 2 outputs and num_outputs 1"),
     "too many numbers": (_holding([], float_data=[1.0, 2.0]), "'odd' holds 2 numbers, its type and shape [] need 1"),
     "strings as bytes": (

@@ -14,7 +14,7 @@ from fa_compiler.__main__ import main
 from fa_compiler.atc.single import by_hand
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.infer import RULES
-from fa_compiler.lowering.ascend.single_op.words import TYPES, type_word
+from fa_compiler.lowering.ascend.single_op.spelling import TYPES, type_spelling
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
 from fa_compiler.op_registry.ge_types import input_types
@@ -60,7 +60,7 @@ def drawn(spec: OpSpec, draw: random.Random, legal: bool) -> Words:
     for entry in spec.inputs:
         if entry.kind is Kind.OPTIONAL and draw.random() < 0.5:
             continue
-        known = [word for name in input_types(spec, entry.name) or () if (word := type_word(name))]
+        known = [word for name in input_types(spec, entry.name) or () if (word := type_spelling(name))]
         for name in _names(entry.name, entry.kind, draw):
             word = draw.choice(known if legal and known else list(TYPES))
             words.inputs.append(f"{name}={draw.choice(SHAPES)}:{word}")

@@ -40,7 +40,7 @@ def f32(*shape):
 
 CASES = {
     "missing input": ({"value": None}, {}, "value", "absent"),
-    "unknown input": ({"querry": f32(1)}, {}, "querry", "no input"),
+    "unknown input": ({"querry": f32(1)}, {}, "querry", "is not an input"),
     "unknown layout": ({}, {"input_layout": "BNDS"}, "input_layout", "BSH, SBH"),
     "lower case layout": ({}, {"input_layout": "bnsd"}, "input_layout", "BNSD"),
     "rank": ({"key": f32(2, 5, 2)}, {}, "key", "has rank 3, expected 4 for BNSD (FA.2)"),
@@ -229,7 +229,7 @@ def test_run_itself(monkeypatch):
         reference.run("RingAttentionUpdate", {}, {})
     with pytest.raises(ValueError, match="FlashAttentionScor'"):
         reference.run("FlashAttentionScor", {}, {})
-    with pytest.raises(reference.ReferenceInputError, match="attn_out: is no output"):
+    with pytest.raises(reference.ReferenceInputError, match="attn_out: is not an output"):
         reference.run("FlashAttentionScore", inputs, attrs, ["attn_out"])
     with pytest.raises(reference.ReferenceInputError, match="dtype"):
         reference.run("FlashAttentionScore", inputs, attrs, dtype="float32")

@@ -1,7 +1,8 @@
-"""The checker of `.air` files: every rule of the loader, of the prototypes and of inference, in one list.
+"""The checker of `.air` files, with the rules of GE's loader, of the prototypes and of shape inference.
 
-Rules are grouped by file: edges, names, tensors, ends (Data, NetOutput, subgraphs), the prototypes a file declares,
-prototypes, shapes. A group is only asked what makes sense after those before it: what does not link has no shapes.
+Each `check_*.py` holds one group of rules: edges, ends (Data, NetOutput, subgraphs), names, the prototypes that a file
+declares, tensors, prototypes, shapes. A group runs only if the groups before it found nothing that would make its
+results meaningless: a graph that does not link has no shapes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,17 @@ from fa_compiler.lowering.ascend.air import (
     check_tensors,
 )
 from fa_compiler.lowering.ascend.air.decode import decode
-from fa_compiler.lowering.ascend.air.errors import AirError
-from fa_compiler.lowering.ascend.air.files import read_message
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
-from fa_compiler.lowering.ascend.air.rejections import rejections
+from fa_compiler.lowering.ascend.air.files import read_message, rejections
 from fa_compiler.lowering.ascend.air.schema import Proto
+from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Rule, Severity
 
 NOT_AIR = Rule("not-air", Severity.REJECTED, "give a file that GE or `fa-compiler atc` wrote")
 
 ACCEPTED, INVALID, REJECTED = "accepted", "loads-but-invalid", "rejected"
 
 
-def check(path: Path) -> list[Finding]:
-    """Everything that is wrong with a file, what the loader rejects first. Raises OSError if it cannot be read."""
+def check(path: Path) -> list[FileDiagnostic]:
+    """All diagnostics of a file; those for which the loader rejects it come first. Raises OSError."""
     try:
         proto = read_message(path)
     except AirError as error:
@@ -39,30 +38,32 @@ def check(path: Path) -> list[Finding]:
     return check_message(proto, path.parent)
 
 
-def check_message(proto: Proto, folder: Path | None = None) -> list[Finding]:
-    """Everything that is wrong with a ModelDef; `folder` is where its weights' files are (None: not looked for)."""
+def check_message(proto: Proto, folder: Path | None = None) -> list[FileDiagnostic]:
+    """All diagnostics of a ModelDef. `folder` is the folder of its weights' files; None does not check these files."""
     found = list(rejections(proto))
     if found:
         return found
     for graph in proto.graph:
-        found += check_edges.later(graph)
+        found += check_edges.check(graph)
         found += check_names.check(graph)
         found += check_declared.check(graph)
         found += check_tensors.check(graph, folder)
     found += check_ends.check(proto)
     try:
         model = decode(proto, folder)
-    except AirError:  # a missing file of weights, which is among the findings
+    except AirError:  # a missing file of weights, for which there is a diagnostic already
         return found
     found += check_prototypes.check(model)
     return (
-        found if check_edges.CYCLE.name in {finding.rule for finding in found} else [*found, *check_shapes.check(model)]
+        found
+        if check_edges.CYCLE.name in {diagnostic.rule for diagnostic in found}
+        else [*found, *check_shapes.check(model)]
     )
 
 
-def verdict(findings: list[Finding]) -> str:
-    """ACCEPTED, INVALID or REJECTED; notes do not count."""
-    severities = {finding.severity for finding in findings}
+def verdict(diagnostics: list[FileDiagnostic]) -> str:
+    """ACCEPTED, INVALID or REJECTED. Notes do not count."""
+    severities = {diagnostic.severity for diagnostic in diagnostics}
     if Severity.REJECTED in severities:
         return REJECTED
     return INVALID if severities - {Severity.NOTE} else ACCEPTED

@@ -1,8 +1,8 @@
-"""Rules of the prototype that a file itself declares: `_ir_inputs_*` and `_ir_attr_names`.
+"""Rules of the prototype that a file itself declares in `_ir_inputs_*` and `_ir_attr_names`.
 
-GE compares them with the prototype of the installed CANN while it compiles. Names and kinds have to agree in order. A
-file may stop early: GE appends the rest. It may also go on behind the prototype's last entry, as one of a newer CANN
-does, as long as the operator does not use what GE does not know.
+While GE compiles, it compares this declaration with the prototype of the installed CANN. Names and kinds have to agree
+in order. The declaration may be shorter: GE appends the missing entries. It may also be longer, as in a file for a
+newer CANN, if the operator does not use the entries that GE does not know.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fa_compiler.lowering.ascend.air.decode import names_of, split_edge
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
 
@@ -21,8 +21,8 @@ ATTRS = Rule("declared-attrs", Severity.LATER, "leave _ir_attr_names out: GE kno
 _KINDS = {Kind.REQUIRED: 0, Kind.OPTIONAL: 1, Kind.DYNAMIC: 2}
 
 
-def check(graph: Proto) -> Iterator[Finding]:
-    """The findings of one graph."""
+def check(graph: Proto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of one graph."""
     for op in graph.op:
         spec = ge_prototype(op.type)
         if spec is not None:
@@ -30,7 +30,7 @@ def check(graph: Proto) -> Iterator[Finding]:
             yield from _attrs(op, spec.attr_names)
 
 
-def _inputs(op: Proto, known: Sequence[tuple[str, int]]) -> Iterator[Finding]:
+def _inputs(op: Proto, known: Sequence[tuple[str, int]]) -> Iterator[FileDiagnostic]:
     names = _names(op, "_ir_inputs_key")
     kinds = list(op.attr["_ir_inputs_value"].list.i) if "_ir_inputs_value" in op.attr else []
     if len(names) != len(kinds):
@@ -39,8 +39,8 @@ def _inputs(op: Proto, known: Sequence[tuple[str, int]]) -> Iterator[Finding]:
     for place, (given, entry) in enumerate(zip(zip(names, kinds, strict=True), known, strict=False)):
         if given != entry:
             (name, kind), (right, wanted) = given, entry
-            said = f"declares input {place} as {name!r} of kind {kind}"
-            yield INPUTS(op.name, f"it {said}; {op.type} has {right!r} of kind {wanted} there")
+            declaration = f"declares input {place} as {name!r} of kind {kind}"
+            yield INPUTS(op.name, f"it {declaration}; {op.type} has {right!r} of kind {wanted} there")
             return
     connected = _connected(op)
     for name, kind in list(zip(names, kinds, strict=True))[len(known) :]:
@@ -54,7 +54,7 @@ def _connected(op: Proto) -> set[str]:
     return {names.get(place, "") for place, edge in enumerate(edges) if edge is not None}
 
 
-def _attrs(op: Proto, known: Sequence[str]) -> Iterator[Finding]:
+def _attrs(op: Proto, known: Sequence[str]) -> Iterator[FileDiagnostic]:
     names = _names(op, "_ir_attr_names")
     for place, (name, right) in enumerate(zip(names, known, strict=False)):
         if name != right:

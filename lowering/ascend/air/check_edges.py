@@ -1,4 +1,4 @@
-"""Rules of edges: what GE links after it has made all nodes, and what it finds when it orders them."""
+"""Rules of edges: GE links them after it has made all nodes, and sorts the nodes by them afterwards."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from fa_compiler.lowering.ascend.air.decode import has_index, layout_of, split_edge, type_name
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.graph import UNDEFINED
 
 NO_GRAPH = Rule("no-graph", Severity.REJECTED, "write the root graph as ModelDef.graph[0]")
@@ -22,15 +22,15 @@ DUPLICATE = Rule("duplicate-name", Severity.WRONG, "give each operator of a grap
 UNLINKED = Rule("unlinked-input", Severity.LATER, 'connect it, or declare it absent (type undefined, layout "")')
 CYCLE = Rule("cycle", Severity.LATER, "break the loop")
 NO_OPERATORS = Rule("no-operators", Severity.LATER, "leave the graph out, or write its operators")
-NO_TYPE = Rule("connected-without-type", Severity.WRONG, "declare the type and layout of what is connected")
+NO_TYPE = Rule("connected-without-type", Severity.WRONG, "declare the type and layout of the connected input")
 NAME = Rule("empty-name", Severity.NOTE, "give it a name")
 
 SOURCES = ("Data", "RefData", "AippData", "AnnData", "Const", "Constant", "Variable", "FileConstant")
-"""Operators whose input descriptors, if any, are not meant to be connected."""
+"""Operators whose input descriptors, if any, need no edge."""
 
 
-def rejections(model: Proto) -> Iterator[Finding]:
-    """What makes the loader give up, in the order in which it would be met."""
+def rejections(model: Proto) -> Iterator[FileDiagnostic]:
+    """The faults for which the loader rejects a file, in the order in which it meets them."""
     if not model.graph:
         yield NO_GRAPH("", "the file holds no graph")
     for graph in model.graph:
@@ -44,7 +44,7 @@ def rejections(model: Proto) -> Iterator[Finding]:
                     yield rule(graph.name, f"{text!r} is listed, but names no operator")
 
 
-def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
+def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[FileDiagnostic]:
     anchor = 0
     for text in op.input:
         edge = split_edge(text)
@@ -60,8 +60,8 @@ def _links(op: Proto, ops: dict[str, Proto]) -> Iterator[Finding]:
             anchor += 1
 
 
-def later(graph: Proto) -> Iterator[Finding]:
-    """What GE finds in a loaded graph, or does not notice, of one graph whose edges link."""
+def check(graph: Proto) -> Iterator[FileDiagnostic]:
+    """The faults of one graph whose edges link: GE finds them after loading, or does not notice them."""
     ops = {op.name: op for op in graph.op}
     if not graph.op:
         yield NO_OPERATORS(graph.name, "the graph has no operators")
@@ -81,7 +81,7 @@ def later(graph: Proto) -> Iterator[Finding]:
     yield from _cycle(graph)
 
 
-def _misread(node: str, entries: Iterable[str]) -> Iterator[Finding]:
+def _misread(node: str, entries: Iterable[str]) -> Iterator[FileDiagnostic]:
     for text in entries:
         edge = split_edge(text)
         if edge is not None and not has_index(text):
@@ -89,7 +89,7 @@ def _misread(node: str, entries: Iterable[str]) -> Iterator[Finding]:
             yield INDEX(node, f"the entry {text!r} does not end in an index; GE reads it as {read} of {edge[0]!r}")
 
 
-def _unlinked(op: Proto) -> Iterator[Finding]:
+def _unlinked(op: Proto) -> Iterator[FileDiagnostic]:
     if op.type in SOURCES:
         return
     edges = [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
@@ -98,15 +98,15 @@ def _unlinked(op: Proto) -> Iterator[Finding]:
         dtype, layout = type_name(desc.dtype), layout_of(desc)
         if linked and dtype == UNDEFINED and layout in ("", "FORMAT_RESERVED"):
             name = desc.name or f"number {anchor}"
-            said = f"input {name} is connected, but declared without type and layout"
-            yield NO_TYPE(op.name, f"{said}: GE takes it for absent")
+            problem = f"input {name} is connected, but declared without type and layout"
+            yield NO_TYPE(op.name, f"{problem}: GE treats it as absent")
         if not linked and (dtype != UNDEFINED or layout not in ("", "FORMAT_RESERVED")):
             name = desc.name or f"number {anchor}"
             yield UNLINKED(op.name, f"input {name} is not connected, but declared as {dtype} {layout}".rstrip())
 
 
-def _cycle(graph: Proto) -> Iterator[Finding]:
-    import networkx as nx  # a tenth of a second, which other commands need not wait for
+def _cycle(graph: Proto) -> Iterator[FileDiagnostic]:
+    import networkx as nx  # the import takes a tenth of a second; other commands do not need it
 
     edges = ((edge[0], op.name) for op in graph.op for edge in map(split_edge, op.input) if edge is not None)
     after = nx.DiGraph(edges)

@@ -1,4 +1,4 @@
-"""Rules of Data and NetOutput, and of subgraphs: where a graph begins and ends."""
+"""Rules of the ends of a graph (Data and NetOutput) and of subgraphs."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fa_compiler.lowering.ascend.air.decode import layout_of, split_edge
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 
 SUBGRAPH = Rule("subgraph", Severity.REJECTED, "write the graph, under exactly that name")
 GRAPH_TWICE = Rule("graph-name-twice", Severity.WRONG, "give each graph its own name")
 UNREACHABLE = Rule("unreachable-graph", Severity.WRONG, "leave it out, or name it in an operator's subgraphs")
 SHARED = Rule("shared-graph", Severity.WRONG, "give each operator its own copy")
 PARENT = Rule("parent-index", Severity.LATER, f"write {PARENT_INDEX} on Data and on the inputs of NetOutput")
-DATA_FORM = Rule("data-form", Severity.LATER, "give it one input x and one output y of one type and shape, and no edge")
+DATA_FORM = Rule("data-form", Severity.LATER, "give it an input x and an output y of one type and shape, and no edge")
 DATA_EQUAL = Rule("data-equal", Severity.WRONG, "declare x and y alike")
 DATA_INDEX = Rule("data-index", Severity.NOTE, "number the inputs 0, 1, 2 and so on")
 NO_OUTPUT = Rule("no-output", Severity.NOTE, "end the graph in a NetOutput")
@@ -23,8 +23,8 @@ TWO_ENDS = Rule("two-netoutputs", Severity.WRONG, "keep one NetOutput")
 DISAGREE = Rule("outputs-disagree", Severity.WRONG, "leave the graph's list of outputs empty")
 
 
-def rejections(model: Proto) -> Iterator[Finding]:
-    """Subgraphs that the loader does not find."""
+def rejections(model: Proto) -> Iterator[FileDiagnostic]:
+    """The subgraphs that the loader does not find."""
     names = {graph.name for graph in model.graph}
     for graph in model.graph:
         for op in graph.op:
@@ -33,8 +33,8 @@ def rejections(model: Proto) -> Iterator[Finding]:
                     yield SUBGRAPH(op.name, f"its subgraph {name!r} is not in the file")
 
 
-def check(model: Proto) -> Iterator[Finding]:
-    """The findings of a model whose subgraphs are all there."""
+def check(model: Proto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of a model that has all its subgraphs."""
     yield from _subgraphs(model)
     owners = {name: op for graph in model.graph for op in graph.op for name in op.subgraph_name}
     for graph in model.graph:
@@ -49,7 +49,7 @@ def check(model: Proto) -> Iterator[Finding]:
             yield from _parents(owner, inputs, ends)
 
 
-def _subgraphs(model: Proto) -> Iterator[Finding]:
+def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
     for name, count in Counter(graph.name for graph in model.graph).items():
         if count > 1:
             yield GRAPH_TWICE(name, f"{count} graphs have this name")
@@ -71,7 +71,7 @@ def _subgraphs(model: Proto) -> Iterator[Finding]:
         yield SHARED(model.graph[0].name, "the root graph is the subgraph of an operator")
 
 
-def _data(op: Proto) -> Iterator[Finding]:
+def _data(op: Proto) -> Iterator[FileDiagnostic]:
     if len(op.input_desc) != 1 or len(op.output_desc) != 1:
         yield DATA_FORM(op.name, f"Data has {len(op.input_desc)} inputs and {len(op.output_desc)} outputs")
         return
@@ -87,13 +87,13 @@ def _data(op: Proto) -> Iterator[Finding]:
             yield DATA_EQUAL(op.name, f"its input and output have different {what}")
 
 
-def _indices(graph: str, inputs: list[Proto]) -> Iterator[Finding]:
+def _indices(graph: str, inputs: list[Proto]) -> Iterator[FileDiagnostic]:
     indices = [op.attr["index"].i if "index" in op.attr else -1 for op in inputs]
     if sorted(indices) != list(range(len(inputs))):
         yield DATA_INDEX(graph, f"Data are numbered {indices}: GE numbers them by their order in the file instead")
 
 
-def _ends(graph: Proto, ends: list[Proto]) -> Iterator[Finding]:
+def _ends(graph: Proto, ends: list[Proto]) -> Iterator[FileDiagnostic]:
     listed = dict.fromkeys(map(split_edge, graph.output))
     if len(ends) > 1:
         yield TWO_ENDS(ends[1].name, "the graph has more than one NetOutput")
@@ -105,7 +105,7 @@ def _ends(graph: Proto, ends: list[Proto]) -> Iterator[Finding]:
         yield NO_OUTPUT(graph.name, "the graph has no outputs")
 
 
-def _parents(owner: Proto, inputs: list[Proto], ends: list[Proto]) -> Iterator[Finding]:
+def _parents(owner: Proto, inputs: list[Proto], ends: list[Proto]) -> Iterator[FileDiagnostic]:
     for op in inputs:
         index = op.attr[PARENT_INDEX].i if PARENT_INDEX in op.attr else -1
         if not 0 <= index < len(owner.input_desc):

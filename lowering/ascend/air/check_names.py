@@ -1,16 +1,16 @@
-"""Rules of name maps and attributes: what the loader reads without a word and gets wrong."""
+"""Rules of name maps and attributes: faults that the loader does not report, but that change the graph it reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fa_compiler.lowering.ascend.air.decode import META
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import ListValue, Proto
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 
 MISSING = Rule("name-map", Severity.WRONG, "write _{side}_name_key and _{side}_name_value")
 UNEQUAL = Rule("name-map-length", Severity.WRONG, "write one position for each name")
-PAST = Rule("name-map-past-descs", Severity.LATER, "name only what has a descriptor")
+PAST = Rule("name-map-past-descs", Severity.LATER, "name only descriptors that exist")
 TWICE = Rule("name-map-twice", Severity.WRONG, "give each name its own position")
 UNNAMED = Rule("name-map-incomplete", Severity.WRONG, "name every descriptor")
 LOST = Rule("lost-attr", Severity.WRONG, "set val_type on every list, and a value in every attribute")
@@ -33,14 +33,14 @@ _FIELDS = {
 }
 
 
-def rejections(model: Proto) -> Iterator[Finding]:
-    """Attributes that make the loader give up, wherever they stand."""
+def rejections(model: Proto) -> Iterator[FileDiagnostic]:
+    """The attributes, of any part of the model, for which the loader rejects a file."""
     yield from _unreadable("", model.attr)
     for graph in model.graph:
         yield from _graph_rejections(graph)
 
 
-def _graph_rejections(graph: Proto) -> Iterator[Finding]:
+def _graph_rejections(graph: Proto) -> Iterator[FileDiagnostic]:
     yield from _unreadable(graph.name, graph.attr)
     for op in graph.op:
         yield from _unreadable(op.name, op.attr)
@@ -48,7 +48,7 @@ def _graph_rejections(graph: Proto) -> Iterator[Finding]:
             yield from _unreadable(op.name, desc.attr)
 
 
-def _unreadable(node: str, attrs: Proto) -> Iterator[Finding]:
+def _unreadable(node: str, attrs: Proto) -> Iterator[FileDiagnostic]:
     for name, attr in attrs.items():
         field = attr.WhichOneof("value")
         if field == "expression":
@@ -70,8 +70,8 @@ def _unreadable(node: str, attrs: Proto) -> Iterator[Finding]:
             yield from _graph_rejections(attr.g)
 
 
-def check(graph: Proto) -> Iterator[Finding]:
-    """The findings of one graph."""
+def check(graph: Proto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of one graph."""
     if not graph.name:
         yield GRAPH_NAME("", "a graph has an empty name")
     for op in graph.op:
@@ -82,7 +82,7 @@ def check(graph: Proto) -> Iterator[Finding]:
             yield from _attrs(op.name, desc.attr)
 
 
-def _map(op: Proto, side: str, count: int) -> Iterator[Finding]:
+def _map(op: Proto, side: str, count: int) -> Iterator[FileDiagnostic]:
     names, places = f"_{side}_name_key", f"_{side}_name_value"
     keys = list(op.attr[names].list.s) if names in op.attr else []
     values = list(op.attr[places].list.i) if places in op.attr else []
@@ -103,7 +103,7 @@ def _map(op: Proto, side: str, count: int) -> Iterator[Finding]:
         yield UNNAMED(op.name, f"{names} names {len(keys)} of {count} {side}s")
 
 
-def _attrs(node: str, attrs: Proto) -> Iterator[Finding]:
+def _attrs(node: str, attrs: Proto) -> Iterator[FileDiagnostic]:
     for name, attr in attrs.items():
         field = attr.WhichOneof("value")
         if field is None:
@@ -112,7 +112,7 @@ def _attrs(node: str, attrs: Proto) -> Iterator[Finding]:
             yield from _list(node, name, attr.list)
 
 
-def _list(node: str, name: str, value: Proto) -> Iterator[Finding]:
+def _list(node: str, name: str, value: Proto) -> Iterator[FileDiagnostic]:
     if value.val_type not in _FIELDS:
         yield LOST(node, f"the list {name} has no kind (val_type {value.val_type}): GE leaves it out")
         return

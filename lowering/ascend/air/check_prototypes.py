@@ -1,6 +1,6 @@
-"""Rules of the prototypes: inputs, outputs and attributes are those REG_OP declares, in its order, of its types.
+"""Rules of the prototypes: an operator has the inputs, outputs and attributes of its REG_OP, in its order and types.
 
-GE's own graph layer notices none of this; what it means for the compiled model is open.
+GE's graph layer checks none of these rules. The effect of a violation on the compiled model is not known.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
@@ -29,16 +29,16 @@ ATTR_KIND = Rule("attr-kind", Severity.WRONG, "write the attribute in the kind o
 UNKNOWN_ATTR = Rule("unknown-attr", Severity.NOTE, "GE ignores it; leave it out or check its spelling")
 
 _GE_OWN = ("NetOutput",)
-"""Operators that GE makes itself, in whatever form it needs."""
+"""Operators that GE makes itself; their form varies."""
 
 
-def check(model: Model) -> list[Finding]:
-    """The findings of all operators."""
-    return [finding for graph in model.graphs for op in graph.ops for finding in check_op(op)]
+def check(model: Model) -> list[FileDiagnostic]:
+    """The diagnostics of all operators."""
+    return [diagnostic for graph in model.graphs for op in graph.ops for diagnostic in check_op(op)]
 
 
-def check_op(op: Op) -> Iterator[Finding]:
-    """The findings of one operator."""
+def check_op(op: Op) -> Iterator[FileDiagnostic]:
+    """The diagnostics of one operator."""
     if op.type in _GE_OWN:
         return
     spec = ge_prototype(op.type)
@@ -53,7 +53,7 @@ def check_op(op: Op) -> Iterator[Finding]:
 
 
 def entry_of(entries: Sequence[TensorSpec], name: str) -> tuple[TensorSpec, int] | None:
-    """The input or output of a prototype that a descriptor's name belongs to, and its number in a dynamic one."""
+    """The input or output of a prototype to which the name of a descriptor belongs, and its number if it is dynamic."""
     for entry in entries:
         if entry.kind is not Kind.DYNAMIC and entry.name == name:
             return entry, 0
@@ -65,7 +65,7 @@ def entry_of(entries: Sequence[TensorSpec], name: str) -> tuple[TensorSpec, int]
 
 def _tensors(
     op: Op, spec: OpSpec, descs: Sequence[TensorDesc], side: str, unknown: Rule, order: Rule
-) -> Iterator[Finding]:
+) -> Iterator[FileDiagnostic]:
     entries: Sequence[TensorSpec] = spec.inputs if side == "input" else spec.outputs
     last = -1
     counts: dict[str, int] = {}
@@ -79,7 +79,7 @@ def _tensors(
         entry, number = found
         place = list(entries).index(entry)
         if place < last:
-            yield order(op.name, f"{side} {desc.name} is at {anchor}, behind one that follows it in the prototype")
+            yield order(op.name, f"{side} {desc.name} is at {anchor}, after one that follows it in the prototype")
         last = max(last, place)
         if entry.kind is Kind.DYNAMIC:
             if number != counts.get(entry.name, 0):
@@ -90,7 +90,7 @@ def _tensors(
             yield DTYPE(op.name, f"{side} {desc.name} is {desc.dtype}, {op.type} takes {', '.join(legal)}")
 
 
-def _required(op: Op, spec: OpSpec) -> Iterator[Finding]:
+def _required(op: Op, spec: OpSpec) -> Iterator[FileDiagnostic]:
     pairs = zip(op.input_descs, [*op.inputs, *[None] * len(op.input_descs)], strict=False)
     given = {found[0].name for desc, source in pairs if source and (found := entry_of(spec.inputs, desc.name))}
     for entry in spec.inputs:
@@ -102,7 +102,7 @@ def _required(op: Op, spec: OpSpec) -> Iterator[Finding]:
             yield REQUIRED_OUTPUT(op.name, f"{op.type} has the output {output.name}, which is not declared")
 
 
-def _attrs(op: Op, spec: OpSpec) -> Iterator[Finding]:
+def _attrs(op: Op, spec: OpSpec) -> Iterator[FileDiagnostic]:
     for entry in spec.attrs:
         attr = op.attrs.get(entry.name)
         if attr is None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fa_compiler.lowering.ascend.air.decode import CONSTANTS, FORMATS, file_at, location_of, type_name
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.dtypes import data_size
 
 DIMS = Rule("dims", Severity.LATER, "use sizes from 0, -1 for an unknown size, [-2] for an unknown rank")
@@ -30,8 +30,8 @@ _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by
 _LAYOUTS = frozenset(("", "RESERVED", "FORMAT_RESERVED", "NC1HWC0_C04", "FRACTAL_Z_3D", "NDC1HWC0", *FORMATS.values()))
 
 
-def check(graph: Proto, folder: Path | None) -> Iterator[Finding]:
-    """The findings of one graph; `folder` is where its weights' files are (None: not looked for)."""
+def check(graph: Proto, folder: Path | None) -> Iterator[FileDiagnostic]:
+    """The diagnostics of one graph. `folder` is the folder of its weights' files; None does not check these files."""
     for op in graph.op:
         for desc in (*op.input_desc, *op.output_desc):
             yield from _desc(op.name, desc)
@@ -39,7 +39,7 @@ def check(graph: Proto, folder: Path | None) -> Iterator[Finding]:
             yield from _constant(op, folder)
 
 
-def _desc(node: str, desc: Proto) -> Iterator[Finding]:
+def _desc(node: str, desc: Proto) -> Iterator[FileDiagnostic]:
     dims = list(desc.shape.dim)
     if any(dim < -1 for dim in dims) and dims != [-2]:
         yield DIMS(node, f"{desc.name or 'a tensor'} has the shape {dims}")
@@ -53,7 +53,7 @@ def _desc(node: str, desc: Proto) -> Iterator[Finding]:
     if "shape_range" in desc.attr:
         rows = [list(row.list_i) for row in desc.attr["shape_range"].list_list_int.list_list_i]
         if len(rows) != len(dims) or not all(map(_covers, rows, dims)):
-            yield RANGE(node, f"the ranges {rows} of {desc.name or 'a tensor'} do not go with its shape {dims}")
+            yield RANGE(node, f"the ranges {rows} of {desc.name or 'a tensor'} do not match its shape {dims}")
 
 
 def _covers(row: list[int], dim: int) -> bool:
@@ -62,7 +62,7 @@ def _covers(row: list[int], dim: int) -> bool:
     return dim == -1 or (row[0] <= dim and (row[1] == -1 or dim <= row[1]))
 
 
-def _constant(op: Proto, folder: Path | None) -> Iterator[Finding]:
+def _constant(op: Proto, folder: Path | None) -> Iterator[FileDiagnostic]:
     if "value" not in op.attr or op.attr["value"].WhichOneof("value") != "t":
         yield CONST_FORM(op.name, "the constant has no value")
         return
@@ -81,7 +81,7 @@ def _constant(op: Proto, folder: Path | None) -> Iterator[Finding]:
     yield from _size(op, size)
 
 
-def _size(op: Proto, size: int) -> Iterator[Finding]:
+def _size(op: Proto, size: int) -> Iterator[FileDiagnostic]:
     desc = op.attr["value"].t.desc
     dims, dtype = list(desc.shape.dim), type_name(desc.dtype)
     rule = CONST_SIZE if op.type == "Const" else CONSTANT_SIZE
@@ -93,7 +93,7 @@ def _size(op: Proto, size: int) -> Iterator[Finding]:
         yield rule(op.name, f"the constant has {size} bytes, {dtype} {dims} needs {wanted}")
 
 
-def _file(node: str, location: str, length: int, folder: Path | None) -> Iterator[Finding]:
+def _file(node: str, location: str, length: int, folder: Path | None) -> Iterator[FileDiagnostic]:
     if folder is None:
         return
     path = file_at(folder, location)
@@ -106,7 +106,7 @@ def _file(node: str, location: str, length: int, folder: Path | None) -> Iterato
 
 
 def is_missing(path: Path) -> bool:
-    """Whether no regular file is there; a name too long for the file system is none, either."""
+    """Whether a path is not a regular file. This includes a name that is too long for the file system."""
     try:
         return not path.is_file()
     except OSError:

@@ -1,8 +1,9 @@
-"""From the message of an `.air` file to a graph in memory, as GE's loader understands it.
+"""From the message of an `.air` file to a graph in memory, as GE's loader reads it.
 
-Lists without a kind are lost, names of inputs and outputs come from the name maps (from the descriptors where there are
-none), a graph without NetOutput gets one from its outputs. The attributes that only say how the file is to be read
-(name maps, `_ir_*`, locations of weights) are not among the operator's own.
+a list without a kind        is lost
+names of inputs and outputs  come from the name maps, or from the descriptors if there is no map
+a graph without NetOutput    gets one from its outputs
+attributes for the loader    (name maps, `_ir_*`, locations of weights) are not attributes of the operator
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.schema import ListValue, Proto, TensorDescriptor
 from fa_compiler.lowering.ascend.air.slots import slot_names
+from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import UNDEFINED, Attr, Graph, Model, Op, Opaque, Output, TensorDesc, Weight
 
@@ -24,11 +25,11 @@ META = frozenset(f"_{side}_name_{part}" for side in ("input", "output") for part
         *(f"_ir_{side}_{part}" for side in ("inputs", "outputs") for part in ("key", "value")),
     )
 )
-"""Attributes that say how the operator's descriptors are to be read."""
+"""Attributes that tell the loader how to read the operator's descriptors."""
 
 CONSTANTS = ("Const", "Constant")
 OUTPUT_NODE = "Node_Output"
-"""The name GE gives the NetOutput it makes from the outputs of a graph."""
+"""GE's name for a NetOutput that it makes from the outputs of a graph."""
 
 _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
 _SCALARS = {"i": "Int", "f": "Float", "b": "Bool"}
@@ -50,18 +51,20 @@ _OTHERS = {"bt": "Bytes", "func": "NamedAttrs", "td": "TensorDesc", "g": "Graph"
 
 
 def decode(proto: Proto, folder: Path | None = None) -> Model:
-    """The graph of a ModelDef that the loader accepts; `folder` is where its weights' files are.
+    """The graph of a ModelDef that the loader accepts. `folder` is the folder of its weights' files.
 
-    Raises AirError for a weight in a file that cannot be found there.
+    Raises:
+        AirError: the file of a weight is not in the folder.
     """
     return Model(proto.name, [_graph(graph, folder) for graph in proto.graph])
 
 
 def split_edge(text: str) -> tuple[str, int] | None:
-    """The two parts of an entry of `input`, or None where nothing is connected.
+    """The operator and index of an entry of `input`, or None if nothing is connected.
 
-    The index is what GE reads behind the last colon, -1 for every control edge. GE reads with strtol into 32 bits: text
-    that is no number counts as 0, what follows a number is passed over, and a large number wraps.
+    The index is the number that GE reads after the last colon; it is -1 for a control edge. GE reads it with strtol
+    into 32 bits: a text that is not a number counts as 0, characters after a number are ignored, and a large number
+    wraps.
     """
     name, colon, index = text.rpartition(":")
     if not colon:
@@ -75,16 +78,16 @@ def split_edge(text: str) -> tuple[str, int] | None:
 
 
 _LONG = (1 << 63) - 1
-"""The largest number that strtol returns, for whatever is larger."""
+"""The largest number of strtol, which it returns for any larger number."""
 
 
 def has_index(text: str) -> bool:
-    """Does an entry of `input` end in a number that GE reads as that number?"""
+    """Whether an entry of `input` ends in a number that GE reads correctly."""
     return re.fullmatch(r"-?[0-9]{1,9}", text.rpartition(":")[2]) is not None
 
 
 def names_of(proto: Proto, side: str) -> dict[int, str] | None:
-    """The name map of an operator's "input" or "output" descriptors, by index; None where there is none."""
+    """The name map of an operator's "input" or "output" descriptors, by index; None if there is no map."""
     keys = [_text(name) for name in proto.attr[f"_{side}_name_key"].list.s] if f"_{side}_name_key" in proto.attr else []
     values = list(proto.attr[f"_{side}_name_value"].list.i) if f"_{side}_name_value" in proto.attr else []
     if len(keys) != len(values) or not keys:
@@ -93,15 +96,15 @@ def names_of(proto: Proto, side: str) -> dict[int, str] | None:
 
 
 def type_name(number: int) -> str:
-    """The GE name of a descriptor's type; what GE does not have is undefined."""
+    """The GE name of a descriptor's type; DT_UNDEFINED for a number that GE does not have."""
     found = _TYPES.get(number)
     return UNDEFINED if found is None else str(found.name)
 
 
 def layout_of(proto: Proto) -> str:
-    """The layout of a descriptor: the number that GE writes beside it counts, if it is there."""
+    """The layout of a descriptor: the number that GE writes if it is there, otherwise the text."""
     if "format_for_int" in proto.attr:
-        # The lowest byte is the format, those above say how it is split into groups.
+        # The lowest byte is the format; the other bytes tell how it is split into groups.
         number = proto.attr["format_for_int"].i & 0xFF
         return FORMATS.get(number, f"FORMAT_{number}")
     return str(proto.layout)
@@ -120,18 +123,18 @@ FORMATS = {
     31: "DHWCN",
     40: "",
 }
-"""Layouts by the number of ge::Format; 40 is "reserved", which an empty layout means, too."""
+"""Layouts by the number of ge::Format. 40 is "reserved", which is also the meaning of an empty layout."""
 
 
 def location_of(proto: Proto) -> tuple[str, int] | None:
-    """The file that holds a constant's data, relative to the `.air`, and its size; None where the data are inside."""
+    """The file of a constant's data, relative to the `.air`, and its size; None if the data are inside the message."""
     if proto.type not in CONSTANTS or not {"location", "value"} <= {*proto.attr} or proto.attr["value"].t.data:
         return None
     return _text(proto.attr["location"].s), int(proto.attr["length"].i) if "length" in proto.attr else 0
 
 
 def file_at(folder: Path | None, location: str) -> Path | None:
-    """The file a location stands for, or None where it leads out of the folder."""
+    """The path of a location, or None if it leads out of the folder."""
     path = PurePosixPath(location)
     if folder is None or path.is_absolute() or ".." in path.parts or not location or "\0" in location:
         return None
@@ -200,7 +203,7 @@ def _shape(proto: Proto) -> tuple[int, ...] | None:
 
 
 def _attr(proto: Proto) -> Attr | None:
-    """The attribute, or None where the loader loses it."""
+    """The attribute, or None if the loader loses it."""
     field = proto.WhichOneof("value")
     if field in _SCALARS:
         return Attr(_SCALARS[field], getattr(proto, field))

@@ -1,7 +1,7 @@
-"""A GE graph as a drawing: the text of Graphviz, or an SVG of our own.
+"""A drawing of a GE graph: a Graphviz file, or an SVG of our own.
 
-The SVG puts every operator one row below the last that feeds it, and orders a row by the middle of what feeds it, which
-keeps most edges short. Constants are left out, and so are NetOutput's names.
+In the SVG, an operator is one row below the lowest of its producers. A row is ordered by the mean positions of the
+producers, which keeps most edges short. Constants and the names of NetOutput are left out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fa_compiler.lowering.ascend.graph import Graph, Model, Op
 from fa_compiler.op_registry import names
 
 _WIDTH, _HEIGHT, _GAP, _ROW = 190, 40, 20, 80
-"""Pixels: a box, the space beside it, the distance of rows."""
+"""In pixels: the width and height of a box, the space beside it, and the distance of rows."""
 
 _SWEEPS = 4
-"""Rounds of ordering the rows; more change little."""
+"""How often the rows are ordered; more rounds change little."""
 
 
 def draw(model: Model, suffix: str) -> str:
-    """The drawing of a model's graphs for a file of that suffix. Raises ValueError for one other than .dot and .svg."""
+    """The drawing of a model's graphs for a file of that suffix. Raises ValueError for any suffix but .dot and .svg."""
     if suffix == ".dot":
         return _dot(model)
     if suffix == ".svg":
@@ -108,8 +108,8 @@ def _box(op: Op, x: int, y: int) -> Iterator[str]:
 
 
 def _rows(graph: Graph) -> list[list[str]]:
-    """The operators by row, each row in order. An edge of a loop, which no valid file has, does not count."""
-    import networkx as nx  # a tenth of a second, which other commands need not wait for
+    """The operators by row, each row in order. The edges of a loop, which no valid file has, are ignored."""
+    import networkx as nx  # the import takes a tenth of a second; other commands do not need it
 
     below = nx.DiGraph()
     below.add_nodes_from(op.name for op in _drawn(graph))

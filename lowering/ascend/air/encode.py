@@ -1,16 +1,17 @@
 """From a graph in memory to the message of an `.air` file.
 
-Written is what the loader needs and no more: name maps on every operator, a kind on every list, "" for an absent input,
-descriptors with layout and shape. What GE computes by itself (ids, origin shapes, `_ir_*` names) is left out.
+The message holds only the fields that the loader needs: name maps on every operator, a kind on every list, "" for an
+absent input, descriptors with layout and shape. The fields that GE computes itself (ids, origin shapes, `_ir_*` names)
+are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fa_compiler.lowering.ascend.air.errors import AirError
 from fa_compiler.lowering.ascend.air.schema import AttrDef, ListValue, ModelDef, Proto, TensorDescriptor
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX, first_passed, slot_names
+from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Opaque, TensorDesc, Weight
 from fa_compiler.op_registry.dtypes import canonical
@@ -19,14 +20,15 @@ UNKNOWN_RANK = -2
 _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
 
 Places = Mapping[int, str]
-"""Where the data of a weight goes instead of the message: by id() of the Weight."""
+"""The files of the weights whose data are not in the message, by id() of the Weight."""
 
 
 def encode(model: Model, places: Places | None = None) -> Proto:
-    """The ModelDef of a graph, all weights loaded except those that `places` puts into files beside it.
+    """The ModelDef of a graph. All weights are loaded except those that `places` puts into files.
 
-    Raises AirError, naming the operator, for what the message cannot hold: an unknown type, a value that is not of the
-    attribute's kind, a number out of range.
+    Raises:
+        AirError: the message cannot hold an unknown type, a value that does not have its attribute's kind, or a number
+            out of range. The text names the operator.
     """
     proto = ModelDef(name=model.name)
     parents = {name: op.type for graph in model.graphs for op in graph.ops for name in op.subgraphs.values()}
@@ -65,7 +67,7 @@ def _op(proto: Proto, op: Op, places: Places) -> None:
         try:
             _attr(proto.attr[name], attr, places)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
-            raise ValueError(f"its attribute {name} is {attr.value!r}, which is no {attr.kind}") from error
+            raise ValueError(f"its attribute {name} is {attr.value!r}, which is not a {attr.kind}") from error
         if isinstance(attr.value, Weight) and id(attr.value) in places:
             proto.attr["location"].s = places[id(attr.value)].encode()
             proto.attr["length"].i = attr.value.size
@@ -86,7 +88,7 @@ def _desc(proto: Proto, desc: TensorDesc) -> None:
 
 
 def _parent_index(proto: Proto, parent: str) -> None:
-    """Which input or output of the operator stands for this Data or for the inputs of this NetOutput."""
+    """Set the index of the parent operator's input for a Data, or of its outputs for the inputs of a NetOutput."""
     if proto.type == "Data" and PARENT_INDEX not in proto.attr and "index" in proto.attr:
         proto.attr[PARENT_INDEX].i = first_passed(parent) + proto.attr["index"].i
     if proto.type == "NetOutput":
@@ -118,7 +120,7 @@ def _attr(proto: Proto, attr: Attr, places: Places) -> None:
 def _set_list(proto: Proto, kind: str, values: object) -> None:
     field, convert, number = _LISTS[kind]
     if isinstance(values, str):
-        raise TypeError("a string is no list")
+        raise TypeError("a string is not a list")
     getattr(proto.list, field).extend(convert(value) for value in values)  # type: ignore[attr-defined]
     proto.list.val_type = number
 
@@ -130,7 +132,7 @@ def _tensor(proto: Proto, weight: Weight, load: bool) -> None:
 
 
 def _exactly(kind: type) -> Callable[[object], object]:
-    """A value of that very type: True is no Int, 1 is no Bool."""
+    """A converter that accepts only values of exactly this type: True is not an Int, 1 is not a Bool."""
 
     def convert(value: object) -> object:
         if type(value) is not kind:
@@ -142,7 +144,7 @@ def _exactly(kind: type) -> Callable[[object], object]:
 
 def _float(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return float(value)
 
 

@@ -1,43 +1,48 @@
-"""`.air` files: read, written, with the weights inside or in files beside it."""
+"""Reads and writes `.air` files, with the weights inside the file or in files beside it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
+from fa_compiler.lowering.ascend.air import check_edges, check_ends, check_names
 from fa_compiler.lowering.ascend.air.decode import CONSTANTS, decode
 from fa_compiler.lowering.ascend.air.encode import encode
-from fa_compiler.lowering.ascend.air.errors import AirError
-from fa_compiler.lowering.ascend.air.rejections import rejections
 from fa_compiler.lowering.ascend.air.schema import ModelDef, Proto
+from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic
 from fa_compiler.lowering.ascend.graph import Model, Weight
 
 INLINE_LIMIT = 1 << 29
-"""Weights of more bytes together go into files beside the `.air`. A message is several times in memory while it is made
-or read, here and in GE; a file is so once."""
+"""If all weights together have more bytes than this, they go into files beside the `.air`. This package and GE hold
+several copies of a message in memory while they read or write it, but only one copy of a file."""
 
 MESSAGE_LIMIT = (1 << 31) - 1
-"""Bytes a protobuf message may have."""
+"""The most bytes of a protobuf message."""
 
 SMALL = 1 << 12
-"""Constants of up to this many bytes stay inside in any case: shapes, axes, scales."""
+"""Constants of up to this many bytes always stay inside: shapes, axes, scales."""
 
 WEIGHT_FOLDER = "air_weight"
 
 
 def parse_message(data: bytes, name: str = "the file") -> Proto:
-    """The ModelDef of a file's bytes. Raises AirError for bytes that are none."""
+    """The ModelDef from the bytes of a file. Raises AirError for bytes that are not a ModelDef."""
     try:
         return ModelDef.FromString(data)
     except DecodeError:
-        raise AirError(f"{name} is no .air file: it does not parse as a ge.proto.ModelDef") from None
+        raise AirError(f"{name} is not an .air file: it does not parse as a ge.proto.ModelDef") from None
 
 
 def read_message(path: Path) -> Proto:
-    """The ModelDef of a file. Raises AirError as `parse_message` does, and for a file too large for GE to load; OSError
-    where it cannot be read."""
+    """The ModelDef of a file.
+
+    Raises:
+        AirError: the file is not a ModelDef, or it is too large for GE.
+        OSError: the file cannot be read.
+    """
     size = path.stat().st_size
     if size > MESSAGE_LIMIT:
         raise AirError(f"{path.name} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it")
@@ -45,32 +50,44 @@ def read_message(path: Path) -> Proto:
 
 
 def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Model:
-    """The graph of a file's bytes; `folder` is where its weights' files are.
+    """The graph from the bytes of a file; `folder` is the folder of its weights' files.
 
-    Raises AirError for what GE's loader rejects, and for a weight whose file is missing. What it accepts may still be
-    wrong: that is for `check`.
+    An accepted graph may still be wrong: `check` tells.
+
+    Raises:
+        AirError: GE's loader rejects the file, or the file of a weight is missing.
     """
     return _decoded(parse_message(data, name), folder, name)
 
 
 def read(path: Path) -> Model:
-    """The graph of an `.air` file. Raises AirError as `parse` does, and OSError where the file cannot be read."""
+    """The graph of an `.air` file. Raises AirError as `parse` does, and OSError if the file cannot be read."""
     return _decoded(read_message(path), path.parent, path.name)
 
 
+def rejections(proto: Proto) -> Iterator[FileDiagnostic]:
+    """The reasons for which GE's loader rejects a ModelDef. Those of edges come first."""
+    yield from check_edges.rejections(proto)
+    yield from check_ends.rejections(proto)
+    yield from check_names.rejections(proto)
+
+
 def _decoded(proto: Proto, folder: Path | None, name: str) -> Model:
-    for finding in rejections(proto):
-        raise AirError(f"{name}: {finding}")
+    for diagnostic in rejections(proto):
+        raise AirError(f"{name}: {diagnostic}")
     return decode(proto, folder)
 
 
 def serialise(
     model: Model, inline_limit: int = INLINE_LIMIT, message_limit: int = MESSAGE_LIMIT
 ) -> tuple[bytes, dict[str, Weight]]:
-    """The bytes of the `.air` file, and the weights of the files beside it by their relative path.
+    """The bytes of the `.air` file, and the weights in files beside it by their relative paths.
 
-    Weights of more than `inline_limit` bytes together go beside it. Raises AirError for a graph the loader would
-    reject, one that the format cannot hold, and one of more than `message_limit` bytes without its weights.
+    The weights go into files if all of them together have more than `inline_limit` bytes.
+
+    Raises:
+        AirError: the loader would reject the graph, the format cannot hold it, or it has more than `message_limit`
+            bytes without its weights.
     """
     outside = _outside(model) if sum(weight.size for _, _, weight in _constants(model)) > inline_limit else {}
     places = {id(weight): location for location, weight in outside.items()}
@@ -78,8 +95,8 @@ def serialise(
     if inline > message_limit:
         raise AirError(_too_large(model, inline))
     proto = encode(model, places)
-    for finding in rejections(proto):
-        raise AirError(f"{model.name} cannot be written: {finding}")
+    for diagnostic in rejections(proto):
+        raise AirError(f"{model.name} cannot be written: {diagnostic}")
     size = proto.ByteSize()
     if size > message_limit:
         raise AirError(_too_large(model, size))
@@ -90,10 +107,10 @@ def serialise(
 
 
 def write(model: Model, path: Path, inline_limit: int = INLINE_LIMIT, message_limit: int = MESSAGE_LIMIT) -> list[Path]:
-    """Write the `.air` file and what belongs beside it; returns all files, the `.air` first.
+    """Write the `.air` file and the files beside it; returns all files, the `.air` first.
 
-    The caller gives a place where a half-written file does no harm, and moves the files. Raises AirError as `serialise`
-    does, before anything is written.
+    The caller chooses a folder in which an incomplete file does no harm, and moves the files afterwards. AirError is
+    raised as by `serialise`, before anything is written.
     """
     data, outside = serialise(model, inline_limit, message_limit)
     files = [path]
@@ -107,7 +124,7 @@ def write(model: Model, path: Path, inline_limit: int = INLINE_LIMIT, message_li
 
 
 def _constants(model: Model) -> list[tuple[str, str, Weight]]:
-    """Graph, name and value of every constant."""
+    """The graph, the name and the value of every constant."""
     return [
         (graph.name, op.name, attr.value)
         for graph in model.graphs
@@ -117,7 +134,7 @@ def _constants(model: Model) -> list[tuple[str, str, Weight]]:
 
 
 def _outside(model: Model) -> dict[str, Weight]:
-    """The weights that leave the message, by the path that GE's own writer would give them."""
+    """The weights that go into files, by the paths that GE's own writer would use."""
     places: dict[str, Weight] = {}
     placed: set[int] = set()
     for graph, op, weight in _constants(model):

@@ -1,7 +1,7 @@
-"""Reads the text of a `.proto` file into a FileDescriptorProto, without protoc.
+"""Parses the text of a `.proto` file into a FileDescriptorProto, without protoc.
 
-Accepts what `ge_ir.proto` is written in: proto3 with messages and enums, nested or not, `repeated`, `map<string, M>`
-and `oneof`; no imports, options or services. Anything else is a fault of that file and raises ValueError.
+It accepts the language of `ge_ir.proto`: proto3 with messages and enums, nested or not, `repeated`, `map<string, M>`
+and `oneof`; no imports, options or services. Anything else raises ValueError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VALUE = re.compile(r"(\w+)\s*=\s*(\d+)")
 
 
 def file_descriptor(text: str, name: str) -> Any:
-    """The FileDescriptorProto of a `.proto` text. Raises ValueError at what it does not understand."""
+    """The FileDescriptorProto of a `.proto` text. Raises ValueError for syntax that is not supported."""
     file = descriptor_pb2.FileDescriptorProto(name=name, syntax="proto3")
     enums = set(re.findall(r"\benum\s+(\w+)", text))
     statements = _statements(re.sub(r"//[^\n]*", "", text))

@@ -1,4 +1,4 @@
-"""The messages of an `.air` file, made at import from `ge_ir.proto`, which is the one place their fields stand in."""
+"""The message classes of an `.air` file. They are made at import from `ge_ir.proto`, which defines their fields."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from google.protobuf import descriptor_pool, message_factory  # type: ignore[imp
 from fa_compiler.lowering.ascend.air.proto_text import file_descriptor
 
 Proto = Any
-"""A protobuf message of one of the classes below; they are made while the module is imported."""
+"""A protobuf message of one of the classes below. There is no static type, because the classes are made at import."""
 
 
 def _messages() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("ge_ir.proto").read_text()
-    # A pool of its own: CANN's Python packages declare the same messages in the common one.
+    # A separate pool: CANN's Python packages declare the same messages in the default one.
     pool = descriptor_pool.DescriptorPool()
     file = file_descriptor(text, "ge_ir.proto")
     pool.AddSerializedFile(file.SerializeToString())

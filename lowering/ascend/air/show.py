@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Opaque, TensorDesc, Weight
 
 _LONGEST = 48
-"""Characters of one attribute's value."""
+"""The most characters of an attribute's value."""
 
 
 def summary(model: Model) -> str:
-    """One line: how many operators of which types, and how large the weights are."""
+    """One line with the number of operators of each type and the size of the weights."""
     types = Counter(op.type for graph in model.graphs for op in graph.ops)
     attrs = [attr.value for graph in model.graphs for op in graph.ops for attr in op.attrs.values()]
     weights = sum(value.size for value in attrs if isinstance(value, Weight))
@@ -33,7 +33,7 @@ def lines(graph: Graph) -> Iterator[str]:
 
 
 def tensor(desc: TensorDesc) -> str:
-    """A descriptor without its name: "float16[1, 12, ?, 64]"."""
+    """A descriptor without its name, such as "float16[1, 12, ?, 64]"."""
     sizes = "unknown rank" if desc.shape is None else ", ".join("?" if size < 0 else str(size) for size in desc.shape)
     bounds = ""
     if desc.ranges is not None:

@@ -1,7 +1,7 @@
-"""Subgraphs as the file has them: a list of names, whose order is that of the prototype.
+"""The subgraphs of an operator in a file: a list of names in the order of the prototype.
 
-Inside, Data and NetOutput say by the attribute `_parent_node_index` which input and output of the operator they stand
-for. The inputs that come before the operator's dynamic input (the condition of If) are not passed in.
+In a subgraph, the attribute `_parent_node_index` of Data and NetOutput is the index of the operator's input or output
+that they represent. The inputs before the operator's dynamic input (the condition of If) are not passed to a subgraph.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from fa_compiler.op_registry.spec import Kind
 PARENT_INDEX = "_parent_node_index"
 
 _ORDER = (("then_branch", "else_branch"), ("cond", "body"))
-"""Where the order matters and is not that of the alphabet, in which the prototypes have them."""
+"""The names of subgraphs, in the order of the prototypes, for the operators whose order is not alphabetical."""
 
 
 def slot_names(op_type: str, count: int) -> tuple[str, ...]:
     """The prototype's names of an operator's `count` subgraphs, in the order of the file.
 
-    A dynamic graph "branches" gives branches0, branches1 and so on, as do names that no prototype has.
+    The names of a dynamic graph "branches" are branches0, branches1 and so on; so are those without a prototype.
     """
     prototype = ge_prototype(op_type)
     names = tuple(sorted(graph.name for graph in prototype.graphs)) if prototype is not None else ()
@@ -30,7 +30,7 @@ def slot_names(op_type: str, count: int) -> tuple[str, ...]:
 
 
 def first_passed(op_type: str) -> int:
-    """The operator's input that is Data 0 of its subgraphs."""
+    """The index of the operator's input that is Data 0 of its subgraphs."""
     prototype = ge_prototype(op_type)
     kinds = [entry.kind for entry in prototype.inputs] if prototype is not None else []
     return kinds.index(Kind.DYNAMIC) if Kind.DYNAMIC in kinds else 0

@@ -1,4 +1,7 @@
-"""ONNX models as GE graphs, and GE graphs as ONNX models: two tables, written apart, so that each tests the other."""
+"""Conversions from ONNX to GE (`forward`) and from GE to ONNX (`backward`).
+
+Their tables were written independently of each other, so each of them tests the other.
+"""
 
 from __future__ import annotations
 

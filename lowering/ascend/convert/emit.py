@@ -1,7 +1,7 @@
-"""Adding operators to a GE graph, each checked against its prototype as it is made.
+"""Adds operators to a GE graph. Each operator is checked against its prototype.
 
-An operator gets its inputs in prototype order (None where an optional one is absent, a sequence for a dynamic one), the
-type and shape of every output, and every attribute of the prototype, defaults written out.
+An operator takes its inputs in the order of the prototype: None for an absent optional input, a sequence for a dynamic
+input. It has the type and shape of every output, and every attribute of the prototype, with defaults written out.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fa_compiler.op_registry.node import convert_attr
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 
 Shape = tuple[int, ...] | None
-"""Sizes, -1 where one is open; None where the rank is unknown."""
+"""The sizes, -1 for a dynamic size; None if the rank is unknown."""
 
 SHARED = 1024
-"""Constants of up to this many bytes are made once for each graph."""
+"""Equal constants of up to this many bytes are made once for each graph."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class Type:
 
 @dataclass(frozen=True)
 class Tensor(Type):
-    """A tensor of the GE graph: where it comes from, its type and shape, and its value if it is a constant."""
+    """A tensor of the GE graph: its type and shape, the output that makes it, and its value if it is a constant."""
 
     output: Output = field(default_factory=lambda: Output(""))
     value: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
     def rank(self) -> int:
-        """Its rank. Raises CannotMapError if that is unknown."""
+        """The rank. Raises CannotMapError if it is unknown."""
         if self.shape is None:
             raise CannotMapError("the rank of an input is not known", "declare the shapes of the model's inputs")
         return len(self.shape)
 
     def with_shape(self, shape: Shape) -> Type:
-        """Its type with another shape."""
+        """The same type with another shape."""
         return Type(self.dtype, shape)
 
     def with_dtype(self, dtype: str) -> Type:
-        """Its shape with another type."""
+        """The same shape with another type."""
         return Type(dtype, self.shape)
 
 
@@ -63,7 +63,7 @@ Input = Tensor | Sequence[Tensor] | None
 
 
 class Names:
-    """Names for operators, each given once."""
+    """Makes unique names for operators."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
@@ -72,7 +72,7 @@ class Names:
         return name in self._used
 
     def new(self, stem: str) -> str:
-        """`stem`, or `stem` with a number. ATC's options split at ":" and ";", so names hold neither."""
+        """`stem`, or `stem` with a number. Names hold neither ":" nor ";", at which ATC splits its options."""
         stem = stem.replace(":", "_").replace(";", "_") or "op"
         name, count = stem, 0
         while name in self._used:
@@ -83,7 +83,7 @@ class Names:
 
 
 class Emitter:
-    """Makes the operators of one graph. `stem` is the name of the ONNX node that they stand for."""
+    """Makes the operators of one graph. `stem` is the name of the ONNX node that is converted."""
 
     def __init__(self, graph: Graph, names: Names) -> None:
         self.graph = graph
@@ -112,9 +112,10 @@ class Emitter:
         layouts: Mapping[str, str] | None = None,
         **attrs: Any,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Add an operator; the tensors it makes. `layouts` are those of tensors that are not "ND", by name.
+        """Add an operator; returns its outputs. `layouts` are the layouts other than "ND", by tensor name.
 
-        Raises CannotMapError where a type is outside the prototype.
+        Raises:
+            CannotMapError: the prototype does not allow the inputs, a type or an attribute.
         """
         spec = ge_prototype(op_type)
         if spec is None:
@@ -138,7 +139,7 @@ class Emitter:
         return tensors[0] if isinstance(out, Type) else tensors
 
     def weight(self, name: str, weight: Weight) -> Tensor:
-        """A constant whose bytes are read when they are written."""
+        """A constant whose bytes are loaded only when the file is written."""
         op = Op(self.names.new(name), "Const", attrs={"value": Attr("Tensor", weight)})
         op.output_descs.append(TensorDesc("y", weight.dtype, weight.shape))
         self.graph.ops.append(op)
@@ -147,7 +148,7 @@ class Emitter:
     def const(self, value: Any, dtype: str) -> Tensor:
         """A small constant of a GE type."""
         array = np.ascontiguousarray(np.asarray(value, dtype=dtypes.to_numpy(dtype)))
-        array = array.reshape(np.shape(value))  # ascontiguousarray gives a scalar a dimension
+        array = array.reshape(np.shape(value))  # ascontiguousarray makes a vector of a scalar
         content = array.tobytes()
         key = (dtype, array.shape, content)
         found = self._constants.get(key)
@@ -159,16 +160,16 @@ class Emitter:
         return found
 
     def ints(self, numbers: Iterable[int] | int, dtype: str = "DT_INT64") -> Tensor:
-        """Integers as a constant: a vector, or of one number a scalar."""
+        """A constant of integers: a vector from a list, a scalar from a number."""
         return self.const(numbers if isinstance(numbers, int) else list(numbers), dtype)
 
     def _name(self, op_type: str) -> str:
-        """The ONNX node's name for the first operator that it becomes, and a longer one for the others."""
+        """The ONNX node's name for the first of its operators, and a longer name for each of the others."""
         return self.names.new(f"{self.stem}/{op_type}" if self.stem in self.names else self.stem or op_type)
 
 
 def full_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attr]:
-    """Every attribute of a prototype, in its order: the given value, or the default written out."""
+    """Every attribute of a prototype in its order, with the given value or the default."""
     unknown = [name for name in given if name not in spec.attr_names]
     if unknown:
         raise CannotMapError(f"{spec.name} of GE has no attribute {unknown[0]}")
@@ -194,7 +195,7 @@ def _attr_value(op: str, entry: AttrSpec, value: Any) -> Any:
 
 
 def _expanded(spec: OpSpec, inputs: Sequence[Input]) -> list[tuple[str, Tensor | None]]:
-    """The inputs of an operator by name, dynamic ones numbered, absent ones at the end left off."""
+    """The inputs of an operator by name. Those of a dynamic input are numbered; absent ones at the end are left out."""
     if len(inputs) > len(spec.inputs):
         raise CannotMapError(f"{spec.name} of GE takes {len(spec.inputs)} inputs, not {len(inputs)}")
     placed: list[tuple[str, Tensor | None]] = []

@@ -1,4 +1,4 @@
-"""What cannot be converted, and what to do about it."""
+"""The errors of conversions: what cannot be converted, and what to do instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class CannotMapError(Exception):
-    """One node cannot be said in the other language: a sentence that says why, and what to do instead, if anything."""
+    """A node cannot be converted: the reason as a sentence, and an alternative if there is one."""
 
     def __init__(self, reason: str, alternative: str = "") -> None:
         super().__init__(reason)
@@ -30,7 +30,7 @@ class UnmappedNode:
 
 
 class UnmappedError(Exception):
-    """Nodes of a model have no counterpart in GE. `nodes` lists every one of them; nothing was made."""
+    """Nodes of a model have no counterpart in GE. `nodes` lists all of them. No graph was made."""
 
     def __init__(self, model: str, nodes: Sequence[UnmappedNode]) -> None:
         self.model = model
@@ -41,4 +41,4 @@ class UnmappedError(Exception):
 
 
 class UnreadableError(Exception):
-    """A GE graph holds what has no meaning in ONNX: the sentence names the operator."""
+    """A GE graph cannot be expressed in ONNX. The text names the operator."""

@@ -1,8 +1,8 @@
-"""A GE graph as an ONNX model that runs: the other direction of `to_ge`, for comparing results.
+"""A GE graph as an ONNX model, to compare results: the inverse of `to_ge`.
 
-The Data become inputs by their names, the inputs of the NetOutput outputs named `output_0` and so on. Types and shapes
-that the graph declares of its tensors come along as value_info, so that ONNX's strict shape inference holds them
-against what the operators give.
+A Data becomes an input of the same name. The inputs of the NetOutput become outputs with the names `output_0` and so
+on. The declared types and shapes of tensors become value_info: ONNX's strict shape inference then compares them with
+the inferred ones.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ import onnx
 from onnx import helper
 
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
-from fa_compiler.lowering.ascend.convert.backward import MEANINGS, Reading
-from fa_compiler.lowering.ascend.convert.backward.reading import Sink, onnx_type, tensor_proto
+from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
+from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector, onnx_type, tensor_proto
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight
 from fa_compiler.op_registry import DOMAIN, VERSION
 
 OPSET = 20
-"""The opset of the models this makes."""
+"""The opset of the resulting models."""
 
 _IR_VERSION = 9
 
 
 def from_ge(model: Model) -> onnx.ModelProto:
-    """The ONNX model that computes what the GE graph does, in opset 20 and the domain "ascend".
+    """An ONNX model with the same results as the GE graph, in opset 20 and the domain "ascend".
 
-    Raises UnreadableError for an operator, attribute or connection that has no meaning in ONNX.
+    Raises:
+        UnreadableError: an operator, an attribute or an edge has no meaning in ONNX.
     """
     graphs = {graph.name: graph for graph in model.graphs}
     reader = _GraphReader(graphs)
@@ -46,8 +47,8 @@ class _GraphReader:
         self._graphs = graphs
 
     def graph(self, graph: Graph, prefix: str, outer: Mapping[int, str]) -> onnx.GraphProto:
-        """One graph; `outer` are the tensors around it, by the number of the input that hands them in."""
-        sink = Sink(prefix)
+        """One graph. `outer` are the tensors of the outer graph, by the index of the input that passes them in."""
+        collector = NodeCollector(prefix)
         tensors: dict[tuple[str, int], str] = {}
         constants: dict[str, Weight] = {}
         initializers: list[onnx.TensorProto] = []
@@ -65,14 +66,14 @@ class _GraphReader:
                 weight = op.attrs["value"].value
                 if not isinstance(weight, Weight):
                     raise UnreadableError(f"constant '{op.name}' has no value")
-                name = tensors[op.name, 0] = sink.fresh(op.name)
+                name = tensors[op.name, 0] = collector.fresh(op.name)
                 constants[name] = weight
                 initializers.append(tensor_proto(weight, name))
             elif op.type == "NetOutput":
                 end = op
             else:
                 given = ["" if source is None else tensors[source.op, source.index] for source in op.inputs]
-                made = self._op(op, given, sink, constants)
+                made = self._op(op, given, collector, constants)
                 for index, (name, desc) in enumerate(zip(made, op.output_descs, strict=True)):
                     tensors[op.name, index] = name
                     if name:
@@ -84,38 +85,40 @@ class _GraphReader:
             if source is None:
                 raise UnreadableError(f"output {index} of graph '{graph.name}' is not connected")
             name = f"{prefix}output_{index}"
-            sink.nodes.append(helper.make_node("Identity", [tensors[source.op, source.index]], [name]))
+            collector.nodes.append(helper.make_node("Identity", [tensors[source.op, source.index]], [name]))
             outputs.append(_info(name, desc))
         ordered = [info for _, info in sorted(inputs, key=lambda item: item[0])]
-        return helper.make_graph(sink.nodes, graph.name, ordered, outputs, initializers, value_info=infos)
+        return helper.make_graph(collector.nodes, graph.name, ordered, outputs, initializers, value_info=infos)
 
-    def _op(self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]) -> Sequence[str]:
+    def _op(
+        self, op: Op, inputs: Sequence[str], collector: NodeCollector, constants: Mapping[str, Weight]
+    ) -> Sequence[str]:
         if op.type == "If":
-            return self._branches(op, inputs, sink)
-        meaning = MEANINGS.get(op.type)
-        if meaning is None:
+            return self._branches(op, inputs, collector)
+        handler = HANDLERS.get(op.type)
+        if handler is None:
             raise UnreadableError(f"operator '{op.name}' of type {op.type} has no meaning in ONNX here")
-        reading = Reading(op, inputs, sink, constants)
-        made = meaning(reading)
-        reading.finish()
+        call = GeCall(op, inputs, collector, constants)
+        made = handler(call)
+        call.finish()
         names = [made] if isinstance(made, str) else list(made)
         return [*names, *[""] * (len(op.output_descs) - len(names))]
 
-    def _branches(self, op: Op, inputs: Sequence[str], sink: Sink) -> Sequence[str]:
-        """A branch reads the tensors around it by name, so that its Data are only other names for them."""
+    def _branches(self, op: Op, inputs: Sequence[str], collector: NodeCollector) -> Sequence[str]:
+        """The If node. A branch reads tensors of the outer graph by name; its Data are only other names for them."""
         branches = {}
         for name in ("then_branch", "else_branch"):
             graph = self._graphs.get(op.subgraphs.get(name, ""))
             if graph is None:
                 raise UnreadableError(f"If '{op.name}' has no {name}")
-            branches[name] = self.graph(graph, sink.fresh(name) + "/", dict(enumerate(inputs)))
+            branches[name] = self.graph(graph, collector.fresh(name) + "/", dict(enumerate(inputs)))
         if op.input_descs[0].shape != ():
-            raise UnreadableError(f"If '{op.name}': its condition is no scalar, which GE takes for true unless empty")
-        return sink.node("If", [inputs[0]], len(op.output_descs), "", op.name, branches)
+            raise UnreadableError(f"If '{op.name}': its condition is not a scalar; GE treats it as true unless empty")
+        return collector.node("If", [inputs[0]], len(op.output_descs), "", op.name, branches)
 
 
 def _sorted(graph: Graph) -> list[Op]:
-    """The operators, each behind those it reads: a file may hold them in any order."""
+    """The operators, each after those that it reads. A file may hold them in any order."""
     by_name = {op.name: op for op in graph.ops}
     done: dict[str, bool] = {}
     ordered: list[Op] = []
@@ -130,7 +133,7 @@ def _sorted(graph: Graph) -> list[Op]:
                 continue
             if op.name in done:
                 if not done[op.name]:
-                    raise UnreadableError(f"operator '{op.name}' reads what it computes")
+                    raise UnreadableError(f"operator '{op.name}' reads its own result")
                 continue
             done[op.name] = False
             stack.append((op, True))

@@ -1,7 +1,7 @@
-"""An ONNX model as the forward table wants it: no functions, nothing that only its definition in ONNX explains.
+"""Prepares an ONNX model for the forward table: without functions, and with fewer kinds of operators.
 
-Operators without a row of their own whose ONNX definition is a function of other operators (CastLike, Attention,
-GroupNormalization and so on) are replaced by it.
+ONNX defines some operators as functions of other operators (CastLike, Attention, GroupNormalization and so on). Such an
+operator is replaced by its definition if the forward table has no row for it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fa_compiler.passes.nodes import STANDARD, all_nodes, remember_versions
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 Known = Callable[[tuple[str, str]], bool]
-"""Is there a row for an operator, given by domain ("" for ONNX's own) and type?"""
+"""Whether the forward table has a row for an operator, given by its domain ("" for ONNX's own) and type."""
 
 _ROUNDS = 4
-"""Definitions may use operators that have definitions."""
+"""How often definitions are expanded, because they may use operators that have definitions themselves."""
 
 
 _CHANGES = {
@@ -37,18 +37,18 @@ _CHANGES = {
     "Squeeze": (13,),
     "Unsqueeze": (13,),
 }
-"""The opsets in which operators that definitions use changed more than their types, from 12 on, where the definitions
-begin; all reductions but ReduceSum did in 18."""
+"""For the operators that definitions use: the opsets from 12 on in which more than their types changed. The oldest
+definitions are of opset 12. All reductions but ReduceSum changed in 18."""
 
 
 def key_of(domain: str, op_type: str) -> tuple[str, str]:
-    """An operator as the table names it."""
+    """The key of an operator in the forward table."""
     return "" if domain in STANDARD else domain, op_type
 
 
 def prepare(model: ir.Model, known: Known) -> tuple[ir.Model, ShapeInfo]:
-    """A copy of the model without functions and without operators that `known` does not know, as far as they have a
-    definition; and its shapes."""
+    """A copy of the model, and its shapes. The copy has no functions, and no operator that has a definition in ONNX but
+    is not `known`."""
     model = model.clone()
     if model.functions:
         InlinePass()(model)
@@ -85,7 +85,7 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Known) -> bool:
 
 
 def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known) -> onnx.FunctionProto | None:
-    """The function that defines a node, in operators of the model's opset; None where there is none."""
+    """The function that defines a node, in operators of the model's opset; None if there is none."""
     domain = "" if node.domain in STANDARD else node.domain
     version = versions.get(domain)
     graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
@@ -122,7 +122,7 @@ def _has_definition(key: tuple[str, str], version: int) -> bool:
 
 
 def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
-    """Give a definition the model's opset, if its operators mean the same there, and the node's outputs."""
+    """Give a definition the model's opset and the node's outputs; False if its operators have another meaning there."""
     for entry in proto.opset_import:
         if entry.domain in STANDARD:
             if any(_era(inner.op_type, entry.version) != _era(inner.op_type, wanted) for inner in proto.node):
@@ -131,13 +131,13 @@ def _fit(proto: onnx.FunctionProto, node: ir.Node, wanted: int) -> bool:
     del proto.output[len(node.outputs) :]
     made = {name for inner in proto.node for name in inner.output}
     for name in proto.output:
-        if name not in made:  # an output that this node leaves out
+        if name not in made:  # an output that this node does not have
             proto.node.append(onnx.helper.make_node("Constant", [], [name], value_int=0))
     return True
 
 
 def _era(op_type: str, version: int) -> int:
-    """How many times an operator changed what its inputs and attributes mean, up to an opset."""
+    """The number of times that the meaning of an operator's inputs and attributes changed up to an opset."""
     reduces = op_type.startswith("Reduce") and op_type != "ReduceSum"
     return sum(version >= change for change in (_CHANGES.get(op_type, (18,) if reduces else ())))
 
@@ -154,7 +154,7 @@ def _type(value: ir.Value | None, info: ShapeInfo) -> bytes | None:
 
 
 def _bind_attributes(node: ir.Node, function: ir.Function) -> None:
-    """Keep only the attributes that the function knows: a definition made for this node has the others inside."""
+    """Keep only the attributes that the function takes. A definition made for this node already includes the others."""
     for name in list(node.attributes):
         if name not in function.attributes:
             del node.attributes[name]

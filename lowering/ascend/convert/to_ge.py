@@ -1,7 +1,7 @@
 """An ONNX model as a GE graph.
 
-Inputs become Data in the model's order, weights that something reads become Const, outputs are the inputs of the one
-NetOutput. A branch of an If is a graph of its own, whose Data stand for what it reads from outside.
+The inputs become Data in the model's order, the weights that are read become Const, and the outputs become the inputs
+of the only NetOutput. A branch of an If is a separate graph, whose Data are the outer values that the branch reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Names, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError, UnmappedError, UnmappedNode
 from fa_compiler.lowering.ascend.convert.forward import HANDLERS, OnnxCall
-from fa_compiler.lowering.ascend.convert.forward.call import type_of
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes
@@ -25,21 +25,21 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 _CONSTANT, _IF = ("", "Constant"), ("", "If")
 
 _ALIGNED = {("", name) for name in ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub", "Xor")}
-"""Operators that broadcast since opset 7. Before, the smaller input is laid along the last axes, which is the same, or
-from the attribute `axis` on."""
+"""Operators that broadcast since opset 7. Before, the axes of the smaller input are the last axes, which means the
+same, or the axes from the attribute `axis` on."""
 
 Range = tuple[int, int]
-"""Inclusive bounds of a size; an upper one of -1 is none."""
+"""The inclusive bounds of a size; an upper bound of -1 means no bound."""
 
 
 def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] | None = None) -> Model:
     """The GE graph of a model; the model is not changed.
 
-    `input_shapes` gives inputs by name the sizes they will have: a number, or the bounds of a size that stays open.
+    `input_shapes` are the sizes of inputs by name: a number, or the bounds of a dynamic size.
 
     Raises:
-        UnmappedError: nodes that GE has no counterpart for; all of them are named.
-        ValueError: an input shape names no input, or has another rank.
+        UnmappedError: nodes have no counterpart in GE; the error names all of them.
+        ValueError: an input shape names no input, or has another rank or size than the input.
     """
     model = model.clone()
     ranges = _set_shapes(model.graph, input_shapes or {})
@@ -53,7 +53,7 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
 
 
 def _drop_graphs(model: Model) -> None:
-    """Drop the graphs of operators that are not there any more."""
+    """Drop the graphs of operators that were dropped."""
     graphs = {graph.name: graph for graph in model.graphs}
     needed, waiting = {model.root.name}, [model.root.name]
     while waiting:
@@ -91,7 +91,7 @@ def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) ->
 
 
 class _Conversion:
-    """The model as it grows, and the nodes that could not be converted."""
+    """The conversion of a model: the graphs made so far, and the nodes that could not be converted."""
 
     def __init__(self, name: str, info: ShapeInfo) -> None:
         self.model = Model(name)
@@ -105,7 +105,7 @@ class _Conversion:
         ranges: Mapping[str, Sequence[int | Range]],
         captured: Mapping[ir.Value, Tensor] | None = None,
     ) -> Graph:
-        """One graph. A branch is given its captured values, as the tensors of the graph around it."""
+        """Convert one graph. `captured` are the outer values that a branch reads, as tensors of the outer graph."""
         made = Graph(self._names.new(source.name or "graph"))
         self.model.graphs.append(made)
         names = Names()
@@ -122,7 +122,7 @@ class _Conversion:
 
 
 class _Body:
-    """One graph as it grows: the tensor of every ONNX value that was met."""
+    """The conversion of one graph, with the GE tensor of each ONNX value so far."""
 
     def __init__(self, conversion: _Conversion, graph: Graph, emitter: Emitter) -> None:
         self._conversion = conversion
@@ -133,7 +133,7 @@ class _Body:
         self._broken: set[ir.Value] = set()
 
     def input(self, value: ir.Value, index: int, ranges: Sequence[int | Range] | None) -> None:
-        """An input of the model."""
+        """Add the Data of an input of the model."""
         try:
             given = type_of(value, self._info)
         except CannotMapError as error:
@@ -151,7 +151,7 @@ class _Body:
         value: ir.Value,
         more: Mapping[str, Attr] | None = None,
     ) -> None:
-        """A Data of the graph."""
+        """Add a Data."""
         bounds = None
         if ranges is not None and given.shape is not None:
             bounds = tuple((size, size) if isinstance(size, int) else size for size in ranges)
@@ -162,8 +162,11 @@ class _Body:
         self._tensors[value] = Tensor(given.dtype, given.shape, Output(op.name))
 
     def node(self, node: ir.Node) -> None:
-        """One ONNX node. One without a counterpart is noted, and what reads it goes on from its type, so that the list
-        is complete; the graph is not used then."""
+        """Convert one ONNX node.
+
+        A node without a counterpart is recorded. The nodes that read it are still converted, with placeholders of its
+        type, so that all unsupported nodes are found. The graph is not used then.
+        """
         if any(value in self._broken for value in node.inputs if value is not None):
             self._broken.update(node.outputs)
             self._only_name(node)
@@ -182,8 +185,10 @@ class _Body:
             self._tensors[value] = tensor
 
     def _known_in_every_run(self, node: ir.Node) -> bool:
-        """Make constants of results that are sizes or positions known before the run: GE computes few of the operators
-        between sizes while it compiles, and takes what it does not know for a size that is open."""
+        """Make constants of results that are known sizes or positions; False if the results are not known.
+
+        At compile time GE evaluates few operators on sizes, and treats any result that it does not know as dynamic.
+        """
         if _key(node) == _CONSTANT or not node.outputs:
             return False
         found = []
@@ -209,7 +214,7 @@ class _Body:
             self._tensors[value] = Tensor(given.dtype, given.shape)
 
     def _only_name(self, node: ir.Node) -> None:
-        """A node behind one that has no counterpart: it cannot be converted, but named if it has none, either."""
+        """Record a node if it has no counterpart. It reads an unsupported node and so cannot be converted anyway."""
         if not _is_known(_key(node)):
             self._note(node, _unknown(node))
 
@@ -228,16 +233,16 @@ class _Body:
         if handler is None:
             raise _unknown(node)
         if opset(node) < 7 and "axis" in node.attributes and _key(node) in _ALIGNED:
-            raise CannotMapError("its second input is laid along an axis of the first", "export with opset 7 or newer")
+            raise CannotMapError("its second input is for an axis of the first", "export with opset 7 or newer")
         inputs = [None if value is None else self.tensor(value) for value in node.inputs]
         try:
             made = handler(OnnxCall(node, self._e, inputs, self._info, opset(node)))
-        except (IndexError, ValueError) as error:  # what ONNX's own definition of the operator does not allow
-            raise CannotMapError(f"its inputs and attributes do not go together ({error})", "mend the model") from error
+        except (IndexError, ValueError) as error:  # inputs that ONNX's definition of the operator does not allow
+            raise CannotMapError(f"its inputs and attributes do not match ({error})", "repair the model") from error
         return [made] if isinstance(made, Tensor) else made
 
     def tensor(self, value: ir.Value) -> Tensor:
-        """The tensor of an ONNX value; weights are made when they are first read."""
+        """The tensor of an ONNX value. A weight becomes a Const when it is first read."""
         found = self._tensors.get(value)
         if found is None:
             if value.const_value is None:
@@ -263,8 +268,11 @@ class _Body:
         return self._e.weight(name, weight)
 
     def _branches(self, node: ir.Node) -> Sequence[Tensor]:
-        """What the branches read from outside becomes the inputs of the If, the same ones for both. ONNX's condition is
-        a tensor of one element; GE takes any that is no scalar for true unless it is empty."""
+        """An If. The outer values that the branches read become its inputs, the same ones for both branches.
+
+        ONNX's condition is a tensor of one element. GE treats any condition that is not a scalar as true unless it is
+        empty, so the condition becomes a scalar.
+        """
         condition = self.tensor(node.inputs[0]) if node.inputs[0] is not None else None
         if condition is None:
             raise CannotMapError("its condition is missing")
@@ -281,7 +289,7 @@ class _Body:
         return made
 
     def finish(self, outputs: Sequence[ir.Value]) -> None:
-        """The NetOutput. What comes straight from a Data or Const goes through an Identity, as it must be produced."""
+        """Add the NetOutput. A Data or Const that is an output goes through an Identity: an operator must make it."""
         if self._conversion.unmapped:
             return
         straight = {op.name for op in self._graph.ops if op.type in ("Data", "Const")}
@@ -298,8 +306,8 @@ class _Body:
 
 
 def _prune(graph: Graph) -> None:
-    """Drop operators that no output needs, such as the axes that became attributes; Data stay, as the model's inputs
-    do."""
+    """Drop the operators that no output needs, such as axes that became attributes. All Data stay, because the model's
+    inputs stay."""
     by_name = {op.name: op for op in graph.ops}
     needed = {"NetOutput"}
     waiting = ["NetOutput"]
@@ -324,7 +332,7 @@ def _is_weight(value: ir.Value) -> bool:
 
 
 def free_values(graph: ir.Graph) -> list[ir.Value]:
-    """The values of the graphs around it that a graph and those inside it read, in order of first use."""
+    """The values of outer graphs that a graph and its subgraphs read, in the order of their first use."""
     own: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
     free: dict[ir.Value, None] = {}
     for node in graph:

@@ -1,7 +1,7 @@
-"""Types and shapes through a whole GE graph, by the rules of GE's operators: what the checker compares a file with.
+"""Inference of types and shapes through a whole GE graph. The checker compares a file with its result.
 
-`RULES` has one small function for each kind of operator, in a file for each family; `graph.walk` applies them in order
-of the edges. **Add an operator**: a name in the `@rule(...)` of the function that fits, or a function of its own.
+`RULES` has a small function for each kind of operator, in a module for each family. `graph.infer_model` applies them in
+the order of the edges. **Add an operator**: its name in the `@rule(...)` of a function that fits, or a new function.
 """
 
 from fa_compiler.lowering.ascend.infer import (  # noqa: F401  # they fill RULES
@@ -12,6 +12,6 @@ from fa_compiler.lowering.ascend.infer import (  # noqa: F401  # they fill RULES
     movement,
     reductions,
 )
-from fa_compiler.lowering.ascend.infer.rules import RULES, Fact, Misfit, OpFacts
+from fa_compiler.lowering.ascend.infer.rules import RULES, Fact, InferenceError, OpFacts
 
-__all__ = ["RULES", "Fact", "Misfit", "OpFacts"]
+__all__ = ["RULES", "Fact", "InferenceError", "OpFacts"]

@@ -1,4 +1,4 @@
-"""The operators this registry describes itself: its own inference, for each of them."""
+"""The registry's operators, with the inference function of the registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight
-from fa_compiler.lowering.ascend.infer.rules import Fact, Misfit, OpFacts, rule
+from fa_compiler.lowering.ascend.infer.rules import Fact, InferenceError, OpFacts, rule
 from fa_compiler.op_registry import NodeError, TensorInfo, can_infer, get, infer, names
 from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.spec import Kind
@@ -18,7 +18,7 @@ def _attention(call: OpFacts) -> Sequence[Fact]:
     inputs: dict[str, Any] = {}
     for entry in spec.inputs:
         if entry.kind is Kind.DYNAMIC:
-            tensors = [_info(fact) for fact in call.many(entry.name)]
+            tensors = [_info(fact) for fact in call.dynamic(entry.name)]
             if tensors:
                 inputs[entry.name] = tensors
         elif entry.name in call.inputs:
@@ -31,7 +31,7 @@ def _attention(call: OpFacts) -> Sequence[Fact]:
     try:
         found = infer(call.op.type, inputs, attrs)
     except NodeError as error:
-        raise Misfit(str(error)) from None
+        raise InferenceError(str(error)) from None
     return [_fact(found.get(entry.name)) for entry in spec.outputs]
 
 

@@ -1,4 +1,7 @@
-"""Element by element: as the input, or as the inputs broadcast. Small integers are computed, for they become shapes."""
+"""Elementwise operators: the result has the shape of the input, or the shape to which the inputs broadcast.
+
+Small integer tensors are computed, because they become shapes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
-from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, Misfit, OpFacts, Values, broadcast, rule
+from fa_compiler.lowering.ascend.infer.rules import NOTHING, Fact, InferenceError, OpFacts, Values, broadcast, rule
 
 _INTEGERS = ("DT_INT32", "DT_INT64")
-_MOST = 1024
-"""Elements of an integer tensor whose values are followed."""
+_MAX_ELEMENTS = 1024
+"""The most elements of an integer tensor whose values are computed."""
 
 
 @rule(
@@ -22,7 +25,7 @@ _MOST = 1024
 )
 def _same(call: OpFacts) -> Sequence[Fact]:
     x = call.inputs.get("x") or call.inputs.get("features") or call.inputs.get("input_x") or _first(call)
-    return [x.but(x.shape, _computed(lambda a: -a, x) if call.op.type == "Neg" else None)]
+    return [x.with_shape(x.shape, _computed(lambda a: -a, x) if call.op.type == "Neg" else None)]
 
 
 def _first(call: OpFacts) -> Fact:
@@ -43,7 +46,7 @@ def _tests(call: OpFacts) -> Sequence[Fact]:
 def _cast(call: OpFacts) -> Sequence[Fact]:
     x, dtype = call.x(), attr_name(call.attr("dst_type"))
     if dtype is None:
-        raise Misfit(f"dst_type {call.attr('dst_type')} is no type of GE")
+        raise InferenceError(f"dst_type {call.attr('dst_type')} is not a type of GE")
     return [Fact(dtype, x.shape, x.value if dtype in _INTEGERS else None)]
 
 
@@ -64,7 +67,7 @@ _ARITHMETIC: dict[str, Callable[[int, int], int]] = {
 def _binary(call: OpFacts) -> Sequence[Fact]:
     left, right = call.x("x1"), call.x("x2")
     if left.dtype and right.dtype and left.dtype != right.dtype:
-        raise Misfit(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
+        raise InferenceError(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
     compute = _ARITHMETIC.get(call.op.type)
     value = _computed(compute, left, right) if compute else None
     return [Fact(left.dtype or right.dtype, broadcast(left.shape, right.shape), value)]
@@ -79,7 +82,7 @@ def _pow(call: OpFacts) -> Sequence[Fact]:
 def _compare(call: OpFacts) -> Sequence[Fact]:
     left, right = call.x("x1"), call.x("x2")
     if left.dtype and right.dtype and left.dtype != right.dtype:
-        raise Misfit(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
+        raise InferenceError(f"x1 is {left.dtype} and x2 {right.dtype}; GE does not convert between them")
     value = _computed(lambda a, b: int(a == b), left, right) if call.op.type == "Equal" else None
     return [Fact("DT_BOOL", broadcast(left.shape, right.shape), value)]
 
@@ -88,16 +91,16 @@ def _compare(call: OpFacts) -> Sequence[Fact]:
 def _select(call: OpFacts) -> Sequence[Fact]:
     condition, then, other = call.x("condition"), call.x("then"), call.x("else")
     if condition.dtype not in ("", "DT_BOOL"):
-        raise Misfit(f"its condition is {condition.dtype}, not DT_BOOL")
+        raise InferenceError(f"its condition is {condition.dtype}, not DT_BOOL")
     if then.dtype and other.dtype and then.dtype != other.dtype:
-        raise Misfit(f"then is {then.dtype} and else {other.dtype}")
+        raise InferenceError(f"then is {then.dtype} and else {other.dtype}")
     value = _computed(lambda c, a, b: a if c else b, condition, then, other)
     return [Fact(then.dtype, broadcast(condition.shape, then.shape, other.shape), value)]
 
 
 @rule("AddN")
 def _add_n(call: OpFacts) -> Sequence[Fact]:
-    facts = call.many("x")
+    facts = call.dynamic("x")
     return [Fact(facts[0].dtype if facts else "", broadcast(*(fact.shape for fact in facts)))]
 
 
@@ -108,8 +111,8 @@ def _gradient(call: OpFacts) -> Sequence[Fact]:
 
 
 def _computed(function: Callable[..., int], *facts: Fact) -> Values | None:
-    """A function of small integer tensors, where they are known; elements that are not stay unknown."""
-    values = [fact.value for fact in facts if fact.value is not None and fact.value.size <= _MOST]
+    """A function of small integer tensors, None if one is not known. An unknown element gives an unknown element."""
+    values = [fact.value for fact in facts if fact.value is not None and fact.value.size <= _MAX_ELEMENTS]
     if len(values) < len(facts):
         return None
 
@@ -123,6 +126,6 @@ def _computed(function: Callable[..., int], *facts: Fact) -> Values | None:
 
     try:
         made = np.frompyfunc(apply, len(values), 1)(*values)
-    except ValueError:  # they do not broadcast, which the rule says by itself
+    except ValueError:  # they do not broadcast; the rule reports that
         return None
     return np.asarray(made, dtype=object)

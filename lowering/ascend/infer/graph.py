@@ -1,4 +1,4 @@
-"""Applies the rules to a whole model, in order of the edges, and compares the results with what the file declares."""
+"""Applies the rules to a whole model, in the order of the edges, and compares the results with the declared shapes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNDEFINED, UNKNOWN, Graph, Model, Op, TensorDesc, Weight
-from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
-from fa_compiler.lowering.ascend.infer.rules import fits
+from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
+from fa_compiler.lowering.ascend.infer.rules import shapes_agree
 from fa_compiler.op_registry.dtypes import to_numpy
 
-_FOLLOWED = ("DT_INT32", "DT_INT64", "DT_BOOL")
-_MOST = 64
-"""Elements of a constant whose values are followed: shapes, axes, bounds."""
+_TRACKED_TYPES = ("DT_INT32", "DT_INT64", "DT_BOOL")
+_MAX_ELEMENTS = 64
+"""The most elements of a constant whose values are tracked: shapes, axes, bounds."""
 
 _ENDS = ("NetOutput",)
 
-_DEEPEST = 50
-"""Subgraphs within subgraphs that are walked; models have two or three."""
+_MAX_DEPTH = 50
+"""The deepest nesting of subgraphs that is inferred; models have two or three levels."""
 
 
 @dataclass
-class Walk:
-    """What came of a model: `misfits` are operators that cannot take their inputs, `differences` descriptors that say
-    another thing than what is inferred, both as (operator, sentence); `ruleless` is how many operators of a type have
-    no rule."""
+class InferenceResult:
+    """The result of the inference of a model.
 
-    misfits: list[tuple[str, str]] = field(default_factory=list)
+    `errors` are the operators that cannot take their inputs, `differences` the descriptors that differ from the
+    inferred types and shapes, both as (operator, sentence). `without_rule` is the number of operators of each type
+    without a rule.
+    """
+
+    errors: list[tuple[str, str]] = field(default_factory=list)
     differences: list[tuple[str, str]] = field(default_factory=list)
-    ruleless: dict[str, int] = field(default_factory=dict)
+    without_rule: dict[str, int] = field(default_factory=dict)
 
 
-def walk(model: Model) -> Walk:
-    """Infer types and shapes through a model whose edges link and have no loop."""
-    result = Walk()
+def infer_model(model: Model) -> InferenceResult:
+    """Infer the types and shapes of a model whose edges link and form no loop."""
+    result = InferenceResult()
     graphs = {graph.name: graph for graph in model.graphs}
     if model.graphs:
         _Walker(graphs, result).graph(model.root, {})
@@ -43,15 +46,15 @@ def walk(model: Model) -> Walk:
 
 
 class _Walker:
-    def __init__(self, graphs: Mapping[str, Graph], result: Walk) -> None:
+    def __init__(self, graphs: Mapping[str, Graph], result: InferenceResult) -> None:
         self.graphs = graphs
         self.result = result
         self._entered = set(list(graphs)[:1])  # the root
         self._depth = 0
 
     def graph(self, graph: Graph, passed: Mapping[int, Fact]) -> list[Fact]:
-        """The facts of a graph's outputs; `passed` are those of the inputs of the operator that runs it."""
-        import networkx as nx  # a tenth of a second, which only what needs shapes waits for
+        """The facts of a graph's outputs. `passed` are the facts of the inputs of the operator that owns the graph."""
+        import networkx as nx  # the import takes a tenth of a second; code without inference does not need it
 
         ops = {op.name: op for op in graph.ops}
         after = nx.DiGraph()
@@ -76,7 +79,7 @@ class _Walker:
         return outputs
 
     def _inputs(self, op: Op, facts: Mapping[tuple[str, int], Fact]) -> Iterator[tuple[str, Fact]]:
-        """The facts of what is connected, by name, compared with what the descriptors say."""
+        """The facts of the connected inputs by name. They are compared with the descriptors."""
         for source, desc in zip(op.inputs, op.input_descs, strict=False):
             if source is None:
                 continue
@@ -88,8 +91,8 @@ class _Walker:
         declared = [_declared(desc) for desc in op.output_descs]
         try:
             found = self._infer(op, inputs, passed, declared)
-        except Misfit as misfit:
-            self.result.misfits.append((op.name, str(misfit)))
+        except InferenceError as error:
+            self.result.errors.append((op.name, str(error)))
             return declared
         if len(found) < len(declared):
             found = [*found, *[Fact("")] * (len(declared) - len(found))]
@@ -114,18 +117,19 @@ class _Walker:
             return self._branches(op, inputs, declared)
         rule = RULES.get(op.type)
         if rule is None:
-            self.result.ruleless[op.type] = self.result.ruleless.get(op.type, 0) + 1
+            self.result.without_rule[op.type] = self.result.without_rule.get(op.type, 0) + 1
             return declared
         if not inputs:
-            raise Misfit("it has no inputs")
+            raise InferenceError("it has no inputs")
         found = list(rule(OpFacts(op, inputs)))
         sizes = [size for fact in found for size in fact.shape or ()]
         if any(size < UNKNOWN for size in sizes):
-            raise Misfit(f"a size of its output is {min(sizes)}")
+            raise InferenceError(f"a size of its output is {min(sizes)}")
         return found
 
     def _branches(self, op: Op, inputs: Mapping[str, Fact], declared: list[Fact]) -> list[Fact]:
-        """What both branches of an If agree on. Loops, whose sizes may change from round to round, say nothing."""
+        """The facts that are the same in both branches of an If. For a loop nothing is inferred: its sizes may change
+        in each iteration."""
         given = dict(enumerate(_by_anchor(op, inputs)))
         passes = op.type in ("If", "_If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall")
         results = [
@@ -137,12 +141,12 @@ class _Walker:
             return declared
         for outputs in results:
             if len(outputs) != len(declared):
-                raise Misfit(f"a branch has {len(outputs)} outputs, the operator {len(declared)}")
+                raise InferenceError(f"a branch has {len(outputs)} outputs, the operator {len(declared)}")
         return [_common(facts) for facts in zip(*results, strict=True)]
 
     def _enter(self, name: str) -> bool:
-        """May a subgraph be walked? Each once, and no deeper than models go: another rule tells of shared ones."""
-        if name in self._entered or self._depth > _DEEPEST:
+        """Whether to infer a subgraph: each only once, up to `_MAX_DEPTH`. Another rule reports shared subgraphs."""
+        if name in self._entered or self._depth > _MAX_DEPTH:
             return False
         self._entered.add(name)
         return True
@@ -150,7 +154,7 @@ class _Walker:
     def _compare(self, op: Op, what: str, desc: TensorDesc, fact: Fact) -> None:
         if desc.dtype != UNDEFINED and fact.dtype and desc.dtype != fact.dtype:
             self.result.differences.append((op.name, f"{what} is declared {desc.dtype}, but is {fact.dtype}"))
-        if not fits(desc.shape, fact.shape):
+        if not shapes_agree(desc.shape, fact.shape):
             sentence = f"{what} is declared {_text(desc.shape)}, but is {_text(fact.shape)}"
             self.result.differences.append((op.name, sentence))
 
@@ -164,8 +168,8 @@ def _declared(desc: TensorDesc) -> Fact:
 
 
 def _both(stated: Fact, found: Fact) -> Fact:
-    """What is inferred, completed by what is declared; where they differ GE takes what it infers."""
-    if not fits(stated.shape, found.shape):
+    """The inferred fact, completed by the declared one. If they differ, GE uses the inferred one."""
+    if not shapes_agree(stated.shape, found.shape):
         return Fact(found.dtype or stated.dtype, found.shape, found.value)
     shape = found.shape if stated.shape is None else stated.shape
     if found.shape is not None and stated.shape is not None:
@@ -183,13 +187,13 @@ def _common(facts: tuple[Fact, ...]) -> Fact:
 
 
 def constant(weight: Weight) -> Fact:
-    """The fact of a constant, its elements included where it is a small tensor of integers."""
+    """The fact of a constant, with its elements if it is a small tensor of integers."""
     value = None
-    known = all(size >= 0 for size in weight.shape)  # another rule tells of a constant with an open size
-    if known and weight.dtype in _FOLLOWED and int(np.prod(weight.shape, dtype=object)) <= _MOST:
+    known = all(size >= 0 for size in weight.shape)  # another rule reports a constant with an unknown size
+    if known and weight.dtype in _TRACKED_TYPES and int(np.prod(weight.shape, dtype=object)) <= _MAX_ELEMENTS:
         try:
             array = np.frombuffer(weight.load(), to_numpy(weight.dtype)).reshape(weight.shape)
-        except (ValueError, OSError):  # too few bytes or a missing file, which another rule tells
+        except (ValueError, OSError):  # too few bytes or a missing file; another rule reports it
             return Fact(weight.dtype, weight.shape)
         value = np.empty(weight.shape, dtype=object)
         value[...] = array.astype(object)

@@ -1,4 +1,4 @@
-"""What reduces, normalises or sorts along axes."""
+"""Operators that reduce, normalise or sort along axes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.graph import UNKNOWN
-from fa_compiler.lowering.ascend.infer.rules import Fact, Misfit, OpFacts, Shape, fits, product, rule
+from fa_compiler.lowering.ascend.infer.rules import Fact, InferenceError, OpFacts, Shape, product, rule, shapes_agree
 
 _NO_SWITCH = ("ReduceAny", "ReduceAll")
 
@@ -17,10 +17,10 @@ _NO_SWITCH = ("ReduceAny", "ReduceAll")
     *("ReduceAny", "ReduceAll", "EuclideanNorm"),
 )
 def _reduce(call: OpFacts) -> Sequence[Fact]:
-    """Empty axes are all axes, or none with noop_with_empty_axes."""
+    """Empty axes stand for all axes, or for none with noop_with_empty_axes."""
     x, axes, keep = call.x(), call.ints("axes"), call.attr("keep_dims")
     if x.shape is None or axes is None:
-        return [x.but((UNKNOWN,) * len(x.shape) if keep and x.shape is not None else None)]
+        return [x.with_shape((UNKNOWN,) * len(x.shape) if keep and x.shape is not None else None)]
     if not axes:
         if call.op.type not in _NO_SWITCH and call.attr("noop_with_empty_axes"):
             return [x]
@@ -34,7 +34,7 @@ def _reduce(call: OpFacts) -> Sequence[Fact]:
     if call.op.type == "ReduceProd" and x.value is not None and len(gone) == len(x.shape):
         total = product([UNKNOWN if item is None else int(item) for item in x.value.flat])
         value = np.full(shape, None if total == UNKNOWN else total, dtype=object)
-    return [x.but(shape, value)]
+    return [x.with_shape(shape, value)]
 
 
 @rule("SoftmaxV2", "LogSoftmaxV2")
@@ -43,20 +43,20 @@ def _softmax(call: OpFacts) -> Sequence[Fact]:
     if x.shape is not None:
         for axis in call.attr("axes"):
             call.axis(axis, len(x.shape))
-    return [x.but(x.shape)]
+    return [x.with_shape(x.shape)]
 
 
 @rule("LayerNorm", "LayerNormV3")
 def _layer_norm(call: OpFacts) -> Sequence[Fact]:
-    """Both weights have the shape of the normalised axes; the type of the statistics is left open."""
+    """Both weights have the shape of the normalised axes. The type of the statistics is not inferred."""
     x = call.x()
     if x.shape is None:
         return [x, Fact(""), Fact("")]
     axis = call.axis(call.attr("begin_norm_axis"), len(x.shape), "begin_norm_axis")
     for name in ("gamma", "beta"):
-        if not fits(call.x(name).shape, x.shape[axis:]):
+        if not shapes_agree(call.x(name).shape, x.shape[axis:]):
             shape = list(call.x(name).shape or ())
-            raise Misfit(f"{name} has the shape {shape}, the normalised axes are {list(x.shape[axis:])}")
+            raise InferenceError(f"{name} has the shape {shape}, the normalised axes are {list(x.shape[axis:])}")
     statistics = (*x.shape[:axis], *(1,) * (len(x.shape) - axis))
     return [x, Fact("", statistics), Fact("", statistics)]
 
@@ -64,7 +64,7 @@ def _layer_norm(call: OpFacts) -> Sequence[Fact]:
 @rule("LayerNormGradV3")
 def _layer_norm_gradient(call: OpFacts) -> Sequence[Fact]:
     gamma = call.x("gamma").shape
-    return [call.x().but(call.x().shape), Fact("DT_FLOAT", gamma), Fact("DT_FLOAT", gamma)]
+    return [call.x().with_shape(call.x().shape), Fact("DT_FLOAT", gamma), Fact("DT_FLOAT", gamma)]
 
 
 @rule("RmsNorm")
@@ -73,14 +73,14 @@ def _rms_norm(call: OpFacts) -> Sequence[Fact]:
     if x.shape is None or gamma.shape is None:
         return [x, Fact("DT_FLOAT")]
     axis = len(x.shape) - len(gamma.shape)
-    if axis < 0 or not fits(x.shape[axis:], gamma.shape):
-        raise Misfit(f"gamma has the shape {list(gamma.shape)}, x {list(x.shape)}")
+    if axis < 0 or not shapes_agree(x.shape[axis:], gamma.shape):
+        raise InferenceError(f"gamma has the shape {list(gamma.shape)}, x {list(x.shape)}")
     return [x, Fact("DT_FLOAT", (*x.shape[:axis], *(1,) * len(gamma.shape)))]
 
 
 @rule("ArgMaxV2", "ArgMin", "ArgMax")
 def _arg_extremum(call: OpFacts) -> Sequence[Fact]:
-    x, place, dtype = call.x(), call.one("dimension"), str(call.attr("dtype"))
+    x, place, dtype = call.x(), call.integer("dimension"), str(call.attr("dtype"))
     if x.shape is None or place is None:
         return [Fact(dtype)]
     axis = call.axis(place, len(x.shape), "dimension")
@@ -89,12 +89,12 @@ def _arg_extremum(call: OpFacts) -> Sequence[Fact]:
 
 @rule("TopK")
 def _top_k(call: OpFacts) -> Sequence[Fact]:
-    x, k = call.x(), call.one("k")
+    x, k = call.x(), call.integer("k")
     if x.shape is None:
-        return [x.but(None), Fact("DT_INT32")]
+        return [x.with_shape(None), Fact("DT_INT32")]
     axis = call.axis(call.attr("dim"), len(x.shape), "dim")
     count = UNKNOWN if k is None else k
     if count > x.shape[axis] >= 0:
-        raise Misfit(f"an axis of {x.shape[axis]} has no {count} largest elements")
+        raise InferenceError(f"an axis of {x.shape[axis]} has no {count} largest elements")
     shape: Shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    return [x.but(shape), Fact("DT_INT32", shape)]
+    return [x.with_shape(shape), Fact("DT_INT32", shape)]

@@ -1,4 +1,4 @@
-"""What a rule is given and what it gives: facts about tensors, and the table of rules."""
+"""The arguments and results of a rule (facts about tensors), and the table of rules."""
 
 from __future__ import annotations
 
@@ -17,86 +17,89 @@ Values = np.ndarray[Any, np.dtype[np.object_]]
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a tensor: its GE type ("" if nothing), its shape (None: not even the rank; UNKNOWN sizes), and,
-    of small integer tensors, the elements as Python ints, None where one is not known."""
+    """The known facts of a tensor.
+
+    `dtype` is its GE type, "" if it is unknown. `shape` has UNKNOWN for unknown sizes, and is None for an unknown rank.
+    `value` are the elements of a small integer tensor as Python ints, None for an unknown element.
+    """
 
     dtype: str
     shape: Shape = None
     value: Values | None = field(default=None, compare=False)
 
-    def but(self, shape: Shape, value: Values | None = None) -> Fact:
+    def with_shape(self, shape: Shape, value: Values | None = None) -> Fact:
         """The same type with another shape."""
         return Fact(self.dtype, shape, value)
 
     @property
     def rank(self) -> int | None:
-        """The number of dimensions, if it is known."""
+        """The number of dimensions, None if it is unknown."""
         return None if self.shape is None else len(self.shape)
 
 
 NOTHING = Fact("")
 
 
-class Misfit(Exception):
-    """Inputs that the operator cannot take together; the sentence says why."""
+class InferenceError(Exception):
+    """The operator cannot take its inputs; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class OpFacts:
-    """One operator and the facts of its inputs by name; absent ones are missing."""
+    """One operator, and the facts of its present inputs by name."""
 
     op: Op
     inputs: Mapping[str, Fact]
 
     def x(self, name: str = "x") -> Fact:
-        """The input of that name; nothing is known of one that is absent."""
+        """The facts of an input. Nothing is known of an absent one."""
         return self.inputs.get(name, NOTHING)
 
-    def many(self, name: str) -> list[Fact]:
+    def dynamic(self, name: str) -> list[Fact]:
         """The tensors of a dynamic input."""
         return [fact for key, fact in self.inputs.items() if key.removeprefix(name).isdigit()]
 
     def attr(self, name: str) -> Any:
-        """The value of an attribute, or the prototype's default. Raises Misfit if there is neither."""
+        """The value of an attribute, or the prototype's default. Raises InferenceError if there is neither."""
         spec = ge_prototype(self.op.type)
         entry = spec.attr(name) if spec is not None and name in spec.attr_names else None
         found = self.op.attrs.get(name)
         if found is not None:
             if entry is not None and found.kind != entry.type:
-                raise Misfit(f"its attribute {name} is a {found.kind}, not a {entry.type}")
+                raise InferenceError(f"its attribute {name} is a {found.kind}, not a {entry.type}")
             return found.value
         if entry is None or entry.value_if_absent is None:
-            raise Misfit(f"its attribute {name} is missing")
+            raise InferenceError(f"its attribute {name} is missing")
         return entry.value_if_absent
 
     def ints(self, name: str) -> list[int] | None:
-        """All elements of an integer input, None if one is not known."""
+        """All elements of an integer input, None if one is unknown."""
         value = self.x(name).value
         return None if value is None or any(item is None for item in value.flat) else [int(item) for item in value.flat]
 
-    def one(self, name: str) -> int | None:
-        """The only element of an integer input, None if it is not known. Raises Misfit if there is not exactly one."""
+    def integer(self, name: str) -> int | None:
+        """The only element of an integer input, None if it is unknown. Raises InferenceError for another count."""
         numbers = self.ints(name)
         if numbers is not None and len(numbers) != 1:
-            raise Misfit(f"its input {name} has {len(numbers)} elements, not one")
+            raise InferenceError(f"its input {name} has {len(numbers)} elements, not one")
         return None if numbers is None else numbers[0]
 
     def axis(self, number: int, rank: int, what: str = "axis") -> int:
-        """An axis counted from the front. Raises Misfit if there is none."""
+        """An axis as a number from 0 on. Raises InferenceError for an axis outside the rank."""
         if not -rank <= number < rank:
-            raise Misfit(f"{what} {number} is none of a tensor of rank {rank}")
+            raise InferenceError(f"{what} {number} is outside a tensor of rank {rank}")
         return number % rank if rank else 0
 
 
-Rule = Callable[[OpFacts], Sequence[Fact]]
-RULES: dict[str, Rule] = {}
-"""The rule of each operator: facts of its outputs in order."""
+InferenceRule = Callable[[OpFacts], Sequence[Fact]]
+RULES: dict[str, InferenceRule] = {}
+"""The rule of each operator. A rule returns the facts of the outputs in order."""
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Enter a function into the table."""
+def rule(*op_types: str) -> Callable[[InferenceRule], InferenceRule]:
+    """A decorator that adds a function to the table."""
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: InferenceRule) -> InferenceRule:
         for op_type in op_types:
             RULES[op_type] = function
         return function
@@ -104,25 +107,25 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
     return enter
 
 
-def agree(left: int, right: int) -> bool:
-    """May two sizes be equal?"""
+def sizes_agree(left: int, right: int) -> bool:
+    """Whether two sizes may be equal."""
     return left == right or UNKNOWN in (left, right)
 
 
-def fits(left: Shape, right: Shape) -> bool:
-    """May two shapes be equal?"""
-    return left is None or right is None or (len(left) == len(right) and all(map(agree, left, right)))
+def shapes_agree(left: Shape, right: Shape) -> bool:
+    """Whether two shapes may be equal."""
+    return left is None or right is None or (len(left) == len(right) and all(map(sizes_agree, left, right)))
 
 
-def merged(left: int, right: int) -> int:
-    """The size of an axis that two tensors share. Raises Misfit if they cannot."""
-    if not agree(left, right):
-        raise Misfit(f"the sizes {left} and {right} of one axis differ")
+def common_size(left: int, right: int) -> int:
+    """The size of an axis that two tensors have in common. Raises InferenceError if their sizes differ."""
+    if not sizes_agree(left, right):
+        raise InferenceError(f"the sizes {left} and {right} of one axis differ")
     return max(left, right)
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape that tensors have together. Raises Misfit if they do not broadcast."""
+    """The shape to which shapes broadcast. Raises InferenceError if they do not broadcast."""
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
@@ -132,18 +135,18 @@ def broadcast(*shapes: Shape) -> Shape:
         sizes = {shape[axis - rank + len(shape)] for shape in known if axis - rank + len(shape) >= 0} - {1}
         fixed = sizes - {UNKNOWN}
         if len(fixed) > 1:
-            raise Misfit(f"the shapes {', '.join(str(list(shape)) for shape in known)} do not broadcast")
+            raise InferenceError(f"the shapes {', '.join(str(list(shape)) for shape in known)} do not broadcast")
         result.append(fixed.pop() if fixed else UNKNOWN if sizes else 1)
     return tuple(result)
 
 
 def product(sizes: Sequence[int]) -> int:
-    """How many elements, UNKNOWN if a size is."""
+    """The number of elements, UNKNOWN if a size is unknown."""
     return 0 if 0 in sizes else UNKNOWN if UNKNOWN in sizes else int(np.prod(sizes, dtype=object))
 
 
 def vector(items: Sequence[int | None]) -> Values:
-    """Elements as a value."""
+    """The value of a vector with these elements."""
     made = np.empty(len(items), dtype=object)
     made[:] = list(items)
     return made

@@ -1,21 +1,21 @@
-"""How to say in an older opset what a node of a newer one says.
+"""Converts a node to an older opset.
 
-`CHANGES` has, for every operator of the parser that changed after opset 17, the versions at which it did: None where it
-only got more types, so that the node stays as it is (its types are checked in the end), else a rule that turns the form
-of that version into the one before. An operator is not in the table because it did not change.
+`CHANGES` lists, for every operator of the parser that changed after opset 17, the versions at which it changed. The
+entry is a rule that converts the node to the version before. It is None if only more types were added: the node then
+stays unchanged, and its types are checked at the end. An operator that did not change is not in the table.
 
 | what | becomes | because |
 | --- | --- | --- |
-| Cast, CastLike | without saturate, round_mode | both matter for 8-bit floats only |
-| Reduce* with axes as input | axes as attribute | only where they are constant; over no axis at all: Identity |
-| ReduceMax, ReduceMin of booleans | of their 0 and 1 as uint8 | max is or, min is and |
-| Split with num_outputs | sizes as input | equal parts, the last one shorter, as that version says |
-| Pad with axes | pads for all axes | only where both are constant and the rank known |
-| AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before, and another count of the last window |
-| Resize | refused with half_pixel_symmetric | new in 19; `forms` has what came with 18 |
-| GridSample linear, cubic | bilinear, bicubic | the same under older names, for images of 4 dimensions |
+| Cast, CastLike | without saturate, round_mode | both have an effect for 8-bit floats only |
+| Reduce* with axes as input | axes as attribute | only for constant axes; a reduction over no axis is an Identity |
+| ReduceMax, ReduceMin of booleans | of uint8 with 0 and 1 | max is or, min is and |
+| Split with num_outputs | sizes as input | equal parts, the last one smaller, as in that version |
+| Pad with axes | pads for all axes | only if axes and pads are constant and the rank is known |
+| AveragePool, LpPool with dilations; ceil_mode | refused | no dilations before; the last window counts differently |
+| Resize | refused with half_pixel_symmetric | new in 19; `forms` handles the attributes of 18 |
+| GridSample linear, cubic | bilinear, bicubic | the older names, for images of 4 dimensions |
 | ScatterElements, ScatterND with max or min | refused | new in 18 |
-| IsInf of float16 | of its float32 | infinite stays infinite, nothing else becomes it |
+| IsInf of float16 | of float32 | the cast keeps infinities and makes no new ones |
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, Rule
+from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
 from fa_compiler.passes.nodes import constant, int_attr, reduced_axes
 
 NEWEST_SOURCE = 26
-"""The newest opset whose operators this table knows."""
+"""The newest opset whose operators are in this table."""
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def drop(*names: str) -> Rule:
-    """Leave out attributes that say nothing for the types the parser takes."""
+def drop(*names: str) -> RewriteRule:
+    """Leave out attributes that have no effect for the parser's types."""
 
     def rule(rewrite: Rewrite) -> None:
         for name in names:
@@ -44,8 +44,8 @@ def drop(*names: str) -> Rule:
     return rule
 
 
-def refuse(**defaults: int | str | None) -> Rule:
-    """Leave out attributes that have their default; None: that are there at all."""
+def refuse(**defaults: int | str | None) -> RewriteRule:
+    """Leave out attributes that have their default, and refuse other values. The default None refuses any value."""
 
     def rule(rewrite: Rewrite) -> None:
         for name, default in defaults.items():
@@ -109,14 +109,14 @@ def split_sizes(rewrite: Rewrite) -> None:
     if size is not None:
         part = -(-size // count)
         if part * (count - 1) > size:
-            rewrite.fail(f"{size} elements make no {count} parts")
+            rewrite.fail(f"{size} elements have no {count} parts")
         sizes = builder.ints([*[part] * (count - 1), size - part * (count - 1)])
     else:
         shape_of = builder.op("Shape", [data], INT64)
-        whole = builder.op("Gather", [shape_of, builder.ints([axis])], INT64, {"axis": 0})
-        raised = builder.op("Add", [whole, builder.ints([count - 1])], INT64)
+        axis_size = builder.op("Gather", [shape_of, builder.ints([axis])], INT64, {"axis": 0})
+        raised = builder.op("Add", [axis_size, builder.ints([count - 1])], INT64)
         each = builder.op("Div", [raised, builder.ints([count])], INT64)
-        last = builder.op("Sub", [whole, builder.op("Mul", [each, builder.ints([count - 1])], INT64)], INT64)
+        last = builder.op("Sub", [axis_size, builder.op("Mul", [each, builder.ints([count - 1])], INT64)], INT64)
         sizes = builder.op("Concat", [*[each] * (count - 1), last], INT64, {"axis": 0})
     node.resize_inputs(2)
     node.replace_input_with(1, sizes)
@@ -179,13 +179,13 @@ def infinite_halves(rewrite: Rewrite) -> None:
         rewrite.node.replace_input_with(0, rewrite.builder.cast(data, ir.DataType.FLOAT))
 
 
-_ANY: dict[int, Rule | None] = dict.fromkeys((19, 21, 23, 24, 25))
-_LATER: dict[int, Rule | None] = dict.fromkeys((21, 23, 24, 25))
-_CASTS: dict[int, Rule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode")}
-_REDUCE: dict[int, Rule | None] = {18: axes_as_attribute}
-_EXTREMES: dict[int, Rule | None] = {18: axes_as_attribute, 20: booleans}
-_SCATTER: dict[int, Rule | None] = {18: no_extremes}
-_TYPES_22: dict[int, Rule | None] = {22: None}
+_ANY: dict[int, RewriteRule | None] = dict.fromkeys((19, 21, 23, 24, 25))
+_LATER: dict[int, RewriteRule | None] = dict.fromkeys((21, 23, 24, 25))
+_CASTS: dict[int, RewriteRule | None] = {**_ANY, 19: drop("saturate"), 24: drop("round_mode")}
+_REDUCE: dict[int, RewriteRule | None] = {18: axes_as_attribute}
+_EXTREMES: dict[int, RewriteRule | None] = {18: axes_as_attribute, 20: booleans}
+_SCATTER: dict[int, RewriteRule | None] = {18: no_extremes}
+_TYPES_22: dict[int, RewriteRule | None] = {22: None}
 _ONLY_TYPES = (
     *("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Sin", "Sinh", "Tan"),
     *("Conv", "ConvTranspose", "Det", "EyeLike", "InstanceNormalization", "LpNormalization", "RoiAlign"),
@@ -194,7 +194,7 @@ _ONLY_TYPES = (
     *("GRU", "LSTM", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "MaxPool", "MaxRoiPool", "MaxUnpool"),
 )
 
-CHANGES: Mapping[str, Mapping[int, Rule | None]] = {
+CHANGES: Mapping[str, Mapping[int, RewriteRule | None]] = {
     **dict.fromkeys(("Constant", "Identity", "If", "Reshape", "Shape", "Size"), _ANY),
     **dict.fromkeys(("Flatten", "Squeeze", "Transpose", "Unsqueeze"), _LATER),
     **dict.fromkeys(_ONLY_TYPES, _TYPES_22),
@@ -220,7 +220,7 @@ CHANGES: Mapping[str, Mapping[int, Rule | None]] = {
 
 
 def convert(rewrite: Rewrite, target: int) -> None:
-    """Bring the node from its opset to an older one, one version after the other."""
+    """Convert the node from its opset to an older one, one version after the other."""
     for version, rule in sorted(CHANGES.get(rewrite.node.op_type, {}).items(), reverse=True):
         if target < version <= rewrite.source and rule is not None and rewrite.node.graph is not None:
             rule(rewrite)

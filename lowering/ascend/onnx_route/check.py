@@ -1,16 +1,17 @@
-"""What ATC's ONNX parser says of a file, and what is found only after it: rules in the order in which they bite.
+"""The rules of ATC's ONNX parser, and of the stages after it, in the order in which a fault is found:
 
-    reading     no protobuf, 2 GiB or more (E13005); no inputs or outputs (E16001)
-    pre-check   names twice (E13009); operators nobody registered (E13010); domains that are not imported (E19999)
-    nodes       the traps of the parser's own attention plugins; attributes and inputs that the other plugins do not
-                take (`plugin_reads.tsv`); empty output names beside empty inputs; more tensors than the operator has;
-                types (E19999)
-    later       inputs that nothing makes, absent ones in a branch (E11019); required attributes and inputs; operators
-                that plugins build wrongly
-    never       attributes that a plugin does not read; weights that are read from the wrong place
+    reading     not protobuf, or 2 GiB and more (E13005); no inputs or no outputs (E16001)
+    pre-check   a name used twice (E13009); an operator without a plugin (E13010); a domain that is not imported
+                (E19999)
+    nodes       faults of the parser's own attention plugins; attributes and inputs that the other plugins do not take
+                (`plugin_reads.tsv`); an output without a name together with an absent input; more tensors than the
+                operator has; types (E19999)
+    later       an input that no node makes, an absent input in a branch (E11019); missing required attributes and
+                inputs; operators that a plugin builds wrongly
+    never       attributes that a plugin does not read; weights that are read from the wrong position
 
-Nodes of a plugin's domain are taken to become the GE operator of their name, with inputs and outputs in its order and
-attributes of its names: what the generated plugin does.
+A node of a plugin's domain is expected to become the GE operator of the same name, with the same order of inputs and
+outputs and the same names of attributes. The generated plugin does this.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
-from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
 from fa_compiler.passes.nodes import STANDARD
 
 LIMIT = (1 << 31) - 1
-"""Bytes the parser can read."""
+"""The most bytes that the parser can read."""
 
 _REJECTED, _LATER = Severity.REJECTED, Severity.LATER
 NOT_ONNX = Rule("not-onnx", _REJECTED, "give an ONNX model (E13005)")
@@ -55,7 +56,7 @@ BROKEN = Rule("broken-plugin", _LATER, "use the plugin that `fa-compiler atc --r
 PROTOTYPE = Rule("prototype", _LATER, "write the node as `fa-compiler registry show` has it")
 
 ACCEPTED_INPUTS = {"NPUPromptFlashAttention": (3, 5, 7, 9, 12), "NPUFlashAttention": (9,)}
-"""Numbers of inputs that the parser's plugins connect; none of the inputs may be empty."""
+"""The numbers of inputs that the parser's plugins accept; none of the inputs may be absent."""
 
 REQUIRED = {
     "NPUFlashAttention": ("head_num", "input_layout"),
@@ -66,8 +67,8 @@ REQUIRED = {
 Domains = Mapping[str, int]
 
 
-def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[Finding]:
-    """Everything that is wrong with a file for ATC. `plugins` are the domains an own plugin registers.
+def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[FileDiagnostic]:
+    """All diagnostics of a file for ATC. `plugins` are the domains for which plugins are installed.
 
     Raises OSError if the file cannot be read.
     """
@@ -77,12 +78,14 @@ def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[Finding]:
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError:
-        return [NOT_ONNX("", f"{path.name} is no ONNX model")]
+        return [NOT_ONNX("", f"{path.name} is not an ONNX model")]
     return check_model(model, path.parent, plugins)
 
 
-def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[str] = (DOMAIN,)) -> list[Finding]:
-    """The same of a model whose weights in files lie in `folder` (None: not looked for)."""
+def check_model(
+    model: onnx.ModelProto, folder: Path | None, plugins: Iterable[str] = (DOMAIN,)
+) -> list[FileDiagnostic]:
+    """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check these files."""
     if (text := _no_text(model)) is not None:
         return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
     own = frozenset(plugins)
@@ -98,7 +101,7 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
     graphs = list(_graphs(model.graph))
     for graph in graphs:
         found += _names(graph)
-        found += [finding for node in graph.node for finding in _registered(node, imports, own)]
+        found += [diagnostic for node in graph.node for diagnostic in _registered(node, imports, own)]
     if found:
         return found
     found += _empty_outputs(graphs)
@@ -121,12 +124,12 @@ def check_model(model: onnx.ModelProto, folder: Path | None, plugins: Iterable[s
             if graph is not model.graph and "" in node.input:
                 found.append(GAP(_label(node), "it has an absent input and lies in a branch of an If"))
         found += check_weights(graph, folder, is_main=graph is model.graph)
-    return sorted(found, key=lambda finding: finding.severity is not Severity.REJECTED)
+    return sorted(found, key=lambda diagnostic: diagnostic.severity is not Severity.REJECTED)
 
 
 def _no_text(message: Any) -> bytes | None:
-    """A text of a message that is not UTF-8: protobuf refuses it in the parser's schema, and passes it on in ONNX's."""
-    if isinstance(message, onnx.TensorProto):  # not its data
+    """A text of a message that is not UTF-8, or None. protobuf refuses it in the parser's schema, but not in ONNX's."""
+    if isinstance(message, onnx.TensorProto):  # the data of a tensor are skipped
         texts: tuple[Any, ...] = (message.name, message.doc_string)
         return next((text for text in texts if isinstance(text, bytes)), None)
     for field, value in message.ListFields():
@@ -160,8 +163,8 @@ def _label(node: onnx.NodeProto) -> str:
 # -- the pre-check --------------------------------------------------------------------------------
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[Finding]:
-    """Nodes, inputs and initializers share one space of names; the parser names what has none."""
+def _names(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
+    """Nodes, inputs and initializers share one namespace. The parser itself names nodes without a name."""
     initial = {tensor.name for tensor in graph.initializer}
     taken = Counter(value.name for value in graph.input if value.name not in initial)
     taken.update(f"{name}_initializer_{position}" for position, name in enumerate(sorted(initial)))
@@ -174,7 +177,7 @@ def _names(graph: onnx.GraphProto) -> Iterator[Finding]:
             yield NAME_TWICE(name, "another node, input or weight has this name")
 
 
-def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> Iterator[Finding]:
+def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> Iterator[FileDiagnostic]:
     domain = node.domain or "ai.onnx"
     if domain not in imports:
         yield NO_OPSET(_label(node), f"the model imports no opset of the domain '{domain}'")
@@ -191,8 +194,8 @@ def _is_known(domain: str, op_type: str, version: int, own: frozenset[str]) -> b
 # -- the nodes ------------------------------------------------------------------------------------
 
 
-def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[Finding]:
-    """One output without a name is harmless until some other node has an absent input."""
+def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
+    """An output without a name is harmless unless some other node has an absent input."""
     for graph in graphs:
         makers = [node for node in graph.node if "" in node.output]
         readers = [node for node in graph.node if "" in node.input]
@@ -202,7 +205,7 @@ def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[Finding]:
                 yield EMPTY_OUTPUT(_label(maker), f"it has an output without a name, and {other} an absent input")
 
 
-def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[Finding]:
+def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[FileDiagnostic]:
     if node.domain in own:
         yield from _own(node)
     elif node.op_type.startswith("NPU") and node.op_type in REQUIRED:
@@ -211,11 +214,11 @@ def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[Finding]:
         yield BRANCHES(_label(node), "its attributes are not the two branches")
 
 
-def _plugin(node: onnx.NodeProto, version: int, read: set[str]) -> Iterator[Finding]:
-    """What the operator's plugin refuses, and what it passes over."""
+def _plugin(node: onnx.NodeProto, version: int, read: set[str]) -> Iterator[FileDiagnostic]:
+    """The diagnostics of a node for the plugin of its operator: what it refuses, and what it ignores."""
     try:
-        form = Form.of_proto(node, version, read)
-        found = list(missed(form))
+        form = NodeForm.of_proto(node, version, read)
+        found = list(plugin_mismatches(form))
     except (ValueError, TypeError, AttributeError) as error:
         yield FORM(_label(node), f"an attribute is of another type than {node.op_type} has ({error})")
         return
@@ -223,8 +226,8 @@ def _plugin(node: onnx.NodeProto, version: int, read: set[str]) -> Iterator[Find
         yield (FORM if each.is_refused else UNREAD)(_label(node), each.sentence)
 
 
-def _attention(node: onnx.NodeProto) -> Iterator[Finding]:
-    """The parser's own attention plugins: two of the three build an operator that does not work."""
+def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of the parser's own attention plugins. Two of the three build an operator that does not work."""
     given = {attr.name for attr in node.attribute}
     for name in REQUIRED[node.op_type]:
         if name not in given:
@@ -241,11 +244,11 @@ def _attention(node: onnx.NodeProto) -> Iterator[Finding]:
     elif node.op_type == "NPUIncreFlashAttention":
         yield BROKEN(_label(node), "the parser's plugin leaves the keys and values unconnected")
     elif node.op_type == "NPUPromptFlashAttention" and not {"pre_tokens", "next_tokens"} <= given:
-        yield BROKEN(_label(node), "the parser's plugin takes absent pre_tokens and next_tokens for 0", "write both")
+        yield BROKEN(_label(node), "the parser's plugin treats absent pre_tokens and next_tokens as 0", "write both")
 
 
-def _own(node: onnx.NodeProto) -> Iterator[Finding]:
-    """A node that becomes the GE operator of its name: tensors by position, attributes by name."""
+def _own(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of a node that becomes the GE operator of its name: tensors by position, attributes by name."""
     spec = get(node.op_type)
     try:
         attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}

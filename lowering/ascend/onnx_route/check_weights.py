@@ -1,4 +1,4 @@
-"""Weights as ATC's ONNX parser reads them: their types, and where those in files are looked for."""
+"""The rules of weights for ATC's ONNX parser: their types, and the positions of weights in files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
 
 CONSTANT = Rule("constant-type", Severity.REJECTED, "use a type that ATC takes for constants (E19999)")
@@ -17,20 +17,20 @@ ENTRY = Rule("weights-entry", Severity.WRONG, "write the model again with locati
 BRANCH = Rule("weights-in-branch", Severity.LATER, "move the weight to the main graph")
 
 
-def check_weights(graph: onnx.GraphProto, folder: Path | None, is_main: bool) -> Iterator[Finding]:
-    """What is wrong with a graph's initializers and Constant nodes; `folder` is the model's (None: files are not looked
-    for)."""
+def check_weights(graph: onnx.GraphProto, folder: Path | None, is_main: bool) -> Iterator[FileDiagnostic]:
+    """The diagnostics of a graph's initializers and Constant nodes. `folder` is the model's folder; None does not check
+    files."""
     for tensor in graph.initializer:
         yield from _tensor(tensor, tensor.name, folder)
         if not is_main and tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield BRANCH(tensor.name, "it lies in a file, which ATC looks for beside the model in the main graph only")
+            yield BRANCH(tensor.name, "it is in a file, and ATC finds the files of the main graph's weights only")
     for node in graph.node:
         for attr in node.attribute:
             if attr.type == onnx.AttributeProto.TENSOR:
                 yield from _tensor(attr.t, node.name or node.output[0], folder)
 
 
-def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterator[Finding]:
+def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterator[FileDiagnostic]:
     if tensor.data_type not in parser.TYPES - parser.NO_CONSTANTS:
         yield CONSTANT(name, f"its type is number {tensor.data_type} of ONNX's list")
         return
@@ -44,7 +44,7 @@ def _tensor(tensor: onnx.TensorProto, name: str, folder: Path | None) -> Iterato
         yield from _file(tensor, name, {key: str(value) for key, value in entries.items()}, folder)
 
 
-def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folder: Path) -> Iterator[Finding]:
+def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folder: Path) -> Iterator[FileDiagnostic]:
     location, offset = entries.get("location", ""), entries.get("offset", "0")
     if not offset.isascii() or not offset.isdigit():
         yield ENTRY(name, f"its offset is {offset!r}")

@@ -1,4 +1,4 @@
-"""What goes wrong on the ONNX route: a list of faults, each one line that names the node."""
+"""The errors of the ONNX route: a list of problems, each of which is one line that names the node."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import onnx_ir as ir
 from fa_compiler.passes.decline import label
 
 
-class UnfitModel(ValueError):
-    """ATC's ONNX parser cannot take the model. `problems` are the reasons, a line each."""
+class UnsupportedModel(ValueError):
+    """ATC's ONNX parser cannot take the model. `problems` are the reasons, one line each."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
 
 
-class UnfitNode(Exception):
-    """Raised by whatever cannot go on with a node; caught once for each node."""
+class UnsupportedNode(Exception):
+    """A node cannot be converted; the text gives the reason. It is caught once for each node."""
 
 
-def about(node: ir.Node, reason: str) -> str:
-    """A problem's line."""
+def problem_at(node: ir.Node, reason: str) -> str:
+    """The line of a problem: the node, its operator and the reason."""
     domain = f"{node.domain}." if node.domain else ""
     return f"{label(node)} ({domain}{node.op_type}): {reason}"

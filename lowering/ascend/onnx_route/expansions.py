@@ -1,7 +1,7 @@
-"""Operators the parser does not know, written in those it does: each by its definition in the ONNX specification.
+"""Operators that the parser does not know, in operators that it knows, by their definitions in the ONNX specification.
 
-The intermediate types are those of the definitions: RMSNormalization and GroupNormalization compute the statistics in
-`stash_type` (float32) and round to the type of the scale; the others compute in the type of their input.
+The intermediate types are those of the definitions. RMSNormalization and GroupNormalization compute the statistics in
+`stash_type` (float32) and round to the type of the scale. The others compute in the type of their input.
 
 | operator | becomes |
 | --- | --- |
@@ -10,8 +10,8 @@ The intermediate types are those of the definitions: RMSNormalization and GroupN
 | Swish | x * sigmoid(alpha * x) |
 | Mish | x * tanh(softplus(x)) |
 | RMSNormalization | x / sqrt(mean(x^2) + epsilon) * scale |
-| GroupNormalization | the same of (x - mean), over the channels of a group, and + bias |
-| RotaryEmbedding | x1 cos - x2 sin, x2 cos + x1 sin, of the halves or the even and odd elements (x1, x2) of each head |
+| GroupNormalization | the same with x - mean for x, over the channels of a group, + bias |
+| RotaryEmbedding | x1 cos - x2 sin, x2 cos + x1 sin; x1, x2: the halves, or the even and odd elements, of each head |
 | ReduceL1, ReduceL2 (opset 18) | ReduceSum of Abs; Sqrt of ReduceSum of squares |
 """
 
@@ -22,13 +22,13 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, Rule
+from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.rotary import turned
 
 
 def gelu(rewrite: Rewrite) -> None:
-    """Gelu of opset 20, in the order in which exporters write it, which ATC knows."""
+    """Gelu of opset 20, in the order of operators that exporters write and ATC recognises."""
     x = rewrite.needed(0)
     if rewrite.text("approximate", "none") == "tanh":
         cube = rewrite.op(
@@ -65,7 +65,7 @@ def rms_normalization(rewrite: Rewrite) -> None:
 
 
 def group_normalization(rewrite: Rewrite) -> None:
-    """GroupNormalization: scale and bias are of groups in opset 18, of channels from 21 on."""
+    """GroupNormalization. Scale and bias are for groups in opset 18, and for channels from 21 on."""
     data, scale, bias = (rewrite.needed(index) for index in range(3))
     builder, rank = rewrite.builder, len(rewrite.shape(data))
     groups = int_attr(rewrite.node, "num_groups", 0)
@@ -107,7 +107,7 @@ def norm_by_sums(rewrite: Rewrite) -> None:
     data, rest = rewrite.needed(0), rewrite.node.inputs[1:]
     attrs = {name: int_attr(rewrite.node, name, default) for name, default in _REDUCTION.items()}
     if attrs["noop_with_empty_axes"]:
-        rewrite.fail("noop_with_empty_axes is not taken")
+        rewrite.fail("noop_with_empty_axes is not supported")
     if rewrite.node.op_type == "ReduceL1":
         rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Abs", [data], data), *rest], data, attrs))
     else:
@@ -117,7 +117,7 @@ def norm_by_sums(rewrite: Rewrite) -> None:
 
 _REDUCTION = {"keepdims": 1, "noop_with_empty_axes": 0}
 
-EXPANSIONS: Mapping[str, Rule] = {
+EXPANSIONS: Mapping[str, RewriteRule] = {
     "Gelu": gelu,
     "GroupNormalization": group_normalization,
     "Mish": mish,
@@ -127,7 +127,7 @@ EXPANSIONS: Mapping[str, Rule] = {
     "RotaryEmbedding": rotary_embedding,
     "Swish": swish,
 }
-"""What to do with an operator the parser does not take at the opset that is aimed at."""
+"""The rule for each operator that the parser does not take at the target opset."""
 
 
 def _stashed(rewrite: Rewrite, value: ir.Value) -> ir.Value:
@@ -137,7 +137,7 @@ def _stashed(rewrite: Rewrite, value: ir.Value) -> ir.Value:
 def _axes(
     rewrite: Rewrite, inputs: list[ir.Value], axes: list[int], like: ir.Value
 ) -> tuple[list[ir.Value], ir.Value, dict[str, list[int]]]:
-    """The arguments of a reduction in the form of the opset that is aimed at."""
+    """The arguments of a reduction in the form of the target opset."""
     if rewrite.builder.opset >= 18:
         return [*inputs, rewrite.builder.ints(axes)], like, {}
     return inputs, like, {"axes": axes}
@@ -152,7 +152,7 @@ def _normalised(rewrite: Rewrite, x: ir.Value, axes: list[int]) -> ir.Value:
 
 
 def _cache(rewrite: Rewrite, table: ir.Value, axis: int) -> ir.Value:
-    """Cosines or sines of every position, with an axis for the heads: rows of a table, or given for each token."""
+    """The cosines or sines of every token, with an axis for the heads. They are rows of a table, or given directly."""
     positions = rewrite.given(3)
     if positions is not None:
         table = rewrite.op("Gather", [table, positions], table, {"axis": 0})

@@ -1,20 +1,20 @@
-"""How to say what the stock plugins miss in forms that they read; `reads.py` has what they miss.
+"""Rewrites nodes into forms that ATC's own plugins read correctly; `plugin_reads` tells what the plugins do not read.
 
-One rule an operator; the tables are in the files of the rules:
+There is one rule for each operator. The modules of the rules have tables of the forms:
 
-    forms_shapes    what moves elements, reduces them or tells of shapes
-    forms_windows   convolutions and pools
-    forms_numbers   element by element, products
-    forms_several   several inputs and outputs
+    forms_shapes    operators that move or reduce elements, or compute shapes
+    forms_windows   convolutions and pooling
+    forms_numbers   elementwise operators and products
+    forms_several   operators with several inputs and outputs
     forms_resize    Resize and Upsample
 
-Beside them, for every operator:
+In addition, for every operator:
 
 | operator | becomes | where |
 | --- | --- | --- |
 | Pad with axes | pads for all axes | as in `changes` |
-| any node with absent inputs at the end | the same without | always |
-| Clip, Slice, Resize with another absent input | Min; axes and empty regions written | in a branch of an If |
+| any node with absent inputs at the end | the node without them | always |
+| Clip, Slice, Resize with another absent input | Min; axes and empty regions are written | in a branch of an If |
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fa_compiler.lowering.ascend.onnx_route import (
     forms_windows,
 )
 from fa_compiler.lowering.ascend.onnx_route.changes import pads_of_all_axes
-from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, Rule
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 
 
 def trim(node: ir.Node) -> None:
@@ -45,7 +45,7 @@ def trim(node: ir.Node) -> None:
 
 
 def without_gaps(rewrite: Rewrite) -> None:
-    """A node in a branch of an If, which would take an absent input for one of its own."""
+    """A node in a branch of an If: ATC would connect its absent input to an input of the branch."""
     node, builder = rewrite.node, rewrite.builder
     if None not in node.inputs:
         return
@@ -63,7 +63,7 @@ def without_gaps(rewrite: Rewrite) -> None:
         rewrite.fail(f"input {places} is absent, which ATC does not take in a branch of an If (E11019); give it")
 
 
-FORMS: Mapping[str, Rule] = {
+FORMS: Mapping[str, RewriteRule] = {
     **dict.fromkeys(("ArgMax", "ArgMin"), forms_shapes.last_index),
     **dict.fromkeys(("AveragePool", "Conv", "LpPool", "MaxPool"), forms_windows.window),
     **dict.fromkeys(("GRU", "LSTM"), forms_several.batch_first),
@@ -95,7 +95,7 @@ FORMS: Mapping[str, Rule] = {
 
 
 def write_out(rewrite: Rewrite, is_branch: bool) -> None:
-    """Bring a node into a form that its plugin reads as ONNX means it; `is_branch`: it lies in a branch of an If."""
+    """Rewrite a node into a form that its plugin reads correctly. `is_branch`: the node is in a branch of an If."""
     trim(rewrite.node)
     rule = FORMS.get(rewrite.node.op_type)
     if rule is not None:

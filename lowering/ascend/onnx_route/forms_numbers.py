@@ -1,16 +1,16 @@
-"""Forms of operators that work element by element, and of products.
+"""Forms of elementwise operators and of products.
 
 | operator | becomes | where |
 | --- | --- | --- |
 | Clip without bounds | Identity | from opset 11 on |
-| Clip with bounds as attributes | the same with both; of other types than float32 Max and Min | before opset 11 |
+| Clip with bounds as attributes | the same with both bounds; Max and Min for other types than float32 | before 11 |
 | IsInf of one sign | IsInf and a comparison with 0 | always |
 | Selu with alpha, gamma | gamma * Elu | always |
-| Mod with fmod 0 | fmod 1, and the divisor added where the signs differ | the type is known |
-| Dropout | its input, mask of ones | it does not train; before opset 12 without a mask |
-| Gemm with alpha and no third input | Mul behind it | always |
-| Sum, Mean | a chain of Add, then Div | the shapes are not the same: GE gives the first one's |
-| GridSample | its defaults written out | always |
+| Mod with fmod 0 | fmod 1, and the divisor is added where the signs differ | the type is known |
+| Dropout | its input, and a mask of ones | it does not train; before opset 12 its mask is not read |
+| Gemm with alpha and no third input | a Mul follows it | always |
+| Sum, Mean | a chain of Add, then Div | the shapes differ: GE's result has the shape of the first input |
+| GridSample | the defaults are written out | always |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.nodes import constant, int_attr
 
@@ -32,7 +32,7 @@ def clip(rewrite: Rewrite) -> None:
     if builder.opset < 11:
         largest = float(np.finfo(np.float32).max)
         low, high = rewrite.number("min", -largest), rewrite.number("max", largest)
-        if rewrite.dtype(data) == FLOAT:  # the plugin casts to it
+        if rewrite.dtype(data) == FLOAT:  # the plugin casts to this type
             for name, number in (("min", low), ("max", high)):
                 rewrite.node.attributes[name] = ir.AttrFloat32(name, number)
             return
@@ -61,8 +61,8 @@ def one_sign(rewrite: Rewrite) -> None:
 
 
 def selu(rewrite: Rewrite) -> None:
-    """Selu with numbers of its own."""
-    if not any(missed(Form.of_node(rewrite.node, rewrite.builder.opset))):
+    """Selu with other numbers than the defaults."""
+    if not any(plugin_mismatches(NodeForm.of_node(rewrite.node, rewrite.builder.opset))):
         return
     data = rewrite.needed(0)
     bent = rewrite.op("Elu", [data], data, {"alpha": rewrite.number("alpha", 1.6732632)})
@@ -70,7 +70,7 @@ def selu(rewrite: Rewrite) -> None:
 
 
 def floored(rewrite: Rewrite) -> None:
-    """Mod: GE's has the sign of the dividend."""
+    """Mod: the result of GE's Mod has the sign of the dividend."""
     node, builder = rewrite.node, rewrite.builder
     if int_attr(node, "fmod", 0) == 1:
         return
@@ -88,7 +88,7 @@ def floored(rewrite: Rewrite) -> None:
 
 
 def dropout(rewrite: Rewrite) -> None:
-    """Dropout that does not train is its input; one that does is random."""
+    """Dropout: the input, if it does not train. In training it is random and refused."""
     data, builder = rewrite.needed(0), rewrite.builder
     training = rewrite.given(2) if builder.opset >= 12 else None
     if training is not None:
@@ -113,7 +113,7 @@ def _false_like(rewrite: Rewrite, data: ir.Value) -> ir.Value:
 
 
 def sums(rewrite: Rewrite) -> None:
-    """Sum and Mean become an operator that takes equal shapes."""
+    """Sum and Mean: GE's operators take equal shapes only."""
     values = [rewrite.needed(index) for index in range(len(rewrite.node.inputs))]
     shapes = [rewrite.builder.info.shape(value) for value in values]
     if shapes[0] is not None and all(shape == shapes[0] for shape in shapes):

@@ -2,8 +2,8 @@
 
 | operator | becomes | where |
 | --- | --- | --- |
-| Resize of some axes | of all | scales or sizes are constant |
-| Resize to the nearest | Gather along each axis | the operator takes other pixels; all sizes are known |
+| Resize of some axes | Resize of all axes | scales or sizes are constant |
+| Resize to the nearest pixel | Gather along each axis | GE's operator takes other pixels; all sizes are known |
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.reads import RIGHT_PIXELS, TIES
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import RIGHT_PIXELS, TIES
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.nodes import constant, int_attr
 
 
 def resize(rewrite: Rewrite) -> None:
-    """Resize of opset 11 and newer, Upsample of 9 and Resize of 10: their nearest pixels."""
+    """Resize of opset 11 and newer, Upsample of 9 and Resize of 10."""
     node = rewrite.node
     mode = rewrite.text("mode", "nearest")
     if rewrite.builder.opset > 10:
@@ -52,7 +52,7 @@ def resize(rewrite: Rewrite) -> None:
 
 
 def _scales(rewrite: Rewrite) -> tuple[np.ndarray | None, list[int] | None]:
-    """The scales and the sizes that are constant; None where they are absent or computed."""
+    """The scales and the sizes; None if they are absent or not constant."""
     place = 2 if rewrite.builder.opset > 10 else 1
     scales, sizes = (constant(rewrite.given(index)) for index in (place, 3))
     scales = scales if scales is not None and scales.size else None
@@ -67,7 +67,7 @@ def _nearest(
     coordinates: str,
     rounding: str,
 ) -> list[list[int]] | None:
-    """The pixel that every place of each axis takes; None where the rule is not known."""
+    """The index of the nearest pixel for every output index of each axis; None for an unknown rule."""
     policy = rewrite.text("keep_aspect_ratio_policy", "stretch")
     pixels = []
     ratios = [] if wanted is None else [there / here for here, there in zip(sizes, wanted, strict=True) if here]
@@ -89,7 +89,7 @@ def _nearest(
 
 
 def _pixels(size: int, length: int, scale: np.float32, coordinates: str, rounding: str) -> list[int] | None:
-    """ONNX's definition, in float32 as ONNX Runtime has it."""
+    """The indices by ONNX's definition, in float32 as in ONNX Runtime."""
     if length == size and scale == 1:
         return list(range(size))
     places = np.arange(length, dtype=np.float32)
@@ -121,8 +121,10 @@ def _pixels(size: int, length: int, scale: np.float32, coordinates: str, roundin
 
 
 def _by_operator(node: ir.Node, sizes: Sequence[int | None], pixels: Sequence[Sequence[int]], coordinates: str) -> bool:
-    """Does GE's operator take these pixels along axes 2 and 3? It knows the sizes only, and rounds down, or to the
-    nearest between aligned corners."""
+    """Whether GE's operator takes these pixels along axes 2 and 3.
+
+    It computes them from the sizes only: it rounds down, or to the nearest pixel with aligned corners.
+    """
     for axis in (2, 3):
         size, length = sizes[axis] or 0, len(pixels[axis])
         if coordinates == "align_corners":
@@ -136,18 +138,18 @@ def _by_operator(node: ir.Node, sizes: Sequence[int | None], pixels: Sequence[Se
 
 
 def _trust(rewrite: Rewrite, scales: np.ndarray | None, coordinates: str, rounding: str) -> None:
-    """Sizes are open: the operator has to have the pixels by its rule."""
-    whole = scales is not None and all(scale == int(scale) and scale >= 1 for scale in scales.reshape(-1))
+    """Refuse a rule that differs from GE's, because the pixels cannot be compared: the sizes are not known."""
+    integral = scales is not None and all(scale == int(scale) and scale >= 1 for scale in scales.reshape(-1))
     inner = scales is None or (len(scales.reshape(-1)) == 4 and all(scales.reshape(-1)[:2] == 1))
     pair = (coordinates, "floor" if rounding in ("simple", "downwards") else rounding)
-    right = pair in RIGHT_PIXELS if scales is None else whole and pair in RIGHT_PIXELS | TIES
+    right = pair in RIGHT_PIXELS if scales is None else integral and pair in RIGHT_PIXELS | TIES
     if rewrite.builder.opset <= 10 and scales is None:
         right = False
     if coordinates == "align_corners" and rounding != "round_prefer_ceil":
         right = False
     if not right or not inner or len(rewrite.shape(rewrite.needed(0))) != 4:
         rewrite.fail(
-            f"coordinates {coordinates} with nearest_mode {rounding} of open sizes or scales, which ATC's plugin "
+            f"coordinates {coordinates} with nearest_mode {rounding} and unknown sizes or scales, which ATC's plugin "
             "computes otherwise; fix the sizes, or export with coordinates asymmetric and nearest_mode floor"
         )
 
@@ -166,7 +168,7 @@ def _resized_axes(rewrite: Rewrite) -> None:
     shape = rewrite.shape(rewrite.needed(0))
     axes = [axis % len(shape) for axis in attr.as_ints()]
     if rewrite.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        rewrite.fail("axes beside a region, which ATC's plugin does not read; export without axes")
+        rewrite.fail("axes together with a region, which ATC's plugin does not read; export without axes")
     scales, sizes = _scales(rewrite)
     if scales is not None:
         full = np.ones(len(shape), np.float32)

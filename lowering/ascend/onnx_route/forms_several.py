@@ -3,8 +3,8 @@
 | operator | becomes | where |
 | --- | --- | --- |
 | LSTM, GRU with layout 1 | Transposes around layout 0 | always |
-| NonMaxSuppression with gaps | its defaults written out | always |
-| SoftmaxCrossEntropyLoss | LogSoftmax, GatherElements and sums: GE ignores the class 0 by default | always |
+| NonMaxSuppression with absent inputs | the defaults are written out | always |
+| SoftmaxCrossEntropyLoss | LogSoftmax, GatherElements and sums: GE's loss ignores class 0 by default | always |
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def batch_first(rewrite: Rewrite) -> None:
 
 
 def _replace_read(rewrite: Rewrite, values: Sequence[ir.Value]) -> None:
-    """Replace the outputs that are read; a value that is the node's own stands for one that is not."""
+    """Replace the outputs that are read. For an unread output, `values` holds the node's own output."""
     graph = rewrite.node.graph
     assert graph is not None
     for output, value in zip(list(rewrite.node.outputs), values, strict=True):
@@ -62,7 +62,7 @@ def _replace_read(rewrite: Rewrite, values: Sequence[ir.Value]) -> None:
 
 
 def suppression_defaults(rewrite: Rewrite) -> None:
-    """NonMaxSuppression: the plugin connects inputs up to the last one, without gaps."""
+    """NonMaxSuppression: the plugin connects all inputs up to the last one, so none of them may be absent."""
     node = rewrite.node
     for index, number in ((2, np.array(0, np.int64)), (3, np.array(0, np.float32))):
         if len(node.inputs) > index and rewrite.given(index) is None:
@@ -101,7 +101,7 @@ def cross_entropy(rewrite: Rewrite) -> None:
 
 
 def _log_softmax(rewrite: Rewrite, scores: ir.Value, rank: int) -> ir.Value:
-    """Over axis 1, in a form that means one axis at every opset."""
+    """LogSoftmax over axis 1 only, in a form with the same meaning in every opset."""
     if rewrite.builder.opset >= 13 or rank == 2:
         return rewrite.op("LogSoftmax", [scores], scores, {"axis": 1})
     there = [0, *range(2, rank), 1]

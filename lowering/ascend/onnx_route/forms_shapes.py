@@ -1,19 +1,19 @@
-"""Forms of operators that move elements, reduce them or tell of shapes.
+"""Forms of operators that move or reduce elements, or compute shapes.
 
 | operator | becomes | where |
 | --- | --- | --- |
 | Shape with start, end | Shape and Slice | always |
 | Transpose without perm | the same with perm | the rank is known |
-| ArgMax, ArgMin of the last index | of the reversed axis, counted from its end | always |
-| ArgMin | and a Cast to int64: GE gives int32 | always |
-| GatherND with batch_dims | indices with those of the batch before them | the rank of the indices is known |
-| LogSoftmax, Hardmax before opset 13 | along the last axis of Flatten, and Reshape | always |
+| ArgMax, ArgMin of the last index | of the reversed axis; the index is counted from its end | always |
+| ArgMin | a Cast to int64 follows, because GE's result is int32 | always |
+| GatherND with batch_dims | the indices of the batch precede the given ones | the rank of the indices is known |
+| LogSoftmax, Hardmax before opset 13 | over the last axis of a Flatten, then a Reshape | always |
 | ReduceSumSquare of opset 18 | ReduceSum of the squares | it has axes |
-| Reduce* before opset 13 | the axes written out | the plugin wants them, and the rank is known |
+| Reduce* before opset 13 | the axes are written out | the plugin needs them, and the rank is known |
 | EyeLike | Equal of two Ranges; a constant before opset 11 | the rank, or the size, is known |
 | ConstantOfShape | its value as bytes | always |
-| DepthToSpace of blocks of 1 | Identity | always |
-| Unique with axis | the same without | of a vector |
+| DepthToSpace with blocks of 1 | Identity | always |
+| Unique with axis | Unique without axis | its input is a vector |
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fa_compiler.passes.nodes import int_attr
 
 BOOL = ir.DataType.BOOL
 END = (1 << 63) - 1
-"""Beyond every axis: ONNX's own way to say "to the end"."""
+"""An index after the end of every axis. ONNX uses it for "to the end"."""
 
 
 def shape_bounds(rewrite: Rewrite) -> None:
-    """Shape of opset 15: the bounds clamp as those of Slice do."""
+    """Shape of opset 15: its bounds are clamped like those of Slice."""
     start, end = int_attr(rewrite.node, "start", 0), int_attr(rewrite.node, "end", END)
     rewrite.drop("start", "end")
     if (start, end) != (0, END):
-        whole = rewrite.builder.op("Shape", [rewrite.needed(0)], INT64)
+        full_shape = rewrite.builder.op("Shape", [rewrite.needed(0)], INT64)
         bounds = [rewrite.builder.ints([number]) for number in (start, end, 0)]
-        rewrite.replace(rewrite.builder.op("Slice", [whole, *bounds], INT64))
+        rewrite.replace(rewrite.builder.op("Slice", [full_shape, *bounds], INT64))
 
 
 def transpose_perm(rewrite: Rewrite) -> None:
@@ -73,7 +73,7 @@ def last_index(rewrite: Rewrite) -> None:
 
 
 def batch_indices(rewrite: Rewrite) -> None:
-    """GatherND of opset 12: each index gets those of its batch before it."""
+    """GatherND of opset 12: the indices of the batch are put before each index."""
     node, builder = rewrite.node, rewrite.builder
     batch = int_attr(node, "batch_dims", 0)
     rewrite.drop("batch_dims")
@@ -105,13 +105,13 @@ def eye(rewrite: Rewrite) -> None:
         equal = builder.op("Equal", [builder.units("Unsqueeze", shifted, [1]), columns], BOOL)
         return rewrite.replace(builder.op("Cast", [equal], dtype, {"to": int(dtype)}))
     if rows_known is None or columns_known is None or rows_known * columns_known > 1 << 20:
-        rewrite.fail("EyeLike of an open or large size; export with opset 11 or newer")
+        rewrite.fail("EyeLike of an unknown or large size; export with opset 11 or newer")
     ones = np.eye(rows_known, columns_known, offset).astype(dtype.numpy())
     return rewrite.replace(builder.alias(builder.constant(ones, "eye")))
 
 
 def fill_bytes(rewrite: Rewrite) -> None:
-    """The plugin of ConstantOfShape reads a typed value of four types only, and bytes of every type."""
+    """ConstantOfShape: the plugin reads the typed field of a value for four types only, but bytes for every type."""
     attr = rewrite.node.attributes.get("value")
     if attr is not None:
         rewrite.node.attributes["value"] = ir.AttrTensor("value", ir.tensor(attr.as_tensor().numpy().copy()))
@@ -141,13 +141,13 @@ def squares(rewrite: Rewrite) -> None:
     if axes is None:
         return
     if int_attr(node, "noop_with_empty_axes", 0):
-        rewrite.fail("noop_with_empty_axes is not taken")
+        rewrite.fail("noop_with_empty_axes is not supported")
     attrs = {"keepdims": int_attr(node, "keepdims", 1)}
     rewrite.replace(rewrite.op("ReduceSum", [rewrite.op("Mul", [data, data], data), axes], data, attrs))
 
 
 def one_axis(rewrite: Rewrite) -> None:
-    """LogSoftmax and Hardmax before opset 13 run over all axes from theirs on."""
+    """LogSoftmax and Hardmax: before opset 13 they run over all axes from their axis on."""
     node, data, builder = rewrite.node, rewrite.needed(0), rewrite.builder
     if builder.opset >= 13:
         return

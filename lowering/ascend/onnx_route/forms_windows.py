@@ -1,12 +1,12 @@
-"""Forms of convolutions and pools.
+"""Forms of convolutions and pooling.
 
 | operator | becomes | where |
 | --- | --- | --- |
-| Conv, ConvTranspose without kernel_shape | the same with that of the weight | its size is known |
-| pools and convolutions with auto_pad | pads | the plugin lacks that auto_pad, and the sizes are known |
+| Conv, ConvTranspose without kernel_shape | the same with the weight's kernel_shape | the size of the weight is known |
+| pooling and convolutions with auto_pad | pads | the plugin lacks that auto_pad, and the sizes are known |
 | ConvTranspose with output_shape | pads | the sizes are known |
-| MaxPool with dilations | a volume of depth 1 | of rank 3 and 4 |
-| MaxPool with Indices that nothing reads | the same without; storage_order says nothing then | always |
+| MaxPool with dilations | MaxPool of a volume of depth 1 | the rank is 3 or 4 |
+| MaxPool with unread Indices | MaxPool without Indices and storage_order | always |
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.onnx_route.reads import LARGE_STRIDE, LARGE_WINDOW
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import LARGE_STRIDE, LARGE_WINDOW
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.values.symbolic import Dim
 
 
 def _same_pads(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """The pads that auto_pad SAME_UPPER or SAME_LOWER stands for."""
+    """The pads for auto_pad SAME_UPPER or SAME_LOWER."""
     sizes = rewrite.shape(rewrite.needed(0))[2:]
     lower = rewrite.text("auto_pad", "") == "SAME_LOWER"
     before, after = [], []
     for size, window, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         reach = (window - 1) * dilation + 1
         if size.const is None and stride > 1:
-            rewrite.fail("its auto_pad depends on sizes that are open; fix the sizes, or export with explicit pads")
+            rewrite.fail("its auto_pad depends on unknown sizes; fix the sizes, or export with explicit pads")
         length = size.const or 1
         total = (-(-length // stride) - 1) * stride + reach - length
         if total < -1:
             rewrite.fail(
-                "auto_pad of a window that is shorter than its stride, which ONNX Runtime does not take or shifts; "
+                "auto_pad of a window that is shorter than its stride, which ONNX Runtime refuses or shifts; "
                 "export with explicit pads"
             )
         total = max(total, 0)
@@ -48,7 +48,7 @@ def _weight_kernel(rewrite: Rewrite) -> list[int] | None:
 
 
 def window(rewrite: Rewrite) -> None:
-    """Conv and the pools."""
+    """Conv and the pooling operators."""
     node = rewrite.node
     if node.op_type == "Conv" and "kernel_shape" not in node.attributes and (known := _weight_kernel(rewrite)):
         rewrite.write(kernel_shape=known)
@@ -64,7 +64,7 @@ def window(rewrite: Rewrite) -> None:
     volume = len(kernel) == 3
     if node.op_type == "Conv":
         is_open = max(strides) > 1 and None in [size.const for size in rewrite.shape(rewrite.needed(0))[2:]]
-        unread = volume or not is_open  # the operator works the pads out, where they cannot be written
+        unread = volume or not is_open  # the operator computes pads that cannot be written
     else:
         large = not volume and (math.prod(kernel) > LARGE_WINDOW or max(strides) > LARGE_STRIDE)
         unread = auto == "SAME_LOWER" or large or (volume and node.op_type != "MaxPool")
@@ -75,17 +75,17 @@ def window(rewrite: Rewrite) -> None:
 
 
 def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> None:
-    """A MaxPool with dilations, which the plugin reads of volumes only."""
+    """A MaxPool with dilations: the plugin reads dilations for volumes only."""
     data, builder = rewrite.needed(0), rewrite.builder
     if rewrite.is_read(1):
-        return  # for which there is no form
+        return  # there is no other form
     count = 3 - len(kernel)
     ones, axes = [1] * count, list(range(2, 2 + count))
     attrs: dict[str, Sequence[int] | int] = {"kernel_shape": [*ones, *kernel], "strides": [*ones, *strides]}
     attrs |= {"dilations": [*ones, *dilations], "ceil_mode": int_attr(rewrite.node, "ceil_mode", 0)}
     pads = rewrite.numbers("pads", [0] * 2 * len(kernel))
     if rewrite.text("auto_pad", "NOTSET").startswith("SAME"):
-        rewrite.fail("auto_pad beside dilations; export with explicit pads")
+        rewrite.fail("auto_pad together with dilations; export with explicit pads")
     half, none = len(pads) // 2, [0] * count
     attrs["pads"] = [*none, *pads[:half], *none, *pads[half:]]
     pooled = rewrite.op("MaxPool", [builder.units("Unsqueeze", data, axes)], data, attrs)
@@ -110,21 +110,21 @@ def transposed_window(rewrite: Rewrite) -> None:
     before, after = [], []
     sizes = rewrite.shape(rewrite.needed(0))[2:]
     for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        # The whole result, without pads, is as long as `size * stride` and this much more.
+        # The length of the result without pads is `size * stride + excess`.
         excess = Dim((kernel[axis] - 1) * dilations[axis] + 1 + more[axis] - stride)
         total = (excess if not wanted else size * stride + excess - wanted[axis]).const
         if total is None:
-            rewrite.fail("its pads depend on sizes that are open; fix the sizes, or export with explicit pads")
+            rewrite.fail("its pads depend on unknown sizes; fix the sizes, or export with explicit pads")
         if total < 0 and not wanted:
             rewrite.fail(
                 f"auto_pad {auto} of a window that is shorter than its stride, which ONNX and ONNX Runtime compute "
                 "otherwise; export with explicit pads"
             )
-        if total < 0:  # longer than what the window reaches: zeros behind it
+        if total < 0:  # the output is longer than the reach of the window: zeros follow
             more[axis] -= total
             total = 0
             if more[axis] >= max(stride, dilations[axis]):
-                rewrite.fail(f"its output is {more[axis]} longer than what its window reaches; export with pads")
+                rewrite.fail(f"its output is {more[axis]} longer than the reach of its window; export with pads")
         upper = auto == "SAME_UPPER"
         before.append(total // 2 if upper else total - total // 2)
         after.append(total - before[-1])

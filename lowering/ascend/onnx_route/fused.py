@@ -1,4 +1,4 @@
-"""The fused nodes of a model as GE operators, each alone: what `atc --singleop` compiles."""
+"""The fused nodes of a model as single GE operators, for `atc --singleop`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fa_compiler.passes.nodes import all_nodes, constant
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SMALL = 1 << 13
-"""Constants of up to this many elements keep their content: lengths, which an operator reads while it is compiled."""
+"""Constants of up to this many elements keep their content, such as lengths that an operator reads at compile time."""
 
 
 def fused_ops(model: ir.Model, info: ShapeInfo) -> list[Op]:
-    """The nodes of our domain, in order."""
+    """The nodes of our domain as GE operators, in order."""
     found = []
     for node in all_nodes(model.graph):
         if node.domain != DOMAIN:

@@ -1,18 +1,17 @@
-"""A fused model becomes one that ATC's ONNX parser takes: opset 17 (18 where the model needs it), everything verified.
+"""Converts a fused model to one that ATC's ONNX parser takes: of opset 17, or 18 if the model needs it.
 
-    functions      inlined, all of them
-    opset          a model of 8 to 17 keeps its own; newer ones become 17, or 18 for operators that came with it
-    nodes          by `changes`, the unknown ones by `expansions`, then by `forms`, which say what the parser's plugins
-                   miss; then each must be one the parser takes and reads, one of ours (domain `ascend`, for the
-                   plugin), or one of domain npu
-    If             its condition is made a scalar
-    constants      Constant nodes hold a tensor; types the parser knows
-    weights        those of subgraphs that lie in files move to the main graph: the parser looks for the file beside the
-                   model only there
+    functions      are all inlined
+    opset          a model of 8 to 17 keeps its opset; a newer one becomes 17, or 18 for operators that 18 introduced
+    nodes          `changes` converts them to the opset, `expansions` replaces unknown operators, and `forms` rewrites
+                   what the parser's plugins do not read. Each node must then be one that the parser takes and reads,
+                   one of ours (domain `ascend`, for the plugin), or one of domain npu
+    If             its condition becomes a scalar
+    constants      a Constant node holds a tensor, of a type that the parser knows
+    weights        in files move from subgraphs to the main graph: the parser finds the files of the main graph only
     names          see `names`
 
-Nothing is guessed: what cannot be converted is a problem that names the node, and all problems are collected. The model
-is changed in place and is of no use after a failure.
+A node that cannot be converted is a problem, which names the node. All problems are collected. The model is changed in
+place, and it is not usable after a failure.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
 from fa_compiler.lowering.ascend.onnx_route import changes, forms, names, parser
-from fa_compiler.lowering.ascend.onnx_route.errors import UnfitModel, UnfitNode, about
+from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
-from fa_compiler.lowering.ascend.onnx_route.reads import Form, missed
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
@@ -35,38 +34,38 @@ from fa_compiler.passes.surgery import restore_order, sweep
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 TARGET = 17
-"""The opset that is aimed at: the newest at which the parser takes every reduction and LayerNormalization."""
+"""The target opset: the newest at which the parser takes every reduction and LayerNormalization."""
 
 OLDEST = 8
 """The oldest opset whose operators the parser takes."""
 
 IR_VERSION = 8
-"""The IR version that goes with opset 17; the parser's schema is older and passes over what it does not know."""
+"""The IR version of opset 17. The parser's schema is older and ignores unknown fields."""
 
 
 def lower(model: ir.Model) -> None:
     """Convert a model in place.
 
     Raises:
-        UnfitModel: with all that stands in the way.
+        UnsupportedModel: parts of the model cannot be converted; the error lists all of them.
     """
     problems = _inline(model)
-    problems += _frame(model)
+    problems += _graph_problems(model)
     if problems:
-        raise UnfitModel(problems)
+        raise UnsupportedModel(problems)
     source = _one_import(model)
     target = _target(model, source)
     remember_versions(model)
     info = analyse(model)
-    _aim(model, target)
+    _set_target(model, target)
     if problems := _convert(model, info, source, target):
-        raise UnfitModel(problems)
-    if problems := _unfit(model, info, target):
-        raise UnfitModel(problems)
+        raise UnsupportedModel(problems)
+    if problems := _unsupported(model, info, target):
+        raise UnsupportedModel(problems)
     for graph in all_graphs(model):
         _plain_constants(graph)
     _hoist(model)
-    names.settle(model, all_graphs(model))
+    names.make_unique(model, all_graphs(model))
     model.ir_version = min(model.ir_version, IR_VERSION)
     used = {"" if node.domain in STANDARD else node.domain for node in all_nodes(model.graph)}
     for domain in set(model.opset_imports) - used - {""}:
@@ -74,7 +73,7 @@ def lower(model: ir.Model) -> None:
 
 
 def only_known_entries(proto: onnx.ModelProto) -> None:
-    """Leave of each external tensor's entries only those the parser knows; a checksum would become its length."""
+    """Remove the entries of external tensors that the parser does not know: it would read a checksum as the length."""
     for graph in _proto_graphs(proto.graph):
         for tensor in graph.initializer:
             kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in parser.EXTERNAL_ENTRIES]
@@ -92,60 +91,60 @@ def _proto_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
 
 
 def _inline(model: ir.Model) -> list[str]:
-    """Inline every function; those written for another opset cannot be."""
+    """Inline every function; returns the problems of functions for another opset, which cannot be inlined."""
     if not model.functions:
         return []
-    imports = _named(model.opset_imports)
+    imports = _by_domain(model.opset_imports)
 
-    def fits(function: ir.Function) -> bool:
-        wanted = _named(function.opset_imports)
+    def has_same_opsets(function: ir.Function) -> bool:
+        wanted = _by_domain(function.opset_imports)
         return all(imports.get(domain, version) == version for domain, version in wanted.items())
 
     for function in model.functions.values():
-        if fits(function):
+        if has_same_opsets(function):
             for domain, version in function.opset_imports.items():
                 model.opset_imports.setdefault(domain, version)
-    unfit = {identifier for identifier, function in model.functions.items() if not fits(function)}
-    InlinePass(criteria=fits)(model)
+    other_opsets = {identifier for identifier, function in model.functions.items() if not has_same_opsets(function)}
+    InlinePass(criteria=has_same_opsets)(model)
     called = {node.op_identifier() for node in all_nodes(model.graph)}
     problems = [
-        about(node, "this function is written for another opset than the model; export with one opset for both")
+        problem_at(node, "this function is written for another opset than the model; export with one opset for both")
         for node in all_nodes(model.graph)
-        if node.op_identifier() in unfit
+        if node.op_identifier() in other_opsets
     ]
     for identifier in [identifier for identifier in model.functions if identifier not in called]:
         del model.functions[identifier]
     return problems
 
 
-def _frame(model: ir.Model) -> list[str]:
-    """What the parser asks of the graph as a whole."""
+def _graph_problems(model: ir.Model) -> list[str]:
+    """The problems of the graph as a whole."""
     graph, problems = model.graph, []
     if not [value for value in graph.inputs if value.name not in graph.initializers]:
-        problems.append("the model has no inputs; ATC takes none without (E16001)")
+        problems.append("the model has no inputs, which ATC needs (E16001)")
     if not graph.outputs:
-        problems.append("the model has no outputs; ATC takes none without (E16001)")
+        problems.append("the model has no outputs, which ATC needs (E16001)")
     for value in (*graph.inputs, *graph.outputs):
         if value.type is not None and not isinstance(value.type, ir.TensorType):
             problems.append(f"'{value.name}' is not a tensor; ATC takes tensors only")
     return problems
 
 
-def _named(imports: object) -> dict[str, int]:
+def _by_domain(imports: object) -> dict[str, int]:
     assert isinstance(imports, dict)
     return {"" if domain in STANDARD else domain: version for domain, version in imports.items()}
 
 
 def _one_import(model: ir.Model) -> int:
-    """The standard opset, imported under one name."""
-    named = _named(dict(model.opset_imports))
+    """The version of the standard opset, which is imported under one name afterwards."""
+    named = _by_domain(dict(model.opset_imports))
     version = named.get("", 0)
     if not version:
         named[""] = version = TARGET
     model.opset_imports.clear()
     model.opset_imports.update(named)
     if not OLDEST <= version <= changes.NEWEST_SOURCE:
-        raise UnfitModel(
+        raise UnsupportedModel(
             [
                 f"the model is of opset {version}; opsets {OLDEST} to {changes.NEWEST_SOURCE} can be converted: "
                 f"export it again with {TARGET}"
@@ -155,14 +154,14 @@ def _one_import(model: ir.Model) -> int:
 
 
 def _target(model: ir.Model, source: int) -> int:
-    """The opset that is aimed at: the model's own up to `TARGET`, then that or, if a node needs it, one more."""
+    """The target opset: the model's own up to `TARGET`, otherwise `TARGET` or, if a node needs it, the next one."""
     if source <= TARGET:
         return source
     return parser.NEWEST if any(map(_came_with_18, all_nodes(model.graph))) else TARGET
 
 
 def _came_with_18(node: ir.Node) -> bool:
-    """Does the node say what no older opset can?"""
+    """Whether no older opset can express the node."""
     if node.domain not in STANDARD or node.op_type in EXPANSIONS:
         return False
     if parser.takes("", node.op_type, parser.NEWEST) and not parser.takes("", node.op_type, TARGET):
@@ -171,8 +170,8 @@ def _came_with_18(node: ir.Node) -> bool:
     return node.op_type in ("ScatterElements", "ScatterND") and attributes.get("reduction") in ("max", "min")
 
 
-def _aim(model: ir.Model, target: int) -> None:
-    """From here on new nodes are made for the opset that is aimed at."""
+def _set_target(model: ir.Model, target: int) -> None:
+    """Set the target opset; new nodes are made for it afterwards."""
     model.opset_imports[""] = target
     remember_versions(model)
     for node in all_nodes(model.graph):
@@ -201,8 +200,8 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list
                     changes.convert(rewrite, target)
                 if node.graph is not None:
                     forms.write_out(rewrite, graph is not model.graph)
-            except UnfitNode as reason:
-                problems.append(about(node, str(reason)))
+            except UnsupportedNode as reason:
+                problems.append(problem_at(node, str(reason)))
         if not problems:
             sweep(graph, [node for node in builder.nodes if node.graph is graph])
             restore_order(graph)
@@ -210,14 +209,14 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int) -> list
 
 
 def _scalar_condition(rewrite: Rewrite) -> None:
-    """The parser hands the condition of an If to GE's, which takes what is no scalar for true unless it is empty."""
+    """Make the condition of an If a scalar: GE treats any other condition as true unless it is empty."""
     condition = rewrite.needed(0)
     axes = list(range(len(rewrite.shape(condition))))
     rewrite.node.replace_input_with(0, rewrite.builder.units("Squeeze", condition, axes))
 
 
 def _plain_constants(graph: ir.Graph) -> None:
-    """Constant nodes that hold a number or a list hold a tensor instead: the parser is sure to read that."""
+    """Replace the number or list of a Constant node by a tensor, which the parser reads in every case."""
     for node in graph:
         if node.domain not in STANDARD or node.op_type != "Constant" or "value" in node.attributes:
             continue
@@ -238,7 +237,7 @@ _CONSTANTS = {
 
 
 def _hoist(model: ir.Model) -> None:
-    """Weights in files belong to the main graph."""
+    """Move weights in files to the main graph."""
     main = model.graph
     taken = Names.of(all_graphs(model))
     for graph in all_graphs(model):
@@ -254,26 +253,26 @@ def _hoist(model: ir.Model) -> None:
 # -- after ----------------------------------------------------------------------------------------
 
 
-def _unfit(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
-    """What the parser would not take, and what is not legal at the opset that is aimed at."""
+def _unsupported(model: ir.Model, info: ShapeInfo, target: int) -> list[str]:
+    """The problems of the converted model: what the parser does not take, or what is illegal at the target opset."""
     problems = []
     for node in all_nodes(model.graph):
         domain = "" if node.domain in STANDARD else node.domain
         if domain == DOMAIN:
             if node.op_type not in operators():
-                problems.append(about(node, "the registry does not know it, so there is no plugin for it"))
+                problems.append(problem_at(node, "the registry does not know it, so there is no plugin for it"))
         elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
-            problems.append(about(node, _unknown(domain, node.op_type)))
+            problems.append(problem_at(node, _unknown(domain, node.op_type)))
         elif not domain:
             problems += [
-                about(node, f"{found.sentence}; export without it, or try --route air")
-                for found in missed(Form.of_node(node, target))
+                problem_at(node, f"{found.sentence}; export without it, or try --route air")
+                for found in plugin_mismatches(NodeForm.of_node(node, target))
             ]
             problems += _illegal_types(node, info, target)
     tensors = [value.const_value for graph in all_graphs(model) for value in graph.initializers.values()]
     for tensor in tensors:
         if tensor is not None and (int(tensor.dtype) not in parser.TYPES - parser.NO_CONSTANTS):
-            problems.append(f"'{tensor.name}' is of type {tensor.dtype}, which ATC takes for no constant")
+            problems.append(f"'{tensor.name}' is of type {tensor.dtype}, which ATC does not take for constants")
     return problems
 
 
@@ -291,7 +290,7 @@ def _unknown(domain: str, op_type: str) -> str:
 
 
 def _illegal_types(node: ir.Node, info: ShapeInfo, target: int) -> list[str]:
-    """Inputs of a type that the operator does not have at this opset, or if those are fine outputs."""
+    """The problems of inputs with a type that the operator does not take at this opset, else those of outputs."""
     try:
         schema = defs.get_schema(node.op_type, target)
     except defs.SchemaError:
@@ -306,7 +305,7 @@ def _illegal_types(node: ir.Node, info: ShapeInfo, target: int) -> list[str]:
             name = f"tensor({onnx.TensorProto.DataType.Name(int(dtype)).lower()})"
             if any(legal.startswith("tensor(") for legal in formal.types) and name not in formal.types:
                 sentence = f"its {side} '{value.name}' is {dtype.name}, which it does not have at opset {target}"
-                problems.append(about(node, sentence))
+                problems.append(problem_at(node, sentence))
         if problems:
             break
     return problems

@@ -1,8 +1,8 @@
-"""Names as ATC's ONNX parser needs them: every node and every output has one, and no two things of its graph share one.
+"""Names for ATC's ONNX parser: every node and every output has a name, and names in a graph are unique.
 
-The parser makes nodes of its own for graph inputs (named like the input) and for initializers
-("<tensor>_initializer_<position among the sorted names>"); the model's nodes may not be named like those. It takes an
-output without a name for the maker of every absent input.
+The parser makes nodes for graph inputs, with the input's name, and for initializers, with the name
+"<tensor>_initializer_<position among the sorted names>". A node of the model must not have such a name. The parser
+connects every absent input to an output without a name.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import onnx_ir as ir
 from fa_compiler.passes.build import Names
 
 
-def settle(model: ir.Model, graphs: list[ir.Graph]) -> None:
-    """Give names to what has none, and other names to nodes whose name is taken."""
+def make_unique(model: ir.Model, graphs: list[ir.Graph]) -> None:
+    """Name the nodes and outputs without a name, and rename nodes whose name is not unique."""
     names = Names.of(graphs)
     reserved = set(parser_nodes(model.graph))
     names.taken |= reserved
@@ -28,7 +28,7 @@ def settle(model: ir.Model, graphs: list[ir.Graph]) -> None:
 
 
 def parser_nodes(graph: ir.Graph) -> Iterable[str]:
-    """Names of the nodes the parser makes of a main graph's inputs and initializers."""
+    """The names of the nodes that the parser makes for a main graph's inputs and initializers."""
     yield from (value.name or "" for value in graph.inputs)
     yield from (f"{name}_initializer_{position}" for position, name in enumerate(sorted(graph.initializers)))
 

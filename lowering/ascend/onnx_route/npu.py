@@ -1,19 +1,18 @@
 """Attention as NPUPromptFlashAttention of the domain npu, for which ATC's own ONNX parser has a plugin.
 
-That plugin passes every attribute on, if it is written (an absent window is 0 for it), and connects 3, 5, 7, 9 or 12
-inputs, none of which may be empty. So
+The plugin passes on every attribute that is written; it treats an absent window as 0. It connects 3, 5, 7, 9 or 12
+inputs, none of which may be absent. So the inputs are
 
-    query, key, value                       stay the only inputs
-    a bias and a mask                       become inputs 3 and 4
-    a mask alone                            needs an input 3 that says "no bias": a tensor of no elements, which
-                                            the operator's tiling takes for none. The parser was seen to take it; no
-                                            hardware was asked, so it is written only where the user agreed
-                                            (`empty_bias`)
-    a bias alone                            gets a mask of the scores' sizes that excludes nothing (sparse_mode 1)
+    query, key, value alone   these three
+    with a bias and a mask    these are inputs 3 and 4
+    with a mask alone         input 3 is a tensor without elements, which the operator's tiling treats as no bias. The
+                              parser was seen to accept it, but it was not tested on hardware. So it is written only if
+                              the user agreed (`empty_bias`)
+    with a bias alone         input 4 is a mask of the size of the scores that excludes nothing (sparse_mode 1)
 
-FlashAttentionScore (SBH by transposing) and PromptFlashAttention of our domain are converted, in float16 or, where
-query, key and value have it, bfloat16. Everything else of our domain is refused, and so is float32, unless the user
-agreed to cast it.
+FlashAttentionScore (SBH after a transposition) and PromptFlashAttention of our domain are converted. The type is
+float16, or bfloat16 if query, key and value have it. All other operators of our domain are refused. float32 is refused,
+too, unless the user agreed to a cast.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.errors import UnfitModel, UnfitNode, about
+from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
 from fa_compiler.passes.build import PREFIX, Builder, Names
 from fa_compiler.passes.decline import Decline
@@ -41,7 +40,7 @@ ATTRIBUTES = (
     *("num_heads", "input_layout", "scale_value", "pre_tokens", "next_tokens", "num_key_value_heads", "sparse_mode"),
     "inner_precise",
 )
-"""What the parser's plugin reads."""
+"""The attributes that the parser's plugin reads."""
 
 _SWAP = {"perm": (1, 0, 2)}
 
@@ -50,7 +49,7 @@ def to_prompts(model: ir.Model, options: Options) -> None:
     """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in place.
 
     Raises:
-        UnfitModel: with every node for which there is none, and why.
+        UnsupportedModel: nodes have no such form; the error lists all of them with their reasons.
     """
     problems: list[str] = []
     graphs = remember_versions(model)
@@ -63,20 +62,20 @@ def to_prompts(model: ir.Model, options: Options) -> None:
                 _to_prompt(node, builder, options)
             except Decline as decline:
                 own = None if decline.hint == decline.code.advice else decline.hint
-                problems.append(about(node, "; ".join(filter(None, (decline.reason, own)))))
-            except UnfitNode as reason:
-                problems.append(about(node, str(reason)))
+                problems.append(problem_at(node, "; ".join(filter(None, (decline.reason, own)))))
+            except UnsupportedNode as reason:
+                problems.append(problem_at(node, str(reason)))
         if not problems:
             restore_order(graph)
     if problems:
-        raise UnfitModel(problems)
+        raise UnsupportedModel(problems)
 
 
 def to_npu(model: ir.Model, empty_bias: bool) -> None:
     """Write every PromptFlashAttention of our domain as the parser's NPUPromptFlashAttention, in place.
 
     Raises:
-        UnfitModel: with every node whose inputs the parser's plugin cannot connect.
+        UnsupportedModel: the parser's plugin cannot connect the inputs of nodes; the error lists all of them.
     """
     problems: list[str] = []
     graphs = all_graphs(model)
@@ -86,12 +85,12 @@ def to_npu(model: ir.Model, empty_bias: bool) -> None:
         for node in [node for node in graph if node.domain == DOMAIN]:
             try:
                 _to_npu(node, builder, empty_bias)
-            except UnfitNode as reason:
-                problems.append(about(node, str(reason)))
+            except UnsupportedNode as reason:
+                problems.append(problem_at(node, str(reason)))
         if not problems:
             restore_order(graph)
     if problems:
-        raise UnfitModel(problems)
+        raise UnsupportedModel(problems)
     model.opset_imports[NPU] = NPU_VERSION
     model.opset_imports.pop(DOMAIN, None)
 
@@ -100,7 +99,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
     if node.op_type == prompt.OP:
         return
     if node.op_type != prompt.TRAINING:
-        raise UnfitNode("ATC's own parser has no plugin for it that works; use --route air or --route onnx")
+        raise UnsupportedNode("ATC's own parser has no plugin for it that works; use --route air or --route onnx")
     old, turned = node.outputs[-1], _turn(node, builder)
     made = prompt.build(prompt.as_prompt(node, builder.info), node, old, builder, options)
     result = made.outputs[0]
@@ -110,7 +109,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
         builder.info.set(result, shape, result.dtype)
         result.shape = None if shape is None else ir.Shape([size.const for size in shape])
     for violation in verify(node_view(made, builder.info), options.ascend_product, options.cann):
-        raise UnfitNode(str(violation))
+        raise UnsupportedNode(str(violation))
     wanted = builder.info.dtype(old)
     if wanted is not None:
         result = builder.cast(result, wanted)
@@ -119,7 +118,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
 
 
 def _turn(node: ir.Node, builder: Builder) -> bool:
-    """Bring query, key and value from SBH to BSH; the caller turns the result back."""
+    """Transpose query, key and value from SBH to BSH. The caller transposes the result back."""
     if text_attr(node, "input_layout", "") != "SBH":
         return False
     for index, value in enumerate(node.inputs[:3]):
@@ -137,9 +136,9 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
         names += ["pse_shift", "atten_mask"]
     if "atten_mask" in inputs and "pse_shift" not in inputs:
         if not empty_bias:
-            raise UnfitNode(
-                "it has a mask and no bias, which ATC's parser cannot leave out; an empty tensor for it was never "
-                f"tried on hardware: `--assume {EMPTY_BIAS}` writes it, or use --route air or onnx"
+            raise UnsupportedNode(
+                "it has a mask and no bias, but ATC's parser needs a bias before a mask; an empty tensor as bias was "
+                f"never tried on hardware: `--assume {EMPTY_BIAS}` writes it, or use --route air or onnx"
             )
         dtype = builder.info.dtype(inputs["query"]) or ir.DataType.FLOAT16
         inputs["pse_shift"] = builder.constant(np.zeros(0, dtype.numpy()), "no_bias")
@@ -147,7 +146,7 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
         inputs["atten_mask"] = _nothing_masked(inputs, str(attrs["input_layout"]), builder)
         attrs["sparse_mode"] = 1
     if set(inputs) - set(names):
-        raise UnfitNode(f"it has {sorted(set(inputs) - set(names))[0]}, which is not written here")
+        raise UnsupportedNode(f"it has {sorted(set(inputs) - set(names))[0]}, which this route cannot write")
     made = ir.Node(
         NPU,
         OP,
@@ -170,9 +169,9 @@ def _nothing_masked(inputs: Mapping[str, ir.Value], layout: str, builder: Builde
     sizes = [shape[axis].const for shape in shapes if shape is not None]
     rows, columns = (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)
     if rows is None or columns is None or rows * columns > FOLD_LIMIT:
-        raise UnfitNode(
-            "it has a bias and no mask, of which ATC's parser connects both or none, and its sizes are open; fix them "
-            "with --input-shape, or use --route air or onnx"
+        raise UnsupportedNode(
+            "it has a bias and no mask, but ATC's parser connects both or none, and a mask needs known sizes; fix the "
+            "sizes with --input-shape, or use --route air or onnx"
         )
     return builder.constant(np.zeros((rows, columns), np.bool_), "no_mask")
 
@@ -180,7 +179,7 @@ def _nothing_masked(inputs: Mapping[str, ir.Value], layout: str, builder: Builde
 def _prompt_call(node: ir.Node) -> PromptCall:
     """The inputs and attributes of a PromptFlashAttention."""
     if node.op_type != prompt.OP:
-        raise UnfitNode("it is no PromptFlashAttention")
+        raise UnsupportedNode("it is not a PromptFlashAttention")
     spec = get(prompt.OP)
     attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
     bound = bind_inputs(spec, list(node.inputs), attrs)

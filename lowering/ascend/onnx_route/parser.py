@@ -1,7 +1,7 @@
-"""What ATC's ONNX parser takes: operators by domain and version, and data types.
+"""The operators and data types that ATC's ONNX parser takes.
 
-`parser_ops.tsv` holds what the parser plugins of CANN's open sources register (2026-08): domain, operator and versions
-of the domain's opset. A closed CANN may take a few more; the table is what can be relied on.
+`parser_ops.tsv` lists the operators that the parser plugins of CANN's open sources register (2026-08): domain, operator
+and versions of the domain's opset. A closed CANN may take a few more operators.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from importlib import resources
 import onnx
 
 NEWEST = 18
-"""The newest opset of the standard domain for which the parser knows more than a handful of operators."""
+"""The newest opset of the standard domain for which the parser knows more than a few operators."""
 
 NATIVE = ("Constant",)
-"""Operators the parser reads by itself, at every opset: they are in no plugin's list."""
+"""Operators that the parser reads without a plugin, at every opset."""
 
 _T = onnx.TensorProto
 TYPES: frozenset[int] = frozenset(
@@ -26,16 +26,16 @@ TYPES: frozenset[int] = frozenset(
         *(_T.BOOL, _T.STRING),
     )
 )
-"""Element types the parser knows; `NO_CONSTANTS` of them cannot be the type of a constant."""
+"""The element types that the parser knows. Those in `NO_CONSTANTS` cannot be the type of a constant."""
 
 NO_CONSTANTS: frozenset[int] = frozenset((_T.FLOAT8E5M2, _T.FLOAT8E4M3FN))
 
 EXTERNAL_ENTRIES = ("location", "offset", "length")
-"""What a tensor in a file may say of its place: the parser takes any other entry for the length."""
+"""The entries of an external tensor that the parser knows. It reads any other entry as the length."""
 
 
 def takes(domain: str, op_type: str, version: int) -> bool:
-    """Does the parser take the operator at this version of its domain's opset?"""
+    """Whether the parser takes the operator at this version of its domain's opset."""
     if not domain and op_type in NATIVE:
         return True
     return version in _table().get((domain, op_type), ())
@@ -49,6 +49,6 @@ def _table() -> Mapping[tuple[str, str], frozenset[int]]:
 
 
 def versions_in(text: str) -> frozenset[int]:
-    """The versions of "8,10-12"."""
+    """The versions in a text such as "8,10-12"."""
     spans = (part.partition("-") for part in text.split(","))
     return frozenset(number for low, _, high in spans for number in range(int(low), int(high or low) + 1))

@@ -1,4 +1,4 @@
-"""One node to be written for an older opset: what the rules of `changes` and `expansions` work with."""
+"""A node that is rewritten: the argument of the rules of `changes`, `expansions` and `forms`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.errors import UnfitNode
+from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
 from fa_compiler.passes.build import AttrValue, Builder
 from fa_compiler.passes.nodes import input_of, text_attr
 from fa_compiler.passes.surgery import replace_value
@@ -20,38 +20,38 @@ INT64 = ir.DataType.INT64
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A node, the builder of its graph, and the opset its form is of."""
+    """A node, the builder of its graph, and the opset of its current form."""
 
     node: ir.Node
     builder: Builder
     source: int
 
     def fail(self, reason: str) -> NoReturn:
-        """Give up."""
-        raise UnfitNode(reason)
+        """Raise UnsupportedNode."""
+        raise UnsupportedNode(reason)
 
-    # -- what the node says -------------------------------------------------------------------
+    # -- the node -----------------------------------------------------------------------------
 
     def given(self, index: int) -> ir.Value | None:
-        """An input, or None where it is absent."""
+        """An input, or None if it is absent."""
         return input_of(self.node, index)
 
     def needed(self, index: int) -> ir.Value:
-        """An input that has to be there."""
+        """An input. Raises UnsupportedNode if it is absent."""
         value = input_of(self.node, index)
         return self.fail(f"its input {index} is absent") if value is None else value
 
     def text(self, name: str, default: str) -> str:
-        """A string attribute or its default."""
+        """A string attribute, or `default`."""
         return text_attr(self.node, name, default)
 
     def number(self, name: str, default: float) -> float:
-        """A float attribute or its default."""
+        """A float attribute, or `default`."""
         attr = self.node.attributes.get(name)
         return default if attr is None else attr.as_float()
 
     def dtype(self, value: ir.Value) -> ir.DataType:
-        """The element type of a value."""
+        """The element type of a value. Raises UnsupportedNode if it is unknown."""
         found = self.builder.info.dtype(value)
         return (
             self.fail(f"the type of '{value.name}' is not known; run ONNX's shape inference")
@@ -60,7 +60,7 @@ class Rewrite:
         )
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...]:
-        """The sizes of a value, symbols among them."""
+        """The symbolic shape of a value. Raises UnsupportedNode if the rank is unknown."""
         found = self.builder.info.shape(value)
         return (
             self.fail(f"the rank of '{value.name}' is not known; run ONNX's shape inference")
@@ -69,7 +69,7 @@ class Rewrite:
         )
 
     def axis(self, name: str, default: int, rank: int) -> int:
-        """An axis attribute as a number from 0 on."""
+        """An axis attribute as a number from 0 on. Raises UnsupportedNode for an axis outside the rank."""
         attr = self.node.attributes.get(name)
         axis = default if attr is None else attr.as_int()
         if not -rank <= axis < rank:
@@ -77,18 +77,18 @@ class Rewrite:
         return axis % rank
 
     def is_read(self, index: int) -> bool:
-        """Is the output there, and of use?"""
+        """Whether the output is present and read."""
         if index >= len(self.node.outputs):
             return False
         value = self.node.outputs[index]
         return bool(value.uses()) or value.is_graph_output()
 
     def numbers(self, name: str, default: Sequence[int] = ()) -> list[int]:
-        """A list of integers or its default."""
+        """An attribute with a list of integers, or `default`."""
         attr = self.node.attributes.get(name)
         return list(default) if attr is None else list(attr.as_ints())
 
-    # -- what takes its place -----------------------------------------------------------------
+    # -- the replacement ----------------------------------------------------------------------
 
     def op(
         self,
@@ -97,7 +97,7 @@ class Rewrite:
         like: ir.Value,
         attrs: Mapping[str, AttrValue] | None = None,
     ) -> ir.Value:
-        """A node whose result has the type of `like`."""
+        """A new node whose result has the type of `like`."""
         return self.builder.op(op_type, inputs, self.dtype(like), attrs)
 
     def scalar(self, number: float, like: ir.Value) -> ir.Value:
@@ -115,7 +115,7 @@ class Rewrite:
             self.node.attributes.pop(name, None)
 
     def replace(self, *values: ir.Value) -> None:
-        """Let `values` take the place of the node's outputs, and remove the node."""
+        """Replace the node's outputs by `values`, and remove the node."""
         for output, value in zip(self.node.outputs, values, strict=False):
             self.replace_output(output, value)
         unread = [output for output in self.node.outputs[len(values) :] if output.uses() or output.is_graph_output()]
@@ -125,10 +125,10 @@ class Rewrite:
         self.node.graph.remove(self.node, safe=True)
 
     def replace_output(self, output: ir.Value, value: ir.Value) -> None:
-        """Let a value take the place of one output; the node stays."""
+        """Replace one output by a value. The node stays."""
         is_output = output.is_graph_output()
         replace_value(output, self.builder.alias(value) if is_output else value, rename=is_output)
 
 
-Rule = Callable[[Rewrite], None]
-"""Writes a node anew, in place or by `replace`; raises UnfitNode where it cannot."""
+RewriteRule = Callable[[Rewrite], None]
+"""Rewrites a node, in place or by `replace`. Raises UnsupportedNode if it cannot."""

@@ -1,7 +1,7 @@
-"""The checker of single-op JSON: the rules of ATC's parser, then those of the prototype.
+"""The checker of single-op JSON: the rules of ATC's parser, and then those of the prototype.
 
-The codes in the messages are what ATC prints. What its parser lets pass and the operator needs (required attributes,
-types, names) is found here, as in an `.air`.
+The codes in the messages are those that ATC prints. The rules of the prototype (required attributes, types, names) are
+those of an `.air` file; ATC's parser does not check them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fa_compiler.lowering.ascend.air.check_prototypes import check_op
-from fa_compiler.lowering.ascend.air.finding import Finding, Rule, Severity
+from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.dtypes import attr_name, is_type
-from fa_compiler.lowering.ascend.single_op.form import from_json, is_absent
-from fa_compiler.lowering.ascend.single_op.words import (
+from fa_compiler.lowering.ascend.single_op.json_form import from_json, is_absent
+from fa_compiler.lowering.ascend.single_op.spelling import (
     ABSENT_FORMAT,
     ABSENT_TYPE,
     ATTR_KINDS,
@@ -32,7 +32,9 @@ NOT_JSON = Rule("not-json", Severity.REJECTED, "write JSON: an array of operator
 NOT_ARRAY = Rule("not-array", Severity.REJECTED, "put the operators into an array, even a single one")
 NO_OP = Rule("no-op", Severity.REJECTED, 'name the operator under "op" (E10026)')
 KEY = Rule("key", Severity.REJECTED, "write the key with a value of its kind (E10032)")
-WORDS = Rule("type-or-format", Severity.REJECTED, "use the words ATC knows, such as float16, bfloat16 and ND (E10027)")
+WORDS = Rule(
+    "type-or-format", Severity.REJECTED, "use a type and format of ATC, such as float16, bfloat16 and ND (E10027)"
+)
 HALF_ABSENT = Rule(
     "half-absent", Severity.REJECTED, f"write both {ABSENT_TYPE} and {ABSENT_FORMAT} for an absent input (E10027)"
 )
@@ -48,32 +50,32 @@ CONST_SIZE = Rule("const-size", Severity.WRONG, "write one number for each eleme
 _NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,128}")
 
 
-def check(path: Path) -> list[Finding]:
-    """Everything that is wrong with a file. Raises OSError if it cannot be read."""
+def check(path: Path) -> list[FileDiagnostic]:
+    """All diagnostics of a file. Raises OSError if it cannot be read."""
     return check_text(path.read_bytes(), path.name)
 
 
-def check_text(data: bytes, name: str = "the file") -> list[Finding]:
-    """Everything that is wrong with a file's content."""
+def check_text(data: bytes, name: str = "the file") -> list[FileDiagnostic]:
+    """All diagnostics of the content of a file."""
     try:
         entries = json.loads(data, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        return [NOT_JSON("", f"{name} is no JSON ({' '.join(str(error).split())})")]
+        return [NOT_JSON("", f"{name} is not JSON ({' '.join(str(error).split())})")]
     if not isinstance(entries, list):
         return [NOT_ARRAY("", f"{name} holds one {type(entries).__name__}")]
-    return [finding for number, entry in enumerate(entries) for finding in _entry(entry, f"operator {number}")]
+    return [diagnostic for number, entry in enumerate(entries) for diagnostic in _entry(entry, f"operator {number}")]
 
 
 def _no_number(word: str) -> None:
-    """NaN and Infinity, which Python reads and ATC's parser does not."""
+    """Refuse NaN and Infinity, which Python's parser accepts, but ATC's does not."""
     raise ValueError(f"it holds {word}")
 
 
-def _entry(entry: Any, node: str) -> list[Finding]:
+def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     if not isinstance(entry, dict):
         return [KEY(node, f"a {type(entry).__name__} stands where an operator should")]
     if "compile_flag" in entry and "op" not in entry:
-        return [] if _is_int(entry["compile_flag"]) else [KEY(node, "compile_flag is no number")]
+        return [] if _is_int(entry["compile_flag"]) else [KEY(node, "compile_flag is not a number")]
     op_type = entry.get("op")
     if not isinstance(op_type, str) or not op_type:
         return [NO_OP(node, "it has no operator name")]
@@ -86,26 +88,26 @@ def _entry(entry: Any, node: str) -> list[Finding]:
             found += _tensor(tensor, node, f"{side}[{number}]", side == "input_desc")
     for number, attr in enumerate(entry.get("attr", [])):
         found += _attr(attr, node, f"attr[{number}]")
-    if any(finding.severity is Severity.REJECTED for finding in found):
+    if any(diagnostic.severity is Severity.REJECTED for diagnostic in found):
         return found
     found += _counts(entry, op_type, node)
     op, _ = from_json(entry)
     return found + list(check_op(op))
 
 
-def _keys(entry: Mapping[str, Any], node: str) -> Iterator[Finding]:
+def _keys(entry: Mapping[str, Any], node: str) -> Iterator[FileDiagnostic]:
     for key in ("input_desc", "output_desc", "attr"):
         value = entry.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            yield KEY(node, f"{key} is no array of objects")
+            yield KEY(node, f"{key} is not an array of objects")
     name = entry.get("name", "")
     if not isinstance(name, str):
-        yield KEY(node, "its name is no string")
+        yield KEY(node, "its name is not a string")
     elif name and not _NAME.fullmatch(name):
         yield NAME(node, f"{name!r} cannot be a file name")
 
 
-def _tensor(tensor: Mapping[str, Any], node: str, place: str, is_input: bool) -> Iterator[Finding]:
+def _tensor(tensor: Mapping[str, Any], node: str, place: str, is_input: bool) -> Iterator[FileDiagnostic]:
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(map(_is_int, shape)):
         yield KEY(node, f"{place} has no shape, a list of numbers")
@@ -131,18 +133,18 @@ def _tensor(tensor: Mapping[str, Any], node: str, place: str, is_input: bool) ->
     yield from _const(tensor, node, place)
 
 
-def _ranges(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[Finding]:
+def _ranges(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagnostic]:
     shape, ranges = tensor["shape"], tensor.get("shape_range", [])
     open_sizes = 0 if shape == [-2] else sum(size < 0 for size in shape)
     if not isinstance(ranges, list) or not all(_is_pair(row) for row in ranges):
-        yield KEY(node, f"{place} has a shape_range that is no list of pairs of numbers")
+        yield KEY(node, f"{place} has a shape_range that is not a list of pairs of numbers")
     elif any(size < -1 for size in shape) and shape != [-2]:
         yield RANGE(node, f"{place} has the shape {shape}")
     elif len(ranges) != open_sizes:
         yield RANGE(node, f"{place} has {open_sizes} open sizes and {len(ranges)} ranges")
 
 
-def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[Finding]:
+def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagnostic]:
     is_const = tensor.get("is_const", False)
     if not isinstance(is_const, bool):
         yield KEY(node, f"{place} has an is_const that is neither true nor false")
@@ -150,7 +152,7 @@ def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[Finding
         return
     values, word = tensor.get("const_value", []), tensor["type"].lower()
     if not isinstance(values, list) or not all(_is_number(value) for value in values):
-        yield KEY(node, f"{place} has a const_value that is no flat list of numbers")
+        yield KEY(node, f"{place} has a const_value that is not a flat list of numbers")
     elif word not in CONST_TYPES:
         yield CONST_TYPE(node, f"{place} is a constant of type {word}, which ATC takes none of")
     elif min(tensor["shape"], default=0) < 0 or len(values) != math.prod(tensor["shape"]):
@@ -158,10 +160,10 @@ def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[Finding
 
 
 _LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
-"""What a float attribute can hold; ATC would read a larger number as infinity."""
+"""The largest number of a float attribute. ATC would read a larger number as infinity."""
 
 
-def _attr(attr: Mapping[str, Any], node: str, place: str) -> Iterator[Finding]:
+def _attr(attr: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagnostic]:
     name, word = attr.get("name"), attr.get("type")
     if not isinstance(name, str) or not isinstance(word, str) or "value" not in attr:
         yield KEY(node, f"{place} needs a name, a type and a value")
@@ -181,7 +183,7 @@ def _fits(word: str, value: Any) -> bool:
     return tests[word]()
 
 
-def _counts(entry: Mapping[str, Any], op_type: str, node: str) -> Iterator[Finding]:
+def _counts(entry: Mapping[str, Any], op_type: str, node: str) -> Iterator[FileDiagnostic]:
     spec = ge_prototype(op_type)
     if spec is None:
         return

@@ -1,4 +1,4 @@
-"""Every rule of the checker: one change to a good file that breaks it, and the finding that follows."""
+"""Every rule of the checker: one change to a good file that breaks it, and the diagnostic that follows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fa_compiler.lowering.ascend.air.check import NOT_AIR, check, check_message
 from fa_compiler.lowering.ascend.air.decode import split_edge
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.air.files import write
-from fa_compiler.lowering.ascend.air.finding import Rule, Severity
 from fa_compiler.lowering.ascend.air.schema import ModelDef
+from fa_compiler.lowering.ascend.diagnostic import Rule, Severity
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
 from tests.lowering.ascend.graphs import attention, branches
@@ -174,8 +174,8 @@ ATTENTION: list[tuple[Rule, Change]] = [
     (check_prototypes.DTYPE, lambda p: setattr(op(p, "attn").input_desc[0], "dtype", 7)),
     (check_prototypes.REQUIRED_ATTR, lambda p: op(p, "attn").attr.pop("head_num")),
     (check_prototypes.ATTR_KIND, lambda p: setattr(op(p, "attn").attr["scale_value"], "i", 1)),
-    (check_shapes.MISFIT, lambda p: setattr(op(p, "attn").attr["input_layout"], "s", b"TND")),
-    (check_shapes.MISFIT, lambda p: setattr(op(p, "attn").attr["scale_value"], "f", float("nan"))),
+    (check_shapes.INFERENCE, lambda p: setattr(op(p, "attn").attr["input_layout"], "s", b"TND")),
+    (check_shapes.INFERENCE, lambda p: setattr(op(p, "attn").attr["scale_value"], "f", float("nan"))),
     (check_shapes.DECLARED, lambda p: op(p, "attn").output_desc[3].shape.dim.__setitem__(0, 5)),
     (check_prototypes.UNKNOWN_ATTR, lambda p: setattr(op(p, "attn").attr["head_nun"], "i", 1)),
 ]
@@ -206,9 +206,9 @@ def test_one_change_breaks_the_rule(make: Callable[[], Any], rule: Rule, change:
     proto = encode(make())
     assert check_message(proto) == []
     change(proto)
-    findings = check_message(ModelDef.FromString(proto.SerializeToString()))
-    found = [finding for finding in findings if finding.rule == rule.name]
-    assert found, [str(finding) for finding in findings]
+    diagnostics = check_message(ModelDef.FromString(proto.SerializeToString()))
+    found = [diagnostic for diagnostic in diagnostics if diagnostic.rule == rule.name]
+    assert found, [str(diagnostic) for diagnostic in diagnostics]
     assert found[0].severity is rule.severity
     assert found[0].message
     assert found[0].hint
@@ -222,16 +222,16 @@ def test_files_of_weights(tmp_path: Path) -> None:
     for elsewhere, rule in (("/etc/passwd", check_tensors.WEIGHT_PLACE), ("../x", check_tensors.WEIGHT_PLACE)):
         op(proto, "mask").attr["location"].s = elsewhere.encode()
         place.write_bytes(proto.SerializeToString())
-        assert [finding.rule for finding in check(place)] == [rule.name]
+        assert [diagnostic.rule for diagnostic in check(place)] == [rule.name]
     op(proto, "mask").attr["location"].s = b"air_weight/elsewhere"
     place.write_bytes(proto.SerializeToString())
-    finding = check(place)[0]
-    assert (finding.rule, finding.severity) == (check_tensors.WEIGHT_FILE.name, Severity.REJECTED)
+    diagnostic = check(place)[0]
+    assert (diagnostic.rule, diagnostic.severity) == (check_tensors.WEIGHT_FILE.name, Severity.REJECTED)
     op(proto, "mask").attr["location"].s = location
     op(proto, "mask").attr["length"].i += 1
     place.write_bytes(proto.SerializeToString())
     broken = [check_tensors.WEIGHT_LENGTH.name, check_tensors.CONST_SIZE.name]
-    assert [finding.rule for finding in check(place)] == broken
+    assert [diagnostic.rule for diagnostic in check(place)] == broken
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_a_file_may_declare_the_prototype_it_was_written_with() -> None:
 def test_bytes_that_are_no_model(tmp_path: Path) -> None:
     place = tmp_path / "m.air"
     place.write_bytes(b"\x07garbage")
-    finding = check(place)[0]
-    assert (finding.rule, finding.severity) == (NOT_AIR.name, Severity.REJECTED)
+    diagnostic = check(place)[0]
+    assert (diagnostic.rule, diagnostic.severity) == (NOT_AIR.name, Severity.REJECTED)
 
 
 def test_every_rule_has_a_test() -> None:

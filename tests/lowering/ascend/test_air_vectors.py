@@ -13,8 +13,8 @@ from tests.lowering.ascend.vector_table import verdicts
 
 @pytest.mark.parametrize(("file", "expected"), verdicts(".air"))
 def test_verdict(vectors: Path, file: str, expected: str) -> None:
-    findings = check(vectors / file)
-    assert verdict(findings) == expected, [str(finding) for finding in findings]
+    diagnostics = check(vectors / file)
+    assert verdict(diagnostics) == expected, [str(diagnostic) for diagnostic in diagnostics]
     if expected == REJECTED:
         with pytest.raises(AirError):
             read(vectors / file)

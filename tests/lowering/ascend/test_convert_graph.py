@@ -161,7 +161,7 @@ def test_a_condition_becomes_a_scalar(shape: str) -> None:
     np.testing.assert_allclose(run(back(model), c, a)[0], np.exp(a), rtol=1e-6)
 
     operator.input_descs[0] = replace(operator.input_descs[0], shape=(1,))
-    with pytest.raises(UnreadableError, match="no scalar"):
+    with pytest.raises(UnreadableError, match="not a scalar"):
         back(model)
 
 
@@ -236,13 +236,13 @@ def no_output(model: Model) -> None:
 
 
 BROKEN = [
-    (unknown_attribute, "axis, which GE's has not"),
+    (unknown_attribute, "axis, which GE lacks"),
     (attribute_of_another_kind, "is a Int, not a ListInt"),
     (attribute_without_meaning, "half_to_float = True"),
     (unknown_type, "HardMax"),
-    (permutation_that_is_computed, "perm is no constant"),
+    (permutation_that_is_computed, "perm is not a constant"),
     (unknown_source, "'nobody', which is not in the graph"),
-    (cycle, "reads what it computes"),
+    (cycle, "reads its own result"),
     (unknown_input, "no input x"),
     (no_output, "no NetOutput"),
 ]

@@ -382,19 +382,19 @@ def test_an_operator_goes_to_ge_and_back(case: Case) -> None:
 _E4M3 = onnx.TensorProto.FLOAT8E4M3FN
 _STATISTICS = [draw(4), draw(4), draw(4), np.abs(draw(4))]
 DECLINED = [
-    (Case("Cast", [X], attrs={"to": _E4M3, "saturate": 0}), "what float8 cannot hold"),
-    (Case("Add", [IMAGE, draw(4)], attrs={"broadcast": 1, "axis": 1}, opset=6), "along an axis of the first"),
+    (Case("Cast", [X], attrs={"to": _E4M3, "saturate": 0}), "numbers that float8 cannot hold"),
+    (Case("Add", [IMAGE, draw(4)], attrs={"broadcast": 1, "axis": 1}, opset=6), "for an axis of the first"),
     (Case("Dropout", [X], opset=6), "drops values"),
     (Case("BatchNormalization", [IMAGE, *_STATISTICS], opset=6), "statistics of the batch"),
-    (Case("BatchNormalization", [IMAGE, *_STATISTICS], attrs={"spatial": 0}, opset=7), "for each place"),
+    (Case("BatchNormalization", [IMAGE, *_STATISTICS], attrs={"spatial": 0}, opset=7), "for each position"),
     (Case("Squeeze", [draw(1, 3), ints()], [1]), "an empty list of axes"),
-    (Case("Slice", [X, ints(0), ints(2), ints(0), ints(0)], [1, 2, 3, 4]), "a step of 0"),
-    (Case("Split", [draw(5)], attrs={"num_outputs": 4}, opset=18, outputs=4), "size 5 gives no 4 parts"),
-    (Case("Resize", [IMAGE, np.array([1, 1, 0.5, 1], F)], [1], opset=10), "where an axis shrinks"),
-    (Case("Resize", [IMAGE, np.array([1, 1, 2, 1], F)], opset=10, label="computed"), "where an axis shrinks"),
-    (Case("Pad", [X, ints(1, 1)], [1]), "do not go together"),
-    (Case("Einsum", [draw(2, 3)], attrs={"equation": "ij->k"}), "do not go together"),
-    (Case("GatherND", [X, np.array([[0]])], attrs={"batch_dims": 3}), "do not go together"),
+    (Case("Slice", [X, ints(0), ints(2), ints(0), ints(0)], [1, 2, 3, 4]), "a step is 0"),
+    (Case("Split", [draw(5)], attrs={"num_outputs": 4}, opset=18, outputs=4), "size 5 has no 4 equal parts"),
+    (Case("Resize", [IMAGE, np.array([1, 1, 0.5, 1], F)], [1], opset=10), "for an axis that shrinks"),
+    (Case("Resize", [IMAGE, np.array([1, 1, 2, 1], F)], opset=10, label="computed"), "for an axis that shrinks"),
+    (Case("Pad", [X, ints(1, 1)], [1]), "do not match"),
+    (Case("Einsum", [draw(2, 3)], attrs={"equation": "ij->k"}), "do not match"),
+    (Case("GatherND", [X, np.array([[0]])], attrs={"batch_dims": 3}), "do not match"),
 ]
 
 

@@ -19,8 +19,8 @@ from onnx import helper
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.files import parse_message
-from fa_compiler.lowering.ascend.air.finding import Severity
 from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
 from fa_compiler.op_registry import DOMAIN, VERSION, count_attrs, full_attrs, get, place_inputs
@@ -80,7 +80,7 @@ def through_ge(model: onnx.ModelProto) -> tuple[Model, onnx.ModelProto]:
 
 
 def check_single_op(op: Op) -> None:
-    """The operator by hand: written, without a finding, and read back."""
+    """The operator by hand: written, without a diagnostic, and read back."""
     entry = to_json(op, "one")
     assert [str(each) for each in check_text(json.dumps([entry]).encode())] == []
     again, _ = from_json(entry)

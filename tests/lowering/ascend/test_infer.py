@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ascend.air.check import check_message
-from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, MISFIT, NO_RULE
+from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, INFERENCE, NO_RULE
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
-from fa_compiler.lowering.ascend.infer import RULES, Fact, Misfit, OpFacts
-from fa_compiler.lowering.ascend.infer.graph import constant, walk
+from fa_compiler.lowering.ascend.infer import RULES, Fact, InferenceError, OpFacts
+from fa_compiler.lowering.ascend.infer.graph import constant, infer_model
 from fa_compiler.lowering.ascend.infer.rules import vector
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind
@@ -154,16 +154,16 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
     ("Add", {"x1": Fact(F, (2, 3)), "x2": Fact(F, (4,))}, {}, "do not broadcast"),
     ("Add", {"x1": Fact(F, (3,)), "x2": Fact(H, (3,))}, {}, "x1 is DT_FLOAT and x2 DT_FLOAT16"),
     ("Less", {"x1": Fact(F, (3,)), "x2": Fact(I, (3,))}, {}, "x1 is DT_FLOAT and x2 DT_INT64"),
-    ("Cast", X, {"dst_type": 99}, "dst_type 99 is no type of GE"),
+    ("Cast", X, {"dst_type": 99}, "dst_type 99 is not a type of GE"),
     ("SelectV2", {"condition": Fact(F, ()), "then": Fact(F, ()), "else": Fact(F, ())}, {}, "its condition is DT_FLOAT"),
     ("SelectV2", {"condition": Fact(B, ()), "then": Fact(F, ()), "else": Fact(H, ())}, {}, "then is DT_FLOAT and else"),
     ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(5, -1)}, {}, "24 elements do not fill the shape"),
     ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(5, 5)}, {}, "24 elements do not fill the shape"),
-    ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(-1, -1)}, {}, "leaves two sizes open"),
-    ("Transpose", {**X, "perm": ints(0, 0, 1)}, {}, "is no order of 3 axes"),
-    ("Transpose", {**X, "perm": ints(0, 5, 1)}, {}, "is no order of 3 axes"),
+    ("Reshape", {"x": Fact(F, (4, 6)), "shape": ints(-1, -1)}, {}, "has -1 twice"),
+    ("Transpose", {**X, "perm": ints(0, 0, 1)}, {}, "is not a permutation of 3 axes"),
+    ("Transpose", {**X, "perm": ints(0, 5, 1)}, {}, "is not a permutation of 3 axes"),
     ("Squeeze", {"x": Fact(F, (2, 3))}, {"axis": (0,)}, "axis 0 of size 2 cannot be dropped"),
-    ("Squeeze", {"x": Fact(F, (2, 3))}, {"axis": (5,)}, "axis 5 is none of a tensor of rank 2"),
+    ("Squeeze", {"x": Fact(F, (2, 3))}, {"axis": (5,)}, "axis 5 is outside a tensor of rank 2"),
     ("ConcatD", {"x0": Fact(F, (2, 3)), "x1": Fact(F, (4, 4))}, {"concat_dim": 1, "N": 2}, "sizes 2 and 4"),
     ("ConcatD", {"x0": Fact(F, (2, 3))}, {"concat_dim": 1, "N": 2}, "N is 2, and there are 1 inputs"),
     ("ConcatD", {"x0": Fact(F, (2,)), "x1": Fact(H, (2,))}, {"concat_dim": 0, "N": 2}, "different types"),
@@ -177,9 +177,9 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
     ("BroadcastTo", {"x": Fact(F, (3, 2)), "shape": ints(3, 4)}, {}, "do not broadcast"),
     ("BroadcastTo", {"x": Fact(F, (3, 2)), "shape": ints(2)}, {}, "cannot become"),
     ("BroadcastTo", {"x": Fact(F, (3, 2)), "shape": ints(3, 1)}, {}, "cannot become"),
-    ("Tile", {"x": Fact(F, (3, 2)), "multiples": ints(2)}, {}, "1 multiples do not go with 2 axes"),
-    ("PadV3", {"x": Fact(F, (3, 4)), "paddings": ints(1, 0)}, {}, "2 paddings do not go with 2 axes"),
-    ("ReduceSum", {**X, "axes": ints(3)}, {"keep_dims": True}, "axis 3 is none of a tensor of rank 3"),
+    ("Tile", {"x": Fact(F, (3, 2)), "multiples": ints(2)}, {}, "1 multiples do not match 2 axes"),
+    ("PadV3", {"x": Fact(F, (3, 4)), "paddings": ints(1, 0)}, {}, "2 paddings do not match 2 axes"),
+    ("ReduceSum", {**X, "axes": ints(3)}, {"keep_dims": True}, "axis 3 is outside a tensor of rank 3"),
     ("LayerNorm", {**X, "gamma": Fact(F, (5,)), "beta": Fact(F, (6,))}, {"begin_norm_axis": 2}, "gamma has the shape"),
     ("RmsNorm", {**X, "gamma": Fact(F, (5,))}, {}, "gamma has the shape"),
     ("TopK", {**X, "k": number(9)}, {"dim": -1}, "an axis of 6 has no 9 largest elements"),
@@ -193,7 +193,7 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
         "a window of 4 does not fit an axis of 2",
     ),
     ("GatherV2", {"x": ints(1, 2), "indices": ints(5), "axis": number(0)}, {}, "is outside an axis of 2"),
-    ("GatherNd", {"x": Fact(F, (9,)), "indices": Fact(I, (5, 2))}, {}, "2 indices do not go with 1 axes"),
+    ("GatherNd", {"x": Fact(F, (9,)), "indices": Fact(I, (5, 2))}, {}, "2 indices do not match 1 axes"),
     (
         "FlashAttentionScore",
         {"query": Fact(F, (1, 2, 3)), "key": Fact(F, (1, 2, 3, 4)), "value": Fact(F, (1, 2, 3, 4))},
@@ -205,14 +205,14 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("op_type", "inputs", "attrs", "message"), MISFITS, ids=[row[0] for row in MISFITS])
 def test_misfit(op_type: str, inputs: dict[str, Fact], attrs: dict[str, Any], message: str) -> None:
-    with pytest.raises(Misfit, match=message):
+    with pytest.raises(InferenceError, match=message):
         result(op_type, inputs, attrs)
 
 
 def test_whole_graphs() -> None:
     for model in (attention(), branches()):
-        found = walk(model)
-        assert (found.misfits, found.differences, found.ruleless) == ([], [], {})
+        found = infer_model(model)
+        assert (found.errors, found.differences, found.without_rule) == ([], [], {})
 
 
 def chain(*ops: Op) -> Model:
@@ -239,13 +239,13 @@ def test_findings_of_a_file() -> None:
     wrong.input_descs = [TensorDesc("x1", F, (4, 6)), TensorDesc("x2", F, (4, 6))]
     wrong.output_descs = [TensorDesc("y", F, (4, 6))]
     found = check_message(encode(chain(wrong, net_output(Output("m"), dtype=F, shape=(4, 6)))))
-    assert [(entry.rule, entry.node) for entry in found] == [(MISFIT.name, "m")]
+    assert [(entry.rule, entry.node) for entry in found] == [(INFERENCE.name, "m")]
 
 
 def test_branches_that_differ() -> None:
     model = branches()
     model.graphs[1].ops[1].output_descs[0] = TensorDesc("y", "DT_FLOAT", (9, 9))
-    found = walk(model).differences
+    found = infer_model(model).differences
     assert ("change", "output y is declared [9, 9], but is [2, 3]") in found
 
 
@@ -285,8 +285,8 @@ def test_no_rule_fails_otherwise_than_by_a_misfit(family: str, source: st.DataOb
     attrs = {e.name: Attr(e.type, source.draw(ATTRS[e.type])) for e in spec.attrs if source.draw(st.integers(0, 4))}
     try:
         found = RULES[spec.name](OpFacts(Op("op", spec.name, attrs=attrs), inputs))
-    except Misfit as misfit:
-        assert str(misfit)
+    except InferenceError as error:
+        assert str(error)
         return
     assert all(isinstance(fact, Fact) for fact in found)
     assert all(fact.value is None or fact.value.shape == fact.shape for fact in found)
@@ -307,7 +307,7 @@ def test_subgraphs_that_hold_each_other_come_to_an_end() -> None:
         inner = f"g{depth + 1}" if depth < 399 else "g3"
         ops = [Op(f"if{n}", "If", subgraphs={"then_branch": inner, "else_branch": inner}) for n in range(2)]
         model.graphs.append(Graph(f"g{depth}", [*template.ops, *ops]))
-    assert walk(model).ruleless == {}
+    assert infer_model(model).without_rule == {}
 
 
 SIZES = st.integers(1, 4)
@@ -350,6 +350,6 @@ def test_shapes_that_are_computed_are_followed(source: st.DataObject) -> None:
             op.input_descs = [TensorDesc(desc.name, desc.dtype, None) for desc in op.input_descs]
     end = next(op for op in model.root.ops if op.type == "NetOutput")
     end.input_descs[0] = TensorDesc("x0", F, (batch * length, heads, size + 1))
-    assert [sentence for _, sentence in walk(model).differences] == [
+    assert [sentence for _, sentence in infer_model(model).differences] == [
         f"input x0 is declared [{batch * length}, {heads}, {size + 1}], but is [{batch * length}, {heads}, {size}]"
     ]

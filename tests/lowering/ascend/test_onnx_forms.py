@@ -9,10 +9,10 @@ import pytest
 from onnx import defs
 from onnx.reference import ReferenceEvaluator
 
-from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower, parser
+from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, parser
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.lowering.ascend.onnx_route.forms import FORMS
-from fa_compiler.lowering.ascend.onnx_route.reads import CASES, rows
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import CASES, plugin_rows
 from tests.lowering.ascend.onnx_models import Arrays, drawn, lowered, parsed, run
 
 X = "float[2,6,4] x"
@@ -103,7 +103,7 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         f"g({IMAGE}, float[1,2,9] z) => (float[] a, float[] b) {{ a = MaxPool<kernel_shape = [2, 3], "
         "dilations = [2, 1], pads = [1, 0, 0, 1], ceil_mode = 1, strides = [2, 2]>(x) "
         "b = MaxPool<kernel_shape = [3], dilations = [3], pads = [1, 2]>(z) }",
-        "dilations of volumes only",
+        "dilations for volumes only",
     ),
     "maxima and places that nothing reads": (
         12,
@@ -161,7 +161,7 @@ EQUAL: dict[str, tuple[int, str, str]] = {
         "g(int64[7] n, int32[7] m, float[7] f, uint32[7] u) => (int64[] a, int32[] b, float[] c, uint32[] d) "
         "{ two = Constant<value = int64 {2}>() one = Constant<value = int64 {1}>() s = Mul(n, two) "
         "o = Sub(s, one) a = Mod(n, o) e = Cast<to = 6>(o) b = Mod(m, e) c = Mod<fmod = 1>(f, f) d = Mod(u, u) }",
-        "takes a node without fmod for another",
+        "treats a node without fmod differently",
     ),
     "dropout": (
         13,
@@ -383,11 +383,11 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         '{ y = LpPool<kernel_shape = [1], strides = [3], auto_pad = "SAME_LOWER">(x) }',
         "shorter than its stride",
     ),
-    "automatic pads beside dilations": (
+    "automatic pads with dilations": (
         13,
         f"g({IMAGE}) => (float[] y) "
         '{ y = MaxPool<kernel_shape = [2, 2], dilations = [2, 2], auto_pad = "SAME_LOWER">(x) }',
-        "auto_pad beside dilations",
+        "auto_pad together with dilations",
     ),
     "places of maxima": (
         12,
@@ -414,7 +414,7 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         13,
         "g(float[1,2,H,W] x) => (float[] y) "
         '{ y = AveragePool<kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_LOWER">(x) }',
-        "sizes that are open",
+        "unknown sizes",
     ),
     "a reset before the product": (
         14,
@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[int, str, str]] = {
     "nearest pixels of open sizes": (
         13,
         "g(float[1,2,H,W] x, int64[4] n) => (float[] y) { y = Resize(x, , , n) }",
-        "of open sizes or scales",
+        "unknown sizes or scales",
     ),
     "a linear resize of old": (
         10,
@@ -475,7 +475,7 @@ REFUSED: dict[str, tuple[int, str, str]] = {
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_refusals_name_the_node(case: str) -> None:
     version, text, phrase = REFUSED[case]
-    with pytest.raises(UnfitModel) as error:
+    with pytest.raises(UnsupportedModel) as error:
         lower(ir.from_proto(parsed(text, version, ir_version=8)))
     assert len(error.value.problems) == 1, error.value.problems
     assert phrase in error.value.problems[0]
@@ -499,7 +499,7 @@ def test_the_table_speaks_of_operators_and_attributes_that_there_are() -> None:
     for each in defs.get_all_schemas_with_history():
         if not each.domain:
             known.setdefault(each.name, set()).update(each.attributes)
-    for (op_type, version), row in rows().items():
+    for (op_type, version), row in plugin_rows().items():
         assert op_type == "Constant" or parser.takes("", op_type, version), (op_type, version)
         try:
             schema = defs.get_schema(op_type, version)
@@ -514,7 +514,7 @@ def test_every_operator_with_attributes_has_a_row() -> None:
     lacking = set()
     for schema in defs.get_all_schemas_with_history():
         for version in range(max(8, schema.since_version), 19):
-            if schema.domain or not parser.takes("", schema.name, version) or (schema.name, version) in rows():
+            if schema.domain or not parser.takes("", schema.name, version) or (schema.name, version) in plugin_rows():
                 continue
             if defs.get_schema(schema.name, version).attributes:
                 lacking.add(schema.name)

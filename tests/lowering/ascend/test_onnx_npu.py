@@ -8,7 +8,7 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower
+from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.lowering.ascend.onnx_route.npu import ATTRIBUTES, to_npu, to_prompts
 from fa_compiler.passes import Options, fuse
@@ -97,7 +97,7 @@ def test_no_mask() -> None:
 
 def test_a_mask_needs_the_users_word() -> None:
     proto = model(inputs="q, k, v, , , , m", more=", bool[2,1,6,9] m", attrs=", sparse_mode = 1")
-    with pytest.raises(UnfitModel, match="empty-bias"):
+    with pytest.raises(UnsupportedModel, match="empty-bias"):
         converted(proto)
     result, node = converted(proto, "empty-bias")
     assert len(node.input) == 5
@@ -138,7 +138,7 @@ def test_the_batch_comes_first() -> None:
 
 def test_float32_needs_the_users_word() -> None:
     proto = model(q="float[2,4,6,16]", k="float[2,2,9,16]")
-    with pytest.raises(UnfitModel, match="half-attention"):
+    with pytest.raises(UnsupportedModel, match="half-attention"):
         converted(proto)
     result, _ = converted(proto, "half-attention")
     assert [node.op_type for node in result.graph.node].count("Cast") == 4
@@ -166,11 +166,11 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "open sizes": (
         model(inputs="q, k, v, m", more=", float16[1,4,S,9] m", attrs=", pse_type = 0", q="float16[2,4,S,16]"),
-        "its sizes are open",
+        "a mask needs known sizes",
     ),
     "quantised": (
         model(inputs="q, k, v, , , , , , , s", more=", float[1] s", op="PromptFlashAttention"),
-        "which is not written here",
+        "which this route cannot write",
     ),
 }
 
@@ -178,7 +178,7 @@ REFUSED: dict[str, tuple[onnx.ModelProto, str]] = {
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_refused(case: str) -> None:
     proto, phrase = REFUSED[case]
-    with pytest.raises(UnfitModel) as error:
+    with pytest.raises(UnsupportedModel) as error:
         converted(proto)
     (problem,) = error.value.problems
     assert phrase in problem

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from fa_compiler.lowering.ascend.onnx_route import UnfitModel, lower
+from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from tests.lowering.ascend.onnx_models import run
 
@@ -110,7 +110,7 @@ def test_random_sizes(op_type: str) -> None:
         lowered = ir.from_proto(model)
         try:
             lower(lowered)
-        except UnfitModel as error:
+        except UnsupportedModel as error:
             assert "; export" in str(error) or "; fix" in str(error)
             continue
         result = ir.to_proto(lowered)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, REJECTED, verdict
-from fa_compiler.lowering.ascend.air.finding import Rule
+from fa_compiler.lowering.ascend.diagnostic import Rule
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check, check_text, from_json, rules, to_json
 from tests.lowering.ascend.graphs import attention, weight
@@ -21,8 +21,8 @@ from tests.lowering.ascend.vector_table import verdicts
 @pytest.mark.parametrize(("file", "expected"), verdicts(".json"))
 def test_verdict(vectors: Path, file: str, expected: str) -> None:
     """The verdict ATC's own parser gave. There are no differences."""
-    findings = check(vectors / file)
-    assert verdict(findings) == expected, [str(finding) for finding in findings]
+    diagnostics = check(vectors / file)
+    assert verdict(diagnostics) == expected, [str(diagnostic) for diagnostic in diagnostics]
 
 
 @pytest.mark.parametrize("file", [file for file, expected in verdicts(".json") if expected == ACCEPTED])
@@ -135,15 +135,17 @@ BROKEN: list[tuple[Rule, Change]] = [
 def test_one_change_breaks_the_rule(rule: Rule, change: Change) -> None:
     document = [fused()]
     change(document)
-    findings = [finding for finding in check_text(json.dumps(document).encode()) if finding.rule == rule.name]
-    assert findings
-    assert findings[0].severity is rule.severity
+    diagnostics = [
+        diagnostic for diagnostic in check_text(json.dumps(document).encode()) if diagnostic.rule == rule.name
+    ]
+    assert diagnostics
+    assert diagnostics[0].severity is rule.severity
 
 
 def test_what_is_no_array() -> None:
     for text, rule in ((b"{", rules.NOT_JSON), (b"{}", rules.NOT_ARRAY), (b"\xff", rules.NOT_JSON)):
-        findings = check_text(text)
-        assert (verdict(findings), findings[0].rule) == (REJECTED, rule.name)
+        diagnostics = check_text(text)
+        assert (verdict(diagnostics), diagnostics[0].rule) == (REJECTED, rule.name)
 
 
 def test_every_rule_has_a_test() -> None:
@@ -155,6 +157,6 @@ def test_every_rule_has_a_test() -> None:
 def test_numbers_that_json_does_not_have(word: str) -> None:
     """Python reads them, ATC's parser does not."""
     text = json.dumps([fused()]).replace("0.125", word)
-    (finding,) = check_text(text.encode())
-    assert finding.rule == rules.NOT_JSON.name
-    assert word in finding.message
+    (diagnostic,) = check_text(text.encode())
+    assert diagnostic.rule == rules.NOT_JSON.name
+    assert word in diagnostic.message

@@ -1,22 +1,22 @@
-"""From GE to ONNX: what each GE operator computes, said in operators of ONNX opset 20.
+"""From GE to ONNX: the computation of each GE operator in operators of ONNX opset 20.
 
-Written from the definitions of GE's operators and not from the forward table, so that a wrong attribute or a wrong
-order of inputs there gives another result here. An attribute that a function does not read must have its default.
+The functions follow the definitions of GE's operators and not the forward table. A wrong attribute or a wrong order of
+inputs in that table then gives another result here. An attribute that a function does not read must have its default.
 """
 
 from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.backward import (  # noqa: F401  imported for the functions they register
-    elements,
+    elementwise,
     fused,
     gradients,
+    indexing,
     linear,
     movement,
-    places,
+    one_to_one,
     reductions,
-    same,
     windows,
 )
-from fa_compiler.lowering.ascend.convert.backward.reading import MEANINGS, Reading
+from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall
 
-__all__ = ["MEANINGS", "Reading"]
+__all__ = ["HANDLERS", "GeCall"]

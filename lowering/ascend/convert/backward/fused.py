@@ -1,28 +1,28 @@
-"""The operators that this project fuses to: nodes of the domain "ascend", for its own kernels or its reference."""
+"""The registry's operators: nodes of the domain "ascend", which run with the CPU kernels or the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.convert.backward.reading import MEANINGS, Reading
+from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall
 from fa_compiler.op_registry import DOMAIN, names
 from fa_compiler.op_registry.spec import Kind
 
 
-def _fused(r: Reading) -> Sequence[str]:
-    """Inputs in REG_OP order, absent ones empty; a dynamic one with its count; every attribute."""
+def _fused(call: GeCall) -> Sequence[str]:
+    """The inputs in REG_OP order, "" for an absent one, with the count of each dynamic input, and every attribute."""
     inputs: list[str] = []
-    attrs = {entry.name: r.attr(entry.name) for entry in r.spec.attrs}
-    for entry in r.spec.inputs:
+    attrs = {entry.name: call.attr(entry.name) for entry in call.spec.attrs}
+    for entry in call.spec.inputs:
         if entry.kind is Kind.DYNAMIC:
-            tensors = r.dynamic(entry.name)
+            tensors = call.dynamic(entry.name)
             inputs += tensors
             if len(tensors) != 1:
                 attrs[f"{entry.name}_count"] = len(tensors)
         else:
-            inputs.append(r.maybe(entry.name))
+            inputs.append(call.maybe(entry.name))
     attrs = {name: int(value) if isinstance(value, bool) else value for name, value in attrs.items()}
-    return r.nodes(r.spec.name, *inputs, count=len(r.spec.outputs), domain=DOMAIN, **attrs)
+    return call.nodes(call.spec.name, *inputs, count=len(call.spec.outputs), domain=DOMAIN, **attrs)
 
 
-MEANINGS.update(dict.fromkeys(names(), _fused))
+HANDLERS.update(dict.fromkeys(names(), _fused))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from fa_compiler.lowering.ascend.convert.backward.reading import Reading, means
+from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 
 
-def _flags(r: Reading) -> dict[str, Any]:
-    return {"keepdims": int(r.attr("keep_dims")), "noop_with_empty_axes": int(r.attr("noop_with_empty_axes"))}
+def _flags(call: GeCall) -> dict[str, Any]:
+    return {"keepdims": int(call.attr("keep_dims")), "noop_with_empty_axes": int(call.attr("noop_with_empty_axes"))}
 
 
-@means("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceLogSumExp")
-def _reduce(r: Reading) -> str:
-    return r.n(r.op.type, r.x("x"), r.cast(r.x("axes"), "DT_INT64"), **_flags(r))
+@handles("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceLogSumExp")
+def _reduce(call: GeCall) -> str:
+    return call.node(call.op.type, call.x("x"), call.cast(call.x("axes"), "DT_INT64"), **_flags(call))
 
 
-@means("ReduceAny", "ReduceAll")
-def _reduce_logical(r: Reading) -> str:
-    """Of truth values: whether there is a true one, or no false one; of none, false and true."""
-    wanted = r.x("x") if r.op.type == "ReduceAny" else r.n("Not", r.x("x"))
-    axes = r.cast(r.x("axes"), "DT_INT64")
-    count = r.n("ReduceSum", r.cast(wanted, "DT_INT64"), axes, keepdims=int(r.attr("keep_dims")))
-    some = r.n("Greater", count, r.ints(0))
-    return some if r.op.type == "ReduceAny" else r.n("Not", some)
+@handles("ReduceAny", "ReduceAll")
+def _reduce_logical(call: GeCall) -> str:
+    """ReduceAny and ReduceAll of booleans. Over no elements ReduceAny is false, and ReduceAll is true."""
+    wanted = call.x("x") if call.op.type == "ReduceAny" else call.node("Not", call.x("x"))
+    axes = call.cast(call.x("axes"), "DT_INT64")
+    count = call.node("ReduceSum", call.cast(wanted, "DT_INT64"), axes, keepdims=int(call.attr("keep_dims")))
+    some = call.node("Greater", count, call.ints(0))
+    return some if call.op.type == "ReduceAny" else call.node("Not", some)

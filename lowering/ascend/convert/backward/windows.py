@@ -4,55 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.convert.backward.reading import Reading, means
+from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
 
-def _spatial(r: Reading, layout: str, *names: str) -> None:
-    """All tensors must be declared in the format that the operator runs in."""
-    r.only("data_format", layout)
-    wrong = [name for name in names if r.desc(name).layout != layout] + ["y"] * (r.out().layout != layout)
+def _spatial(call: GeCall, layout: str, *names: str) -> None:
+    """Raise UnreadableError for a tensor that is not declared in the operator's format."""
+    call.only("data_format", layout)
+    wrong = [name for name in names if call.desc(name).layout != layout] + ["y"] * (call.out().layout != layout)
     if wrong:
-        raise UnreadableError(f"{r.op.type} '{r.op.name}': its {wrong[0]} is not declared in the format {layout}")
+        raise UnreadableError(f"{call.op.type} '{call.op.name}': its {wrong[0]} is not declared in the format {layout}")
 
 
-def _last(r: Reading, name: str) -> list[int]:
-    """Numbers for the spatial axes; those for batch and channels must be 1."""
-    numbers = list(r.attr(name))
+def _last(call: GeCall, name: str) -> list[int]:
+    """The numbers of an attribute for the spatial axes. Those for batch and channels must be 1."""
+    numbers = list(call.attr(name))
     if numbers[:2] != [1, 1]:
-        raise UnreadableError(f"{r.op.type} '{r.op.name}': {name} = {numbers} is not for this format")
+        raise UnreadableError(f"{call.op.type} '{call.op.name}': {name} = {numbers} is not for this format")
     return numbers[2:]
 
 
-def _pads(r: Reading) -> list[int]:
-    """Top, bottom, left, right as ONNX's beginnings and ends."""
-    pads = list(r.attr("pads"))
+def _pads(call: GeCall) -> list[int]:
+    """The pads [top, bottom, left, right] in ONNX's order: all beginnings, then all ends."""
+    pads = list(call.attr("pads"))
     return [*pads[0::2], *pads[1::2]]
 
 
-@means("Conv2D", "Conv3DV2")
-def _conv(r: Reading) -> str:
-    _spatial(r, "NCHW" if r.op.type == "Conv2D" else "NCDHW", "x", "filter")
-    return r.n(
+@handles("Conv2D", "Conv3DV2")
+def _conv(call: GeCall) -> str:
+    _spatial(call, "NCHW" if call.op.type == "Conv2D" else "NCDHW", "x", "filter")
+    return call.node(
         "Conv",
-        r.x("x"),
-        r.x("filter"),
-        r.maybe("bias"),
-        strides=_last(r, "strides"),
-        dilations=_last(r, "dilations"),
-        pads=_pads(r),
-        group=r.attr("groups"),
+        call.x("x"),
+        call.x("filter"),
+        call.maybe("bias"),
+        strides=_last(call, "strides"),
+        dilations=_last(call, "dilations"),
+        pads=_pads(call),
+        group=call.attr("groups"),
     )
 
 
-@means("MaxPoolV3", "AvgPoolV2")
-def _pool(r: Reading) -> str:
-    _spatial(r, "NCHW", "x")
-    r.only("padding_mode", "CALCULATED")
-    windows = {"kernel_shape": _last(r, "ksize"), "strides": _last(r, "strides"), "pads": _pads(r)}
-    if r.op.type == "MaxPoolV3":
-        return r.n("MaxPool", r.x("x"), **windows)
-    return r.n("AveragePool", r.x("x"), count_include_pad=int(not r.attr("exclusive")), **windows)
+@handles("MaxPoolV3", "AvgPoolV2")
+def _pool(call: GeCall) -> str:
+    _spatial(call, "NCHW", "x")
+    call.only("padding_mode", "CALCULATED")
+    windows = {"kernel_shape": _last(call, "ksize"), "strides": _last(call, "strides"), "pads": _pads(call)}
+    if call.op.type == "MaxPoolV3":
+        return call.node("MaxPool", call.x("x"), **windows)
+    return call.node("AveragePool", call.x("x"), count_include_pad=int(not call.attr("exclusive")), **windows)
 
 
 _RESIZE: Sequence[str] = (
@@ -65,8 +65,8 @@ _RESIZE: Sequence[str] = (
 )
 
 
-@means("Resize")
-def _resize(r: Reading) -> str:
-    sizes = r.cast(r.x("sizes"), "DT_INT64") if r.has("sizes") else ""
-    attrs = {name: r.attr(name) for name in _RESIZE}
-    return r.n("Resize", r.x("x"), r.maybe("roi"), r.maybe("scales"), sizes, **attrs)
+@handles("Resize")
+def _resize(call: GeCall) -> str:
+    sizes = call.cast(call.x("sizes"), "DT_INT64") if call.has("sizes") else ""
+    attrs = {name: call.attr(name) for name in _RESIZE}
+    return call.node("Resize", call.x("x"), call.maybe("roi"), call.maybe("scales"), sizes, **attrs)

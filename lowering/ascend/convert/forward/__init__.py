@@ -1,7 +1,7 @@
-"""From ONNX to GE: one row (`rows`) or one small function (the other files) for every ONNX operator.
+"""From ONNX to GE: one row (`one_to_one`) or one small function (the other modules) for every ONNX operator.
 
-A function gets a `OnnxCall` (`call.py`), emits GE operators and returns the tensors of the node's outputs. It raises
-CannotMapError where the node has no counterpart, and may not approximate.
+A function takes an `OnnxCall`, emits GE operators and returns the tensors of the node's outputs. It raises
+CannotMapError if the node has no counterpart. It must not approximate.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from fa_compiler.lowering.ascend.convert.forward import (  # noqa: F401  importe
     fused,
     generate,
     indexing,
-    layout,
+    movement,
     norms,
+    one_to_one,
     quantized,
     reductions,
-    rows,
     training,
     windows,
 )
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, OnnxCall
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import HANDLERS, OnnxCall
 
 __all__ = ["HANDLERS", "OnnxCall"]

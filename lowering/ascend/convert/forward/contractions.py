@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, broadcast, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, broadcast, handles
 
 
 def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
-    """The product of the last two axes; the others broadcast. Of two matrices it is MatMulV2, else BatchMatMulV2."""
+    """The product over the last two axes; the others broadcast. It is MatMulV2 for two matrices, else BatchMatMulV2."""
     shape = None
     if a.shape is not None and b.shape is not None:
         batch = broadcast(a.shape[:-2], b.shape[:-2]) or ()
         shape = (*batch, a.shape[-1 if adj_a else -2], b.shape[-2 if adj_b else -1])
         if len(shape) == 2:
-            return call.e.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
-    return call.e.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
+            return call.emitter.op("MatMulV2", a, b, transpose_x1=adj_a, transpose_x2=adj_b, out=a.with_shape(shape))
+    return call.emitter.op("BatchMatMulV2", a, b, adj_x1=adj_a, adj_x2=adj_b, out=a.with_shape(shape))
 
 
 @handles("MatMul")
 def _matmul(call: OnnxCall) -> Tensor:
-    """A vector is a row on the left and a column on the right, whose axis is not in the result."""
+    """A vector is a row on the left and a column on the right. The added axis is not in the result."""
     a, b = call.x(0), call.x(1)
     row, column = a.rank == 1, b.rank == 1
     product = matmul(call, call.unsqueeze(a, [0]) if row else a, call.unsqueeze(b, [1]) if column else b)
@@ -32,16 +32,16 @@ def _matmul(call: OnnxCall) -> Tensor:
 
 @handles("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(call: OnnxCall) -> Tensor:
-    """alpha times the product; transBatch, which moves the first axis, has no counterpart."""
+    """alpha times the product. transBatch, which moves the first axis, has no counterpart."""
     if call.integer("transBatchA", 0) or call.integer("transBatchB", 0):
-        raise CannotMapError("GE has no product of operands whose batch axis lies inside", "write a Transpose")
+        raise CannotMapError("GE has no product whose batch axis is not the first axis", "write a Transpose")
     product = matmul(call, call.x(0), call.x(1), bool(call.integer("transA", 0)), bool(call.integer("transB", 0)))
     return _scaled(call, product, call.number("alpha", 1.0))
 
 
 @handles("Gemm")
 def _gemm(call: OnnxCall) -> Tensor:
-    """alpha a b + beta c. A vector c goes in as MatMulV2's bias where neither factor is in the way."""
+    """alpha a b + beta c. A vector c becomes the bias of MatMulV2 if both factors are 1."""
     a, b = call.x(0), call.x(1)
     flip_a, flip_b = bool(call.integer("transA", 0)), bool(call.integer("transB", 0))
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
@@ -49,23 +49,23 @@ def _gemm(call: OnnxCall) -> Tensor:
     columns = -1 if b.shape is None else b.shape[0 if flip_b else 1]
     c = call.x(2) if call.has(2) else None
     if c is not None and alpha == 1 and beta == 1 and columns > 0 and c.shape == (columns,):
-        return call.e.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
-    product = call.e.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
+        return call.emitter.op("MatMulV2", a, b, c, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
+    product = call.emitter.op("MatMulV2", a, b, transpose_x1=flip_a, transpose_x2=flip_b, out=out)
     product = _scaled(call, product, alpha)
-    return product if c is None else call.e.op("Add", product, _scaled(call, c, beta), out=out)
+    return product if c is None else call.emitter.op("Add", product, _scaled(call, c, beta), out=out)
 
 
 def _scaled(call: OnnxCall, x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else call.e.op("Mul", x, call.like(factor, x), out=Type(x.dtype, x.shape))
+    return x if factor == 1 else call.emitter.op("Mul", x, call.like(factor, x), out=Type(x.dtype, x.shape))
 
 
 @handles("Einsum")
 def _einsum(call: OnnxCall) -> Tensor:
-    """Operands are contracted one after the other, each pair as one matrix product.
+    """The operands are contracted one after the other, each pair as one matrix product.
 
-    GE's own Einsum takes few types and, when it is expanded for a device, few equations.
+    GE's Einsum takes few types and, after its expansion for a device, few equations.
     """
-    equation = call.word("equation", "").replace(" ", "")
+    equation = call.text("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     ranks = [tensor.rank for tensor in call.present()]
@@ -88,7 +88,7 @@ def _einsum(call: OnnxCall) -> Tensor:
 
 
 def _spread(term: str, hidden: int) -> list[str]:
-    """Labels of the axes; those of the ellipsis are numbered from the last."""
+    """The labels of the axes. The axes of an ellipsis are numbered from the last one."""
     before, dots, after = term.partition("...")
     return [*before, *([str(place) for place in range(hidden - 1, -1, -1)] if dots else []), *after]
 
@@ -97,7 +97,7 @@ _Operand = tuple[Tensor, list[str]]
 
 
 def _contract(call: OnnxCall, a: _Operand, b: _Operand, later: set[str]) -> _Operand:
-    """Two operands as one; `later` are the labels that are still needed."""
+    """The contraction of two operands. `later` are the labels that are still needed afterwards."""
     (x, xs), (y, ys) = _summed(call, *a, later | set(b[1])), _summed(call, *b, later | set(a[1]))
     both = [label for label in xs if label in ys]
     for label in both:
@@ -128,7 +128,7 @@ def _size(call: OnnxCall, a: _Operand, b: _Operand, label: str) -> int | Tensor:
 
 
 def _one_open(parts: Sequence[int | Tensor]) -> list[int | Tensor]:
-    """A single computed size becomes -1, where no other is 0."""
+    """The sizes, with -1 in place of the only computed size, unless another size is 0."""
     computed = [place for place, part in enumerate(parts) if isinstance(part, Tensor)]
     if len(computed) != 1 or any(part == 0 for part in parts if isinstance(part, int)):
         return list(parts)
@@ -140,14 +140,14 @@ def _summed(call: OnnxCall, x: Tensor, labels: list[str], needed: set[str]) -> _
     if not axes:
         return x, labels
     shape = None if x.shape is None else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    total = call.e.op(
-        "ReduceSum", x, call.e.ints(axes), keep_dims=False, noop_with_empty_axes=False, out=x.with_shape(shape)
+    total = call.emitter.op(
+        "ReduceSum", x, call.emitter.ints(axes), keep_dims=False, noop_with_empty_axes=False, out=x.with_shape(shape)
     )
     return total, [label for label in labels if label in needed]
 
 
 def _folded(call: OnnxCall, x: Tensor, labels: list[str], order: list[str], batch: int, first: int) -> Tensor:
-    """`x` as [batch..., product of the next `first` axes, product of the rest]."""
+    """`x` as [batch..., product of the next `first` axes, product of the other axes]."""
     x = call.transpose(x, [labels.index(label) for label in order])
     if first == 1 and len(order) - batch == 2:
         return x
@@ -167,4 +167,4 @@ def _product(call: OnnxCall, sizes: Sequence[int | Tensor]) -> int | Tensor:
             computed = size if computed is None else call.binary("Mul", computed, size)
     if computed is None or number == 1:
         return number if computed is None else computed
-    return call.binary("Mul", computed, call.e.ints([number]))
+    return call.binary("Mul", computed, call.emitter.ints([number]))

@@ -1,4 +1,4 @@
-"""Element by element: operators whose GE counterpart depends on types, attributes or the number of inputs."""
+"""Elementwise operators whose GE counterpart depends on types, attributes or the number of inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, handles
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry.dtypes import from_onnx
 
@@ -29,10 +29,10 @@ def _cast_like(call: OnnxCall) -> Tensor:
 
 
 def _cast_to(call: OnnxCall, dtype: str) -> Tensor:
-    """GE's Cast has no word for what becomes of numbers that float8 cannot hold: only ONNX's default is taken."""
+    """GE's Cast has no attribute for numbers that float8 cannot hold, so only ONNX's default is accepted."""
     if not call.integer("saturate", 1) and "FLOAT8" in dtype:
-        raise CannotMapError("it turns what float8 cannot hold into infinity or NaN", "cast with saturate = 1")
-    return call.e.op("Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype))
+        raise CannotMapError("it turns numbers that float8 cannot hold into infinity or NaN", "cast with saturate = 1")
+    return call.emitter.op("Cast", call.x(), dst_type=attr_number(dtype), out=call.x().with_dtype(dtype))
 
 
 @handles("Identity")
@@ -42,8 +42,10 @@ def _identity(call: OnnxCall) -> Tensor:
 
 @handles("Dropout")
 def _dropout(call: OnnxCall) -> Tensor:
-    """Only when it does nothing: training is switched on by an input, before opset 7 by a missing is_test, and the
-    mask is then read."""
+    """Only a Dropout that does nothing is accepted, and only if its mask is not read.
+
+    An input switches training on; before opset 7, a missing is_test does.
+    """
     training = call.array(2) if call.has(2) else np.array(call.opset < 7 and not call.integer("is_test", 0))
     if training is None or training.any():
         raise CannotMapError("it drops values while the model runs", "export for inference (model.eval())")
@@ -54,24 +56,27 @@ def _dropout(call: OnnxCall) -> Tensor:
 
 @handles("Div")
 def _div(call: OnnxCall) -> Tensor:
-    """Integers are divided towards zero, as ONNX Runtime does."""
-    return call.e.op("RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out())
+    """The quotient of integers is rounded towards zero, as in ONNX Runtime."""
+    return call.emitter.op("RealDiv" if call.x().dtype in _FLOATS else "TruncateDiv", *call.inputs, out=call.out())
 
 
 @handles("Mod")
 def _mod(call: OnnxCall) -> Tensor:
-    """fmod 0: the sign of the divisor; fmod 1: that of the dividend, which is GE's Mod. FloorMod lacks small types."""
+    """The result has the sign of the divisor with fmod 0, and that of the dividend with fmod 1, as GE's Mod.
+
+    GE's FloorMod, for fmod 0, does not take small integer types.
+    """
     if call.integer("fmod", 0):
-        return call.e.op("Mod", *call.inputs, out=call.out())
+        return call.emitter.op("Mod", *call.inputs, out=call.out())
     if call.x().dtype in ("DT_INT8", "DT_INT16", "DT_UINT8", "DT_UINT16"):
         wide = [call.cast(x, "DT_INT32") for x in call.present()]
         return call.cast(call.binary("FloorMod", wide[0], wide[1]), call.x().dtype)
-    return call.e.op("FloorMod", *call.inputs, out=call.out())
+    return call.emitter.op("FloorMod", *call.inputs, out=call.out())
 
 
 @handles("Pow")
 def _pow(call: OnnxCall) -> Tensor:
-    """The exponent may have a type of its own; the result has the base's."""
+    """The exponent may have another type; the result has the type of the base."""
     base, exponent = call.x(0), call.x(1)
     number = call.array(1)
     if number is not None and number.size == 1 and float(number.reshape(())) == 2 and number.ndim <= base.rank:
@@ -82,12 +87,12 @@ def _pow(call: OnnxCall) -> Tensor:
 
 
 def _power(call: OnnxCall) -> Tensor:
-    return call.e.op("Pow", call.x(0), call.cast(call.x(1), call.x(0).dtype), out=call.out())
+    return call.emitter.op("Pow", call.x(0), call.cast(call.x(1), call.x(0).dtype), out=call.out())
 
 
 @handles("Xor")
 def _xor(call: OnnxCall) -> Tensor:
-    """One of them, and not both."""
+    """(a or b) and not (a and b)."""
     a, b = call.x(0), call.x(1)
     both = call.unary("LogicalNot", call.binary("LogicalAnd", a, b))
     return call.binary("LogicalAnd", call.binary("LogicalOr", a, b), both)
@@ -101,7 +106,7 @@ def _extremum(call: OnnxCall) -> Tensor:
 
 @handles("Sum")
 def _sum(call: OnnxCall) -> Tensor:
-    """AddN does not broadcast."""
+    """AddN if all shapes are equal, because it does not broadcast; otherwise a chain of Add."""
     return _added(call, call.present())
 
 
@@ -116,46 +121,46 @@ def _added(call: OnnxCall, inputs: list[Tensor]) -> Tensor:
         return inputs[0]
     shapes = {call.dims(index) for index in range(len(inputs))}
     if len(inputs) > 2 and len(shapes) == 1 and None not in shapes:
-        return call.e.op("AddN", inputs, N=len(inputs), out=call.out())
+        return call.emitter.op("AddN", inputs, N=len(inputs), out=call.out())
     return reduce(lambda a, b: call.binary("Add", a, b), inputs)
 
 
 @handles("Clip")
 def _clip(call: OnnxCall) -> Tensor:
-    """Bounds are attributes before opset 11, scalars since. Where the lower one is greater, the upper one wins."""
+    """The bounds are attributes before opset 11, and scalars since. The upper one wins if the lower one is greater."""
     x = call.x()
     low = call.like(call.number("min", 0.0), x) if "min" in call.node.attributes else None
     high = call.like(call.number("max", 0.0), x) if "max" in call.node.attributes else None
     low = call.x(1) if call.has(1) else low
     high = call.x(2) if call.has(2) else high
     if low is not None:
-        x = call.e.op("Maximum", x, low, out=Type(x.dtype, x.shape))
+        x = call.emitter.op("Maximum", x, low, out=Type(x.dtype, x.shape))
     if high is not None:
-        x = call.e.op("Minimum", x, high, out=Type(x.dtype, x.shape))
+        x = call.emitter.op("Minimum", x, high, out=Type(x.dtype, x.shape))
     return x
 
 
 @handles("IsInf")
 def _is_inf(call: OnnxCall) -> Tensor:
     x = call.x()
-    infinite = call.e.op("IsInf", x, out=call.out())
+    infinite = call.emitter.op("IsInf", x, out=call.out())
     positive, negative = bool(call.integer("detect_positive", 1)), bool(call.integer("detect_negative", 1))
     if positive and negative:
         return infinite
     if not positive and not negative:
-        return call.e.op("LogicalAnd", infinite, call.e.const(False, "DT_BOOL"), out=call.out())
-    sign = call.e.op("Greater" if positive else "Less", x, call.like(0, x), out=call.out())
-    return call.e.op("LogicalAnd", infinite, sign, out=call.out())
+        return call.emitter.op("LogicalAnd", infinite, call.emitter.const(False, "DT_BOOL"), out=call.out())
+    sign = call.emitter.op("Greater" if positive else "Less", x, call.like(0, x), out=call.out())
+    return call.emitter.op("LogicalAnd", infinite, sign, out=call.out())
 
 
 @handles("Gelu")
 def _gelu(call: OnnxCall) -> Tensor:
-    return call.e.op("GeluV2", call.x(), approximate=call.word("approximate", "none"), out=call.out())
+    return call.emitter.op("GeluV2", call.x(), approximate=call.text("approximate", "none"), out=call.out())
 
 
 @handles("Gelu", domain=MICROSOFT)
 def _gelu_microsoft(call: OnnxCall) -> Tensor:
-    return call.e.op("GeluV2", call.x(), approximate="none", out=call.out())
+    return call.emitter.op("GeluV2", call.x(), approximate="none", out=call.out())
 
 
 @handles("BiasGelu", domain=MICROSOFT)
@@ -187,7 +192,7 @@ def _elu(call: OnnxCall) -> Tensor:
 
 @handles("Selu")
 def _selu(call: OnnxCall) -> Tensor:
-    """gamma (x, or alpha (exp(x) - 1) below 0); GE's Selu has fixed numbers."""
+    """gamma x, or gamma alpha (exp(x) - 1) below 0. GE's Selu has fixed numbers."""
     x = call.x()
     alpha, gamma = call.number("alpha", 1.67326319217681884765625), call.number("gamma", 1.05070102214813232421875)
     return call.binary("Mul", call.unary("Elu", x, alpha=alpha), call.like(gamma, x))
@@ -206,10 +211,12 @@ def _hard_sigmoid(call: OnnxCall) -> Tensor:
 
 @handles("PRelu")
 def _prelu(call: OnnxCall) -> Tensor:
-    """GE's PRelu wants the slopes as one vector of channels; ONNX broadcasts any, since opset 7. Before, a vector of
-    more than one is for the channels."""
+    """GE's PRelu takes the slopes as a vector of channels.
+
+    Since opset 7 ONNX broadcasts slopes of any shape. Before, a vector of more than one slope is for the channels.
+    """
     x, slope = call.x(0), call.x(1)
     if call.opset < 7 and slope.rank == 1 and slope.shape != (1,):
         slope = call.unsqueeze(slope, range(1, x.rank - 1))
     below = call.binary("Less", x, call.like(0, x), "DT_BOOL")
-    return call.e.op("SelectV2", below, call.binary("Mul", x, slope), x, out=call.out())
+    return call.emitter.op("SelectV2", below, call.binary("Mul", x, slope), x, out=call.out())

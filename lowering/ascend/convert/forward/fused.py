@@ -1,4 +1,4 @@
-"""The operators of the domain "ascend": the node form is REG_OP's already, one to one."""
+"""The operators of the domain "ascend": a node already has the form of its REG_OP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Input, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, OnnxCall
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import HANDLERS, OnnxCall
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
@@ -15,7 +15,7 @@ from fa_compiler.passes.emission.node_view import node_view
 
 
 def _fused(call: OnnxCall) -> Sequence[Tensor]:
-    """Inputs in REG_OP order, every attribute written; what is read while the graph is compiled is a constant."""
+    """The inputs in REG_OP order, and every attribute. An input that is read at compile time is a constant."""
     spec = get(call.node.op_type)
     given = {name: attr.value for name, attr in call.node.attributes.items()}
     try:
@@ -31,19 +31,19 @@ def _fused(call: OnnxCall) -> Sequence[Tensor]:
         if entry.value_depend is not None and isinstance(value, Tensor):
             bound[entry.name] = _constant(call, value)
     inputs: list[Input] = [bound[entry.name] for entry in spec.inputs]
-    return call.e.op(spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names})[
+    return call.emitter.op(spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names})[
         : len(call.node.outputs)
     ]
 
 
 def _constant(call: OnnxCall, tensor: Tensor) -> Tensor:
-    """An input that the operator reads while the graph is compiled, where it can: as a constant, if it is one."""
+    """An input that the operator reads at compile time if it can: a constant, if its value is known."""
     array = call.array(next(place for place, given in enumerate(call.inputs) if given is tensor))
-    return tensor if array is None else call.e.const(array, tensor.dtype)
+    return tensor if array is None else call.emitter.const(array, tensor.dtype)
 
 
 def _outputs(call: OnnxCall) -> list[Type]:
-    """Types of all outputs of the prototype, those that nothing reads included: GE has a descriptor for each."""
+    """The types of all outputs of the prototype, also of unread ones: GE has a descriptor for each."""
     spec = get(call.node.op_type)
     known = [call.out(index) if value.name else None for index, value in enumerate(call.node.outputs)]
     inferred: dict[str, TensorInfo] = {}
@@ -59,7 +59,7 @@ def _outputs(call: OnnxCall) -> list[Type]:
         elif index < len(known) and (declared := known[index]) is not None:
             types.append(declared)
         else:
-            raise CannotMapError(f"type and shape of its output {name} are not known")
+            raise CannotMapError(f"the type and shape of its output {name} are not known")
     return types
 
 

@@ -1,4 +1,4 @@
-"""Tensors made of sizes and positions."""
+"""Operators that make a tensor from sizes or positions."""
 
 from __future__ import annotations
 
@@ -6,61 +6,63 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 from fa_compiler.op_registry.dtypes import from_onnx
 
 
 @handles("ConstantOfShape")
 def _filled(call: OnnxCall) -> Tensor:
-    """Zeros of float32 unless a value of one element says otherwise."""
+    """A tensor filled with the value of the attribute, or with float32 zeros without it."""
     attr = call.node.attributes.get("value")
     array = np.zeros((1,), np.float32) if attr is None else attr.as_tensor().numpy()
-    value = call.e.const(array.reshape(()), call.out().dtype)
-    return call.e.op("Fill", call.x(), value, out=call.out())
+    value = call.emitter.const(array.reshape(()), call.out().dtype)
+    return call.emitter.op("Fill", call.x(), value, out=call.out())
 
 
 @handles("Trilu")
 def _trilu(call: OnnxCall) -> Tensor:
-    """The diagonal is an attribute in GE; one that is computed becomes a comparison of positions."""
+    """In GE the diagonal is an attribute. A computed diagonal becomes a comparison of positions."""
     x, upper = call.x(), bool(call.integer("upper", 1))
     diagonal = call.integers(1) if call.has(1) else [0]
     if diagonal is not None:
-        return call.e.op("Triu" if upper else "Tril", x, diagonal=diagonal[0], out=call.out())
+        return call.emitter.op("Triu" if upper else "Tril", x, diagonal=diagonal[0], out=call.out())
     offset = call.squeeze(call.x(1), list(range(call.x(1).rank)))
     distance = _distance(call, call.size(x, x.rank - 2), call.size(x, x.rank - 1))
     kept = call.binary("GreaterEqual" if upper else "LessEqual", distance, offset, "DT_BOOL")
-    return call.e.op("SelectV2", kept, x, call.like(0, x), out=call.out())
+    return call.emitter.op("SelectV2", kept, x, call.like(0, x), out=call.out())
 
 
 def _distance(call: OnnxCall, rows: int | Tensor, columns: int | Tensor) -> Tensor:
-    """Column minus row, [rows, columns] in int64."""
+    """The column minus the row of each element, [rows, columns] in int64."""
     down, across = (_positions(call, size) for size in (rows, columns))
     return call.binary("Sub", call.unsqueeze(across, [0]), call.unsqueeze(down, [1]))
 
 
 def _positions(call: OnnxCall, size: int | Tensor) -> Tensor:
-    limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
+    limit = call.emitter.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
     out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
-    return call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
+    return call.emitter.op("Range", call.emitter.ints(0), limit, call.emitter.ints(1), out=out)
 
 
 @handles("EyeLike")
 def _eye_like(call: OnnxCall) -> Tensor:
-    """Ones where column minus row is k."""
+    """1 where the column minus the row is k, else 0."""
     x, out = call.x(), call.out()
     number = call.integer("dtype", 0)
     dtype = from_onnx(number) if number else x.dtype
     if dtype is None:
         raise CannotMapError(f"GE has no type with ONNX's number {number}")
     distance = _distance(call, call.size(x, 0), call.size(x, 1))
-    equal = call.binary("Equal", distance, call.e.ints(call.integer("k", 0)), "DT_BOOL")
+    equal = call.binary("Equal", distance, call.emitter.ints(call.integer("k", 0)), "DT_BOOL")
     return call.cast(Tensor("DT_BOOL", out.shape, equal.output), dtype)
 
 
 @handles("OneHot")
 def _one_hot(call: OnnxCall) -> Tensor:
-    """ONNX counts negative indices from the end, GE leaves their rows off; depth and values have one and two elements
-    in ONNX, and are scalars in GE."""
+    """ONNX counts negative indices from the end; in GE their rows have the off value.
+
+    In ONNX the depth has one element and the values have two. In GE they are scalars.
+    """
     indices = call.x(0) if call.x(0).dtype in ("DT_INT32", "DT_INT64") else call.cast(call.x(0), "DT_INT64")
     depths = call.integers(1)
     axis = call.integer("axis", -1)
@@ -68,17 +70,17 @@ def _one_hot(call: OnnxCall) -> Tensor:
     depth_input = call.x(1)
     depth = call.cast(call.squeeze(depth_input, list(range(depth_input.rank))), "DT_INT32")
     if depths is not None:
-        depth = call.e.ints(depths[0], "DT_INT32")
+        depth = call.emitter.ints(depths[0], "DT_INT32")
     below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
     wrapped = call.binary("Add", indices, call.cast(depth, indices.dtype))
-    indices = call.e.op("SelectV2", below, wrapped, indices, out=indices)
+    indices = call.emitter.op("SelectV2", below, wrapped, indices, out=indices)
     off, on = (call.squeeze(call.element(call.x(2), place), [0]) for place in (0, 1))
-    return call.e.op("OneHot", indices, depth, on, off, axis=axis, out=call.out())
+    return call.emitter.op("OneHot", indices, depth, on, off, axis=axis, out=call.out())
 
 
 @handles("CumSum")
 def _cumulated(call: OnnxCall) -> Tensor:
     axes = call.integers(1)
-    axis = call.e.ints(call.front(axes[0], call.x().rank)) if axes else call.x(1)
+    axis = call.emitter.ints(call.front(axes[0], call.x().rank)) if axes else call.x(1)
     exclusive, reverse = bool(call.integer("exclusive", 0)), bool(call.integer("reverse", 0))
-    return call.e.op("Cumsum", call.x(), axis, exclusive=exclusive, reverse=reverse, out=call.out())
+    return call.emitter.op("Cumsum", call.x(), axis, exclusive=exclusive, reverse=reverse, out=call.out())

@@ -1,4 +1,4 @@
-"""Reading and writing at indices, and finding them."""
+"""Operators that read or write at indices, and operators that give indices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 
 
 def _never_negative(call: OnnxCall, index: int) -> bool:
@@ -21,34 +21,34 @@ def _never_negative(call: OnnxCall, index: int) -> bool:
 def _gather(call: OnnxCall) -> Tensor:
     axis = call.axis(0)
     negative = not _never_negative(call, 1)
-    return call.e.op(
-        "GatherV2", call.x(0), call.x(1), call.e.ints(axis), negative_index_support=negative, out=call.out()
+    return call.emitter.op(
+        "GatherV2", call.x(0), call.x(1), call.emitter.ints(axis), negative_index_support=negative, out=call.out()
     )
 
 
 def _wrapped(call: OnnxCall, index: int, size: int | Tensor) -> Tensor:
-    """Indices counted from the front, for an operator whose prototype does not promise negative ones."""
+    """Indices counted from the front, for an operator whose prototype does not promise to take negative ones."""
     indices = call.x(index)
     if _never_negative(call, index):
         return indices
-    whole = call.e.ints(size, indices.dtype) if isinstance(size, int) else call.cast(size, indices.dtype)
+    sizes = call.emitter.ints(size, indices.dtype) if isinstance(size, int) else call.cast(size, indices.dtype)
     below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
-    return call.e.op("SelectV2", below, call.binary("Add", indices, whole), indices, out=indices)
+    return call.emitter.op("SelectV2", below, call.binary("Add", indices, sizes), indices, out=indices)
 
 
 @handles("GatherElements")
 def _gather_elements(call: OnnxCall) -> Tensor:
     axis = call.axis(0)
     indices = _wrapped(call, 1, call.size(call.x(), axis))
-    return call.e.op("GatherElements", call.x(), indices, dim=axis, out=call.out())
+    return call.emitter.op("GatherElements", call.x(), indices, dim=axis, out=call.out())
 
 
 @handles("Scatter", "ScatterElements")
 def _scatter_elements(call: OnnxCall) -> Tensor:
-    """GE's ScatterElements knows sums only; a largest or smallest value goes to the operator that scatters at indices
-    of all axes."""
+    """GE's ScatterElements has no other reduction than the sum. A maximum or minimum is converted to an operator that
+    scatters at indices of all axes."""
     axis = call.axis(0)
-    reduction = call.word("reduction", "none")
+    reduction = call.text("reduction", "none")
     indices = _wrapped(call, 1, call.size(call.x(), axis))
     if reduction in ("max", "min"):
         sizes = [call.size(indices, place) for place in range(indices.rank)]
@@ -59,22 +59,22 @@ def _scatter_elements(call: OnnxCall) -> Tensor:
             for place in range(indices.rank)
         ]
         places = _joined(call, parts)
-        return call.e.op(f"TensorScatter{reduction.title()}", call.x(0), places, call.x(2), out=call.out())
+        return call.emitter.op(f"TensorScatter{reduction.title()}", call.x(0), places, call.x(2), out=call.out())
     if reduction not in ("none", "add"):
         raise CannotMapError(f"ScatterElements of GE has no reduction {reduction}")
-    narrow = call.x().dtype == "DT_BOOL"  # GE scatters numbers only
+    narrow = call.x().dtype == "DT_BOOL"  # GE's operators scatter no booleans
     data, updates = (call.cast(x, "DT_INT8") if narrow else x for x in (call.x(0), call.x(2)))
     out = Type(data.dtype, call.out().shape)
-    made = call.e.op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction, out=out)
+    made = call.emitter.op("ScatterElements", data, indices, updates, axis=axis, reduction=reduction, out=out)
     return call.cast(made, call.x().dtype)
 
 
 @handles("GatherND")
 def _gather_nd(call: OnnxCall) -> Tensor:
-    """With batch dimensions, their positions are put before the indices."""
+    """The positions along batch dimensions are put before the indices."""
     batch = call.integer("batch_dims", 0)
     indices = call.x(1) if batch == 0 else _batched(call, batch)
-    return call.e.op("GatherNd", call.x(0), indices, negative_index_support=True, out=call.out())
+    return call.emitter.op("GatherNd", call.x(0), indices, negative_index_support=True, out=call.out())
 
 
 def _batched(call: OnnxCall, batch: int) -> Tensor:
@@ -85,23 +85,23 @@ def _batched(call: OnnxCall, batch: int) -> Tensor:
 
 
 def _grid(call: OnnxCall, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
-    """The position along one axis, at every place of a tensor of these sizes, in int64."""
+    """The position along one axis for every element of a tensor of these sizes, in int64."""
     size = sizes[axis]
-    limit = call.e.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
+    limit = call.emitter.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
     out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
-    positions = call.e.op("Range", call.e.ints(0), limit, call.e.ints(1), out=out)
+    positions = call.emitter.op("Range", call.emitter.ints(0), limit, call.emitter.ints(1), out=out)
     positions = call.unsqueeze(positions, [place for place in range(len(sizes)) if place != axis])
     shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
-    return call.e.op("BroadcastTo", positions, call.vector(sizes), out=Type("DT_INT64", shape))
+    return call.emitter.op("BroadcastTo", positions, call.vector(sizes), out=Type("DT_INT64", shape))
 
 
 def _joined(call: OnnxCall, parts: Sequence[Tensor]) -> Tensor:
-    """Tensors one behind the other along the last axis."""
+    """The concatenation of tensors along the last axis."""
     shapes = [part.shape for part in parts if part.shape is not None]
     width = -1 if any(shape[-1] < 0 for shape in shapes) else sum(shape[-1] for shape in shapes)
     axis = parts[0].rank - 1
     out = Type(parts[0].dtype, (*shapes[-1][:-1], width))
-    return parts[0] if len(parts) == 1 else call.e.op("ConcatD", parts, concat_dim=axis, N=len(parts), out=out)
+    return parts[0] if len(parts) == 1 else call.emitter.op("ConcatD", parts, concat_dim=axis, N=len(parts), out=out)
 
 
 @handles("ScatterND")
@@ -113,47 +113,47 @@ def _scatter_nd(call: OnnxCall) -> Tensor:
         "max": "TensorScatterMax",
         "min": "TensorScatterMin",
     }
-    reduction = call.word("reduction", "none")
+    reduction = call.text("reduction", "none")
     if reduction not in operators:
         raise CannotMapError(f"GE has no ScatterND with reduction {reduction}")
     if not _never_negative(call, 1):
         depth = -1 if indices.shape is None else indices.shape[-1]
         if depth < 0:
             raise CannotMapError("the number of indexed axes is not known", "declare the shape of its indices")
-        whole = call.cast(call.vector([call.size(x, axis) for axis in range(depth)]), indices.dtype)
+        sizes = call.cast(call.vector([call.size(x, axis) for axis in range(depth)]), indices.dtype)
         below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
-        indices = call.e.op("SelectV2", below, call.binary("Add", indices, whole), indices, out=indices)
-    return call.e.op(operators[reduction], x, indices, updates, out=call.out())
+        indices = call.emitter.op("SelectV2", below, call.binary("Add", indices, sizes), indices, out=indices)
+    return call.emitter.op(operators[reduction], x, indices, updates, out=call.out())
 
 
 @handles("TopK")
 def _top_k(call: OnnxCall) -> Sequence[Tensor]:
-    """GE counts in int32, and takes a scalar; results that ONNX allows in any order come sorted."""
+    """GE takes the count as an int32 scalar. Its result is sorted, also if ONNX allows any order."""
     x = call.x()
     counts = call.integers(1)
     if counts is None and call.has(1):
         k = call.cast(call.squeeze(call.x(1), list(range(call.x(1).rank))), "DT_INT32")
     else:
-        k = call.e.ints(counts[0] if counts else call.integer("k", 1), "DT_INT32")
+        k = call.emitter.ints(counts[0] if counts else call.integer("k", 1), "DT_INT32")
     outs = [call.out(0), Type("DT_INT32", call.out(1).shape)]
     largest = bool(call.integer("largest", 1))
-    values, indices = call.e.op("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), out=outs)
+    values, indices = call.emitter.op("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), out=outs)
     return values, call.cast(indices, "DT_INT64")
 
 
 @handles("ArgMax", "ArgMin")
 def _arg_extremum(call: OnnxCall) -> Tensor:
-    """The first of equal elements, in GE as in ONNX; the axis is dropped and put back where it is to stay."""
+    """The first of equal elements, in GE as in ONNX. GE drops the axis; it is added again for keepdims."""
     if call.integer("select_last_index", 0):
         raise CannotMapError("GE finds the first of equal elements, not the last")
     x, axis = call.x(), call.axis(0)
     op_type = "ArgMaxV2" if call.node.op_type == "ArgMax" else "ArgMin"
     shape = None if x.shape is None else x.shape[:axis] + x.shape[axis + 1 :]
-    found = call.e.op(op_type, x, call.e.ints(axis), dtype="DT_INT64", out=Type("DT_INT64", shape))
+    found = call.emitter.op(op_type, x, call.emitter.ints(axis), dtype="DT_INT64", out=Type("DT_INT64", shape))
     return call.unsqueeze(found, [axis]) if call.integer("keepdims", 1) else found
 
 
 @handles("NonZero")
 def _non_zero(call: OnnxCall) -> Tensor:
-    """ONNX gives [rank, count], which is GE's transposed form."""
-    return call.e.op("NonZero", call.x(), transpose=True, dtype="DT_INT64", out=call.out())
+    """ONNX's result is [rank, count], which is the transposed form of GE."""
+    return call.emitter.op("NonZero", call.x(), transpose=True, dtype="DT_INT64", out=call.out())

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import MICROSOFT, OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, handles
 
 _PER_AXIS = 13
-"""The opset since which Softmax runs over one axis; before, over all from its axis on."""
+"""The opset since which Softmax runs over one axis. Before, it runs over all axes from its axis on."""
 
 
 @handles("Softmax", "LogSoftmax")
 def _softmax(call: OnnxCall) -> Tensor:
-    """Before opset 13 the axes from `axis` on are one."""
+    """Before opset 13 the axes from `axis` on are flattened to one axis."""
     x, out = call.x(), call.out()
     op_type = "SoftmaxV2" if call.node.op_type == "Softmax" else "LogSoftmaxV2"
     flat = call.opset < _PER_AXIS
@@ -22,19 +22,22 @@ def _softmax(call: OnnxCall) -> Tensor:
     if x.shape is not None:
         axis = call.front(axis, x.rank)
     if not flat or axis == -1 or (x.shape is not None and axis == x.rank - 1):
-        return call.e.op(op_type, x, axes=[axis], out=out)
+        return call.emitter.op(op_type, x, axes=[axis], out=out)
     front = [call.size(x, place) for place in range(axis)]
     if len([size for size in x.shape or () if size == -1]) and 0 in (x.shape or ()):
         raise CannotMapError("an old Softmax of a tensor that may be empty", "export with opset 13 or newer")
     shape = call.shape(x)
     rows = call.reshape(x, [*front, -1])
-    return call.e.op("Reshape", call.unary(op_type, rows, axes=[len(front)]), shape, out=out)
+    return call.emitter.op("Reshape", call.unary(op_type, rows, axes=[len(front)]), shape, out=out)
 
 
 @handles("LayerNormalization")
 def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """GE wants a bias, and both weights in the shape of the normalised axes. LayerNorm gives the variance, LayerNormV3
-    the reciprocal of the deviation, as ONNX does; only float32 gives them in ONNX's type."""
+    """GE needs a bias, and both weights in the shape of the normalised axes.
+
+    LayerNorm gives the variance. LayerNormV3 gives the reciprocal of the deviation, as ONNX does, but in ONNX's type
+    only for float32.
+    """
     x = call.x()
     axis = call.axis(-1)
     shape = None if x.shape is None else x.shape[axis:]
@@ -45,7 +48,7 @@ def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     if reads and x.dtype != "DT_FLOAT":
         raise CannotMapError("its mean or deviation is read, which GE gives in another type", "use float32")
     outs = [call.out(0), statistics, statistics]
-    made = call.e.op(
+    made = call.emitter.op(
         "LayerNormV3" if reads else "LayerNorm",
         x,
         gamma,
@@ -59,43 +62,43 @@ def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
 
 
 def _of_shape(call: OnnxCall, weight: Tensor, x: Tensor, axis: int) -> Tensor:
-    """A weight in the shape of the normalised axes; ONNX lets it broadcast to them."""
+    """A weight in the shape of the normalised axes; in ONNX it broadcasts to them."""
     wanted = None if x.shape is None else x.shape[axis:]
     if wanted is None or weight.shape == wanted:
         return weight
     if weight.shape is not None and len(weight.shape) == len(wanted) and 1 not in weight.shape:
-        return weight  # a size that is open on one side only
+        return weight  # a size that is unknown on one side only
     target = call.vector([call.size(x, place) for place in range(axis, x.rank)])
     if weight.shape is not None and len(weight.shape) > len(wanted):
         raise CannotMapError("its scale has more axes than it normalises", "reshape the scale")
-    return call.e.op("BroadcastTo", weight, target, out=weight.with_shape(wanted))
+    return call.emitter.op("BroadcastTo", weight, target, out=weight.with_shape(wanted))
 
 
 def _zeros(call: OnnxCall, like: Tensor) -> Tensor:
-    return call.e.op("Fill", call.shape(like), call.like(0, like), out=Type(like.dtype, like.shape))
+    return call.emitter.op("Fill", call.shape(like), call.like(0, like), out=Type(like.dtype, like.shape))
 
 
 @handles("RMSNormalization")
 @handles("SimplifiedLayerNormalization")
 def _rms_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """The axes that are normalised are those of the scale."""
+    """The normalised axes are those of the scale."""
     x, axis = call.x(), call.axis(-1)
     gamma = _of_shape(call, call.x(1), x, axis)
     rest = None if x.shape is None else x.shape[:axis] + (1,) * (x.rank - axis)
     if len(call.node.outputs) > 1 and call.wanted(1):
         raise CannotMapError("its deviation is read", "leave out what reads it")
     outs = [call.out(0), Type("DT_FLOAT", rest)]
-    return call.e.op("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), out=outs)[:1]
+    return call.emitter.op("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), out=outs)[:1]
 
 
 @handles("BatchNormalization")
 def _batch_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """With the statistics it was trained with, an affine function of each channel, which is axis 1."""
+    """With the statistics of the training, it is an affine function of each channel, which is axis 1."""
     trains = call.integer("training_mode", 0) or (call.opset < 7 and not call.integer("is_test", 0))
     if trains or any(call.wanted(index) for index in range(1, len(call.node.outputs))):
         raise CannotMapError("it computes statistics of the batch", "export for inference (model.eval())")
     if not call.integer("spatial", 1):
-        raise CannotMapError("it has statistics for each place", "export with opset 9 or newer")
+        raise CannotMapError("it has statistics for each position", "export with opset 9 or newer")
     x = call.x()
     scale, bias, mean, variance = (_channels(call, call.x(place), x.rank) for place in range(1, 5))
     floor = call.binary("Add", variance, call.like(call.number("epsilon", 1e-5), variance))
@@ -111,13 +114,15 @@ def _channels(call: OnnxCall, vector: Tensor, rank: int) -> Tensor:
 
 @handles("InstanceNormalization")
 def _instance_norm(call: OnnxCall) -> Tensor:
-    """Each channel of each sample by its own mean and variance."""
+    """Each channel of each sample is normalised by its own mean and variance."""
     x = call.x()
-    axes = call.e.ints(range(2, x.rank))
+    axes = call.emitter.ints(range(2, x.rank))
     shape = None if x.shape is None else x.shape[:2] + (1,) * (x.rank - 2)
 
     def mean(of: Tensor) -> Tensor:
-        return call.e.op("ReduceMean", of, axes, keep_dims=True, noop_with_empty_axes=False, out=of.with_shape(shape))
+        return call.emitter.op(
+            "ReduceMean", of, axes, keep_dims=True, noop_with_empty_axes=False, out=of.with_shape(shape)
+        )
 
     centred = call.binary("Sub", x, mean(x))
     variance = mean(call.unary("Square", centred))
@@ -128,7 +133,7 @@ def _instance_norm(call: OnnxCall) -> Tensor:
 
 @handles("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_norm(call: OnnxCall) -> Sequence[Tensor]:
-    """Normalises the sum of its first two inputs and the bias over the last axis; output 3 is that sum."""
+    """The sum of the first two inputs and the bias, normalised over the last axis. Output 3 is the sum."""
     if call.wanted(1) or call.wanted(2):
         raise CannotMapError("its mean or deviation is read", "leave out what reads it")
     total = call.binary("Add", call.x(0), call.x(1))
@@ -137,7 +142,7 @@ def _skip_layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     beta = call.x(3) if call.has(3) else _zeros(call, call.x(2))
     axis = total.rank - 1
     statistics = Type("DT_FLOAT", None if total.shape is None else (*total.shape[:-1], 1))
-    made = call.e.op(
+    made = call.emitter.op(
         "LayerNorm",
         total,
         call.x(2),

@@ -1,4 +1,4 @@
-"""Quantisation, spelt out: GE's own operators fold scales in other ways."""
+"""Quantisation, written out in other operators: GE's own operators apply scales differently."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
 from fa_compiler.lowering.ascend.convert.forward.contractions import matmul
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 
 _TYPES = ("DT_INT8", "DT_UINT8", "DT_INT16", "DT_UINT16")
 _RANGES = {name: np.iinfo(name.removeprefix("DT_").lower()) for name in _TYPES}
 
 
 def _along(call: OnnxCall, vector: Tensor) -> Tensor:
-    """A scale or zero point that broadcasts with the input: one number, or one for each place along `axis`."""
+    """A scale or zero point in a shape that broadcasts to the input: one number, or one for each index of `axis`."""
     if call.integer("block_size", 0):
         raise CannotMapError("GE has no scale for blocks", "quantise each tensor or each channel")
     if vector.rank == 0 or vector.shape == (1,):
@@ -27,7 +27,7 @@ def _along(call: OnnxCall, vector: Tensor) -> Tensor:
 
 @handles("DequantizeLinear")
 def _dequantize(call: OnnxCall) -> Tensor:
-    """(x - zero point) * scale: the difference is exact in float32 up to 16 bits, and the zero point of int32 is 0."""
+    """(x - zero point) * scale. The difference is exact in float32 for up to 16 bits; the zero point of int32 is 0."""
     if call.x().dtype not in (*_RANGES, "DT_INT32"):
         raise CannotMapError("its integers are not exact in float32", "use 8 or 16 bits")
     scale = _along(call, call.x(1))
@@ -39,7 +39,7 @@ def _dequantize(call: OnnxCall) -> Tensor:
 
 @handles("MatMulInteger")
 def _matmul_integer(call: OnnxCall) -> Tensor:
-    """The product of what is left without the zero points, in int32. Those of the first operand are for its rows."""
+    """The product of the operands minus their zero points, in int32. Those of the first operand are for its rows."""
     a, b = (call.cast(call.x(place), "DT_INT32") for place in (0, 1))
     if min(a.rank, b.rank) < 2:
         raise CannotMapError("an operand is a vector", "make it a matrix")
@@ -53,10 +53,10 @@ def _matmul_integer(call: OnnxCall) -> Tensor:
 
 @handles("QuantizeLinear")
 def _quantize(call: OnnxCall) -> Tensor:
-    """The quotient rounded with halves to even, plus the zero point, kept inside the type."""
+    """The quotient rounded with ties to even, plus the zero point, saturated to the type."""
     dtype = call.out().dtype
     if dtype not in _RANGES or call.x().dtype != "DT_FLOAT":
-        raise CannotMapError(f"GE has no quantisation from {call.x().dtype} to {dtype} that is spelt out here")
+        raise CannotMapError(f"the quantisation from {call.x().dtype} to {dtype} is not converted")
     rounded = call.unary("Round", call.binary("RealDiv", call.x(), _along(call, call.x(1))))
     if call.has(2):
         rounded = call.binary("Add", rounded, call.cast(_along(call, call.x(2)), "DT_FLOAT"))
@@ -66,18 +66,20 @@ def _quantize(call: OnnxCall) -> Tensor:
 
 @handles("DynamicQuantizeLinear")
 def _quantize_dynamically(call: OnnxCall) -> Sequence[Tensor]:
-    """The range of the values and 0 becomes 0 to 255; of zeros alone the scale is 1."""
+    """The range of the values, extended to 0, is mapped to 0 to 255. If all values are 0, the scale is 1."""
     x = call.x()
-    axes = call.e.ints(range(x.rank))
+    axes = call.emitter.ints(range(x.rank))
     zero, most = call.like(0, x), call.like(255, x)
 
     def over(op_type: str) -> Tensor:
-        return call.e.op(op_type, x, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(x.dtype, ()))
+        return call.emitter.op(op_type, x, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(x.dtype, ()))
 
     low = call.binary("Minimum", over("ReduceMin"), zero)
     span = call.binary("Sub", call.binary("Maximum", over("ReduceMax"), zero), low)
     empty = call.binary("Equal", span, zero, "DT_BOOL")
-    scale = call.e.op("SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=Type(x.dtype, ()))
+    scale = call.emitter.op(
+        "SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=Type(x.dtype, ())
+    )
 
     def inside(value: Tensor) -> Tensor:
         return call.binary("Minimum", call.binary("Maximum", value, zero), most)

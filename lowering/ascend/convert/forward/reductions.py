@@ -1,27 +1,27 @@
-"""Reductions over axes, which are an attribute in old opsets and an input in new ones; GE takes them as an input."""
+"""Reductions. The axes are an attribute in old opsets and an input in new ones; in GE they are an input."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 
 
 def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
-    """`x` reduced over the axes of the node: no axes are all, or none with noop_with_empty_axes."""
+    """`x` reduced over the axes of the node. No axes stand for all axes, or for none with noop_with_empty_axes."""
     keep = bool(call.integer("keepdims", 1))
     out = Type(x.dtype, call.out().shape)
     attributes: dict[str, Any] = {"keep_dims": keep}
     if op_type not in ("ReduceAny", "ReduceAll"):
         attributes["noop_with_empty_axes"] = False
-    axes = call.listed("axes")
+    axes = call.integer_list("axes")
     if axes is None and call.has(1):
         axes = call.integers(1)
         if axes is None:
-            # a run that gives none is no reduction, or one over everything, as the node says
+            # With no axes in a run, the attribute decides: no reduction, or a reduction over all axes.
             attributes["noop_with_empty_axes"] = bool(call.integer("noop_with_empty_axes", 0))
-            return call.e.op(op_type, x, call.x(1), out=out, **attributes)
+            return call.emitter.op(op_type, x, call.x(1), out=out, **attributes)
     if not axes:
         if call.integer("noop_with_empty_axes", 0):
             return x
@@ -30,7 +30,7 @@ def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
         return x  # a scalar
     if x.shape is not None:
         axes = sorted(call.front(axis, x.rank) for axis in axes)
-    return call.e.op(op_type, x, call.e.ints(axes), out=out, **attributes)
+    return call.emitter.op(op_type, x, call.emitter.ints(axes), out=out, **attributes)
 
 
 @handles("ReduceSum", "ReduceMean", "ReduceProd")
@@ -40,7 +40,7 @@ def _reduce(call: OnnxCall) -> Tensor:
 
 @handles("ReduceMax", "ReduceMin")
 def _reduce_extremum(call: OnnxCall) -> Tensor:
-    """Of truth values it is any or all of them."""
+    """The maximum of booleans is ReduceAny, the minimum is ReduceAll."""
     if call.x().dtype == "DT_BOOL":
         return reduce_over(call, "ReduceAny" if call.node.op_type == "ReduceMax" else "ReduceAll", call.x())
     return reduce_over(call, call.node.op_type, call.x())
@@ -82,5 +82,5 @@ def _global_max(call: OnnxCall) -> Tensor:
 
 
 def _over_space(call: OnnxCall, op_type: str) -> Tensor:
-    axes = call.e.ints(range(2, call.x().rank))
-    return call.e.op(op_type, call.x(), axes, keep_dims=True, noop_with_empty_axes=False, out=call.out())
+    axes = call.emitter.ints(range(2, call.x().rank))
+    return call.emitter.op(op_type, call.x(), axes, keep_dims=True, noop_with_empty_axes=False, out=call.out())

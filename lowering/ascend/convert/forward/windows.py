@@ -1,4 +1,4 @@
-"""Convolutions, pooling and resizing: operators over two spatial axes, in the format NCHW."""
+"""Convolutions, pooling and resizing over two spatial axes, in the format NCHW."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 
 _FIX = "fix the sizes with --input-shape"
 
 
 @handles("Conv")
 def _conv(call: OnnxCall) -> Tensor:
-    """One spatial axis becomes two, the first of size 1; three are Conv3DV2. A bias in bfloat16 is added behind."""
+    """One spatial axis becomes two, the first of size 1; three axes make a Conv3DV2. An Add adds a bfloat16 bias."""
     x, weight = call.x(0), call.x(1)
     axes = x.rank - 2
     if axes not in (1, 2, 3):
         raise CannotMapError(f"GE has no convolution over {axes} axes")
-    kernel = call.listed("kernel_shape") or list((weight.shape or ())[2:])
-    strides = call.listed("strides") or [1] * axes
-    dilations = call.listed("dilations") or [1] * axes
+    kernel = call.integer_list("kernel_shape") or list((weight.shape or ())[2:])
+    strides = call.integer_list("strides") or [1] * axes
+    dilations = call.integer_list("dilations") or [1] * axes
     begins, ends = _pads(call, kernel, strides, dilations)
     bias = call.x(2) if call.has(2) else None
     out = call.out()
@@ -30,7 +30,7 @@ def _conv(call: OnnxCall) -> Tensor:
         out = Type(out.dtype, None if out.shape is None else (*out.shape[:2], 1, out.shape[2]))
     late = bias if bias is not None and bias.dtype == "DT_BF16" and axes < 3 else None
     layout = "NCDHW" if axes == 3 else "NCHW"
-    made = call.e.op(
+    made = call.emitter.op(
         "Conv3DV2" if axes == 3 else "Conv2D",
         x,
         weight,
@@ -49,16 +49,16 @@ def _conv(call: OnnxCall) -> Tensor:
 
 
 def _pairs(begins: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """ONNX writes all beginnings before all ends; GE an axis after the other."""
+    """GE's pads, a pair for each axis. ONNX writes all beginnings before all ends."""
     return [pad for pair in zip(begins, ends, strict=True) for pad in pair]
 
 
 def _pads(
     call: OnnxCall, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Padding at the beginning and at the end of every spatial axis."""
-    mode = call.word("auto_pad", "NOTSET")
-    pads = call.listed("pads") or [0] * (2 * len(kernel))
+    """The padding at the beginning and at the end of every spatial axis."""
+    mode = call.text("auto_pad", "NOTSET")
+    pads = call.integer_list("pads") or [0] * (2 * len(kernel))
     if mode in ("NOTSET", ""):
         return pads[: len(kernel)], pads[len(kernel) :]
     if mode == "VALID":
@@ -78,13 +78,15 @@ def _pads(
 
 @handles("MaxPool", "AveragePool")
 def _pool(call: OnnxCall) -> Sequence[Tensor]:
-    """One spatial axis becomes two. Where the last window would be cut, the sizes differ between rounding up in ONNX
-    and in GE; dilations and indices have no counterpart."""
+    """One spatial axis becomes two. Dilations and indices have no counterpart.
+
+    If the last window is incomplete, ONNX and GE round the output size up differently.
+    """
     x = call.x()
     axes = x.rank - 2
-    kernel = call.listed("kernel_shape") or []
-    strides = call.listed("strides") or [1] * axes
-    dilations = call.listed("dilations") or [1] * axes
+    kernel = call.integer_list("kernel_shape") or []
+    strides = call.integer_list("strides") or [1] * axes
+    dilations = call.integer_list("dilations") or [1] * axes
     if axes not in (1, 2) or set(dilations) != {1}:
         raise CannotMapError("GE pools over one or two spatial axes, without dilations")
     if call.wanted(1):
@@ -99,7 +101,7 @@ def _pool(call: OnnxCall) -> Sequence[Tensor]:
         out = Type(out.dtype, None if out.shape is None else (*out.shape[:2], 1, out.shape[2]))
     average = call.node.op_type == "AveragePool"
     extra = {"exclusive": not call.integer("count_include_pad", 0)} if average else {}
-    made = call.e.op(
+    made = call.emitter.op(
         "AvgPoolV2" if average else "MaxPoolV3",
         x,
         ksize=[1, 1, *kernel],
@@ -119,14 +121,14 @@ def _pool(call: OnnxCall) -> Sequence[Tensor]:
 def _exact(
     x: Tensor, kernel: Sequence[int], strides: Sequence[int], begins: Sequence[int], ends: Sequence[int]
 ) -> bool:
-    """Do the windows fill every axis, so that there is nothing to round?"""
+    """Whether the windows fill every axis exactly, so no output size is rounded."""
     spans = zip((x.shape or ())[2:], kernel, strides, begins, ends, strict=True)
     return all(size >= 0 and (size + b + e - k) % step == 0 for size, k, step, b, e in spans)
 
 
 @handles("Resize", "Upsample")
 def _resize(call: OnnxCall) -> Tensor:
-    """GE's Resize has ONNX's attributes of opset 11 and its inputs; what opset 18 added keeps its default."""
+    """GE's Resize is that of ONNX's opset 11. The attributes that opset 18 added must have their defaults."""
     if call.opset < 11:
         return _scaled(call)
     added = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
@@ -137,32 +139,32 @@ def _resize(call: OnnxCall) -> Tensor:
     x, sizes = call.x(), call.x(3) if call.has(3) else None
     roi = call.x(1) if call.has(1) and call.x(1).shape != (0,) else None
     scales = call.x(2) if call.has(2) and call.x(2).shape != (0,) else None
-    return call.e.op(
+    return call.emitter.op(
         "Resize",
         x,
         roi,
         scales if sizes is None else None,
         sizes,
-        coordinate_transformation_mode=call.word("coordinate_transformation_mode", "half_pixel"),
+        coordinate_transformation_mode=call.text("coordinate_transformation_mode", "half_pixel"),
         cubic_coeff_a=call.number("cubic_coeff_a", -0.75),
         exclude_outside=call.integer("exclude_outside", 0),
         extrapolation_value=call.number("extrapolation_value", 0.0),
-        mode=call.word("mode", "nearest"),
-        nearest_mode=call.word("nearest_mode", "round_prefer_floor"),
+        mode=call.text("mode", "nearest"),
+        nearest_mode=call.text("nearest_mode", "round_prefer_floor"),
         out=call.out(),
         layouts={"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {},
     )
 
 
 def _scaled(call: OnnxCall) -> Tensor:
-    """Before opset 11 there are scales only, coordinates are multiplied with them, and the nearest place is the one
-    below; which one it is where an axis shrinks was never said."""
-    mode, listed = call.word("mode", "nearest"), call.node.attributes.get("scales")
-    scales = call.x(1) if listed is None else call.e.const(list(listed.as_floats()), "DT_FLOAT")
+    """Before opset 11 a Resize has scales only. A coordinate is multiplied by its scale, and rounded down for the
+    nearest element. For an axis that shrinks, ONNX did not define the rounding."""
+    mode, listed = call.text("mode", "nearest"), call.node.attributes.get("scales")
+    scales = call.x(1) if listed is None else call.emitter.const(list(listed.as_floats()), "DT_FLOAT")
     known = call.array(1) if scales.value is None else scales.value
     if mode == "nearest" and (known is None or (known < 1).any()):
-        raise CannotMapError("which places it keeps where an axis shrinks is not said", "export with opset 11 or newer")
-    return call.e.op(
+        raise CannotMapError("ONNX does not define it for an axis that shrinks", "export with opset 11 or newer")
+    return call.emitter.op(
         "Resize",
         call.x(),
         None,

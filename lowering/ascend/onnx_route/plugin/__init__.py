@@ -1,7 +1,7 @@
 """The source of an ATC ONNX plugin that maps nodes of the domain `ascend` one to one to GE's operators.
 
-ATC has the operators, but its parser knows no ONNX node for most of them. A plugin is compiled with the CANN toolkit
-it is for; `files` gives its source, made from the registry for exactly the operators a model uses.
+ATC has these operators, but its parser knows no ONNX node for most of them. A plugin is compiled with the CANN toolkit
+that will load it. `files` generates its source from the registry, for exactly the operators of a model.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ SOURCE, BUILD, GUIDE = "ascend_onnx_plugin.cc", "CMakeLists.txt", "README.md"
 
 
 def files(operators: Iterable[str], cann: str | None = None) -> dict[str, str]:
-    """The plugin's files by name, for these operators as the CANN version has them.
+    """The content of the plugin's files by name, for these operators in a CANN version (None: the newest).
 
     Raises:
-        RegistryError: an operator or version is unknown, or has an attribute of a type a plugin cannot set.
+        RegistryError: an operator or version is unknown, or an attribute has a type that a plugin cannot set.
     """
     specs = [get(name, cann) for name in sorted(set(operators))]
     tables = "\n\n".join(map(_operator, specs))
@@ -36,14 +36,14 @@ def _filled(template: str, fields: dict[str, str]) -> str:
 
 
 def _operator(spec: OpSpec) -> str:
-    """The prototype as the template's tables, and its registration."""
+    """The tables of the template for a prototype, and its registration."""
     attrs = ",\n".join(f"    {_attr(spec, entry)}" for entry in spec.attrs)
     inputs = ",\n".join(f'    {{"{entry.name}", {_bool(entry.kind is Kind.DYNAMIC)}}}' for entry in spec.inputs)
     return _OPERATOR.format(name=spec.name, attrs=attrs, inputs=inputs, origin=_origin(spec))
 
 
 def _origin(spec: OpSpec) -> str:
-    """The key under which the parser looks for a plugin."""
+    """The key by which the parser finds the plugin."""
     return f"{DOMAIN}::{VERSION}::{spec.name}"
 
 

@@ -1,13 +1,13 @@
-"""ONNX operators that are one GE operator with the same inputs in the same order and no attributes of their own.
+"""ONNX operators without attributes that are one GE operator with the same inputs in the same order.
 
-What GE's operator has of attributes beside keeps its default, which is ONNX's meaning: Exp and Log have base -1 (e),
-scale 1 and shift 0; Round has decimals 0, and rounds halves to even as ONNX does.
+The attributes of the GE operator keep their defaults, which give ONNX's meaning: Exp and Log have base -1 (e), scale 1
+and shift 0; Round has decimals 0, and rounds ties to even as in ONNX.
 """
 
 from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor
-from fa_compiler.lowering.ascend.convert.forward.call import HANDLERS, STANDARD, OnnxCall
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import HANDLERS, STANDARD, OnnxCall
 
 ROWS = {
     "Abs": "Abs",
@@ -59,11 +59,11 @@ ROWS = {
     "Tile": "Tile",
     "Where": "SelectV2",
 }
-"""ONNX operator: GE operator."""
+"""The GE operator of each ONNX operator."""
 
 
 def _row(call: OnnxCall) -> Tensor:
-    return call.e.op(ROWS[call.node.op_type], *call.inputs, out=call.out())
+    return call.emitter.op(ROWS[call.node.op_type], *call.inputs, out=call.out())
 
 
 HANDLERS.update({(STANDARD, op_type): _row for op_type in ROWS})

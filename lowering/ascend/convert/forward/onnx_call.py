@@ -1,4 +1,4 @@
-"""What a function of the forward table sees of an ONNX node, and how it is registered."""
+"""The argument of a handler of the forward table, and the decorator that registers a handler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STANDARD = ""
 MICROSOFT = "com.microsoft"
 
 READ_LIMIT = 1 << 16
-"""Constants of more elements are not read: no axis list or size vector is that long."""
+"""Constants of more elements are not read. No list of axes or sizes is that long."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class OnnxCall:
     """An ONNX node whose inputs are already tensors of the GE graph."""
 
     node: ir.Node
-    e: Emitter
+    emitter: Emitter
     inputs: Sequence[Tensor | None]
     info: ShapeInfo
     opset: int
@@ -37,7 +37,7 @@ class OnnxCall:
     # -- inputs ----------------------------------------------------------------------------------
 
     def has(self, index: int) -> bool:
-        """Whether input `index` is there."""
+        """Whether input `index` is present."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def x(self, index: int = 0) -> Tensor:
@@ -48,11 +48,11 @@ class OnnxCall:
         return tensor
 
     def present(self) -> list[Tensor]:
-        """The inputs that are there."""
+        """The present inputs."""
         return [tensor for tensor in self.inputs if tensor is not None]
 
     def array(self, index: int) -> np.ndarray[Any, Any] | None:
-        """The content of a small input that is the same in every run."""
+        """The content of a small input, if it is the same in every run."""
         if not self.has(index):
             return None
         value = self.node.inputs[index]
@@ -71,12 +71,12 @@ class OnnxCall:
         return np.asarray(numbers, np.int64).reshape(content.shape)
 
     def integers(self, index: int) -> list[int] | None:
-        """The elements of an integer input, where they are the same in every run."""
+        """The elements of an integer input, if they are the same in every run."""
         found = self.array(index)
         return None if found is None else [int(number) for number in found.reshape(-1)]
 
     def content(self, index: int) -> list[Dim] | None:
-        """The elements of a small integer vector, as far as they are known as sizes."""
+        """The elements of a small integer vector as symbolic sizes, if they are known."""
         value = self.node.inputs[index]
         found = None if value is None else self.info.fact(value).content
         if found is None or found.dtype != object or found.ndim != 1:
@@ -100,22 +100,22 @@ class OnnxCall:
         attr = self.node.attributes.get(name)
         return default if attr is None else attr.as_float()
 
-    def word(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str) -> str:
         """A string attribute."""
         return text_attr(self.node, name, default)
 
-    def listed(self, name: str) -> list[int] | None:
-        """A list of integers, None if the attribute is absent."""
+    def integer_list(self, name: str) -> list[int] | None:
+        """An attribute with a list of integers, None if it is absent."""
         attr = self.node.attributes.get(name)
         return None if attr is None else [int(number) for number in attr.as_ints()]
 
     def axis(self, default: int, of: int = 0) -> int:
-        """The attribute `axis`, from the front. Raises CannotMapError for an unknown rank."""
+        """The attribute `axis` as a number from 0 on. Raises CannotMapError for an unknown rank."""
         return self.front(self.integer("axis", default), self.x(of).rank)
 
     @staticmethod
     def front(axis: int, rank: int) -> int:
-        """An axis counted from the front."""
+        """An axis as a number from 0 on. Raises CannotMapError for an axis outside the rank."""
         if not -rank <= axis < max(rank, 1):
             raise CannotMapError(f"axis {axis} is outside a tensor of rank {rank}")
         return axis + rank if axis < 0 else axis
@@ -123,7 +123,7 @@ class OnnxCall:
     # -- outputs ---------------------------------------------------------------------------------
 
     def out(self, index: int = 0) -> Type:
-        """Type and shape of output `index`."""
+        """The type and shape of output `index`."""
         return type_of(self.node.outputs[index], self.info)
 
     def wanted(self, index: int) -> bool:
@@ -140,34 +140,34 @@ class OnnxCall:
         if x.dtype == dtype:
             return x
         if x.value is not None:
-            return self.e.const(x.value, dtype)
-        return self.e.op("Cast", x, dst_type=attr_number(dtype), out=x.with_dtype(dtype))
+            return self.emitter.const(x.value, dtype)
+        return self.emitter.op("Cast", x, dst_type=attr_number(dtype), out=x.with_dtype(dtype))
 
     def like(self, number: float, x: Type) -> Tensor:
         """A number as a scalar of the type of `x`."""
-        return self.e.const(number, x.dtype)
+        return self.emitter.const(number, x.dtype)
 
     def reshape(self, x: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
-        """`x` in a shape of constant sizes (-1: what is left) and vectors of one computed size."""
+        """`x` in a shape of constant sizes (-1 for the remaining elements) and vectors with one computed size each."""
         shape = tuple(part if isinstance(part, int) else -1 for part in parts)
         if -1 in shape and None not in (x.shape,) and x.shape is not None and -1 not in x.shape:
             rest = int(np.prod([size for size in shape if size >= 0]))
             if shape.count(-1) == 1 and rest:
                 shape = tuple(int(np.prod(x.shape)) // rest if size == -1 else size for size in shape)
-        return self.e.op("Reshape", x, self.vector(parts), out=x.with_shape(shape))
+        return self.emitter.op("Reshape", x, self.vector(parts), out=x.with_shape(shape))
 
     def vector(self, parts: Sequence[int | Tensor]) -> Tensor:
-        """Sizes as one int64 vector; the tensors among them have one element each."""
+        """Sizes as one int64 vector. Tensors among the sizes have one element each."""
         if all(isinstance(part, int) for part in parts):
-            return self.e.ints([part for part in parts if isinstance(part, int)])
-        pieces = [self.e.ints([part]) if isinstance(part, int) else part for part in parts]
+            return self.emitter.ints([part for part in parts if isinstance(part, int)])
+        pieces = [self.emitter.ints([part]) if isinstance(part, int) else part for part in parts]
         if len(pieces) == 1:
             return pieces[0]
         out = Type("DT_INT64", (len(pieces),))
-        return self.e.op("ConcatD", pieces, concat_dim=0, N=len(pieces), out=out)
+        return self.emitter.op("ConcatD", pieces, concat_dim=0, N=len(pieces), out=out)
 
     def size(self, x: Tensor, axis: int) -> int | Tensor:
-        """The size of an axis: a number, or a vector of one element that is computed when the model runs."""
+        """The size of an axis: a number, or a vector of one element that is computed at run time."""
         if x.shape is not None and x.shape[axis] >= 0:
             return x.shape[axis]
         return self.element(self.shape(x), axis)
@@ -175,9 +175,9 @@ class OnnxCall:
     def shape(self, x: Tensor) -> Tensor:
         """The shape of `x` as an int64 vector."""
         if x.shape is not None and -1 not in x.shape:
-            return self.e.ints(x.shape)
+            return self.emitter.ints(x.shape)
         rank = -1 if x.shape is None else len(x.shape)
-        return self.e.op("Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (rank,)))
+        return self.emitter.op("Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (rank,)))
 
     def element(self, vector: Tensor, index: int) -> Tensor:
         """Element `index` of a vector, as a vector of one element."""
@@ -191,47 +191,47 @@ class OnnxCall:
                 size = shape[axis]
                 ends = [n + size if n < 0 else n for n in (first, last)]
                 shape[axis] = max(0, (ends[1] if size < 0 else min(ends[1], size)) - ends[0])
-        return self.e.op(
+        return self.emitter.op(
             "StridedSliceV2",
             x,
-            self.e.ints(begin),
-            self.e.ints(end),
-            self.e.ints(axes),
-            self.e.ints([1] * len(axes)),
+            self.emitter.ints(begin),
+            self.emitter.ints(end),
+            self.emitter.ints(axes),
+            self.emitter.ints([1] * len(axes)),
             out=x.with_shape(None if shape is None else tuple(shape)),
         )
 
     def binary(self, op_type: str, a: Tensor, b: Tensor, dtype: str | None = None) -> Tensor:
-        """An operator of two tensors that broadcast."""
-        return self.e.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
+        """An operator with two inputs that broadcast."""
+        return self.emitter.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
 
     def unary(self, op_type: str, x: Tensor, **attrs: Any) -> Tensor:
         """An operator that keeps type and shape."""
-        return self.e.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)
+        return self.emitter.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
         """`x` with its axes in another order."""
         if list(perm) == list(range(len(perm))):
             return x
         shape = None if x.shape is None else tuple(x.shape[axis] for axis in perm)
-        return self.e.op("Transpose", x, self.e.ints(perm), out=x.with_shape(shape))
+        return self.emitter.op("Transpose", x, self.emitter.ints(perm), out=x.with_shape(shape))
 
     def unsqueeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
-        """`x` with axes of size 1, at these places of the result."""
+        """`x` with new axes of size 1, at these axes of the result."""
         if not axes:
             return x
         shape = None
         if x.shape is not None:
             sizes = iter(x.shape)
             shape = tuple(1 if axis in axes else next(sizes) for axis in range(len(x.shape) + len(axes)))
-        return self.e.op("Unsqueeze", x, axes=sorted(axes), out=x.with_shape(shape))
+        return self.emitter.op("Unsqueeze", x, axes=sorted(axes), out=x.with_shape(shape))
 
     def squeeze(self, x: Tensor, axes: Sequence[int]) -> Tensor:
         """`x` without these axes of size 1."""
         if not axes:
             return x
         shape = None if x.shape is None else tuple(s for axis, s in enumerate(x.shape) if axis not in axes)
-        return self.e.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
+        return self.emitter.op("Squeeze", x, axis=sorted(axes), out=x.with_shape(shape))
 
 
 Handler = Callable[[OnnxCall], "Tensor | Sequence[Tensor]"]
@@ -239,7 +239,7 @@ HANDLERS: dict[tuple[str, str], Handler] = {}
 
 
 def handles(*op_types: str, domain: str = STANDARD) -> Callable[[Handler], Handler]:
-    """Register a function for ONNX operators of a domain."""
+    """A decorator that registers a function for ONNX operators of a domain."""
 
     def register(handler: Handler) -> Handler:
         for op_type in op_types:
@@ -250,7 +250,7 @@ def handles(*op_types: str, domain: str = STANDARD) -> Callable[[Handler], Handl
 
 
 def type_of(value: ir.Value, info: ShapeInfo) -> Type:
-    """Type and shape of an ONNX value in GE's terms. Raises CannotMapError where the type is unknown or GE has none."""
+    """The GE type and shape of an ONNX value. Raises CannotMapError if the type is unknown or GE does not have it."""
     dtype = info.dtype(value) or value.dtype
     if dtype is None:
         raise CannotMapError(f"the type of '{value.name}' is not known", "run ONNX's shape inference on the model")
@@ -266,7 +266,7 @@ def sizes(dims: Sequence[Dim] | None) -> Shape:
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:
-    """The shape of two tensors together, as far as it is known."""
+    """The shape to which two shapes broadcast, as far as it is known."""
     if a is None or b is None:
         return None
     rank = max(len(a), len(b))

@@ -1,4 +1,4 @@
-"""Shapes: what moves, cuts, joins and repeats, and computes no values."""
+"""Operators that move, slice, concatenate, pad or repeat elements, and the operators of shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
-from fa_compiler.lowering.ascend.convert.forward.call import OnnxCall, handles
+from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 from fa_compiler.lowering.ascend.dtypes import attr_number
 
 _FIX = "fix the sizes with --input-shape"
@@ -17,18 +17,21 @@ _END = np.iinfo(np.int64).max
 
 @handles("Reshape")
 def _reshape(call: OnnxCall) -> Tensor:
-    """ONNX's 0 copies a size and its allowzero does not; what GE makes of a 0 is not promised, so that the target
-    never holds one that copies: sizes that are known in every run are written out, others are read from the input."""
+    """A 0 in ONNX's target copies a size, unless allowzero is set. GE does not define the meaning of a 0.
+
+    So GE's target holds no 0 that copies. A size that is the same in every run is a number, and any other copied size
+    is read from the input.
+    """
     x, out = call.x(), call.out()
     if out.shape is not None and -1 not in out.shape:
-        return call.e.op("Reshape", x, call.e.ints(out.shape), out=out)
+        return call.emitter.op("Reshape", x, call.emitter.ints(out.shape), out=out)
     copies = not call.integer("allowzero", 0)
     content = call.content(1)
     if content is None:
-        return call.e.op("Reshape", x, _with_copies(call) if copies else call.x(1), out=out)
+        return call.emitter.op("Reshape", x, _with_copies(call) if copies else call.x(1), out=out)
     copied = [copies and size.const == 0 for size in content]
     if not any(copied) and any(size.const is None for size in content):
-        return call.e.op("Reshape", x, call.x(1), out=out)
+        return call.emitter.op("Reshape", x, call.x(1), out=out)
     parts: list[int | Tensor] = []
     for place, size in enumerate(content):
         if copied[place]:
@@ -37,7 +40,7 @@ def _reshape(call: OnnxCall) -> Tensor:
             parts.append(size.const)
         else:
             parts.append(call.cast(call.element(call.x(1), place), "DT_INT64"))
-    return call.e.op("Reshape", x, call.vector(parts), out=out)
+    return call.emitter.op("Reshape", x, call.vector(parts), out=out)
 
 
 def _with_copies(call: OnnxCall) -> Tensor:
@@ -47,8 +50,8 @@ def _with_copies(call: OnnxCall) -> Tensor:
     if length < 0:
         raise CannotMapError("the length of the target shape is not known", _FIX)
     own = [call.size(x, axis) for axis in range(min(length, x.rank))] + [0] * max(0, length - x.rank)
-    zero = call.binary("Equal", target, call.e.ints(0), "DT_BOOL")
-    return call.e.op("SelectV2", zero, call.vector(own), target, out=target)
+    zero = call.binary("Equal", target, call.emitter.ints(0), "DT_BOOL")
+    return call.emitter.op("SelectV2", zero, call.vector(own), target, out=target)
 
 
 @handles("Flatten")
@@ -69,8 +72,10 @@ def _flatten(call: OnnxCall) -> Tensor:
 
 
 def _halved(call: OnnxCall, x: Tensor, axis: int) -> Tensor:
-    """`x` as a matrix whose rows are the axes before `axis`, with sizes that are read when the model runs. Neither is
-    -1, which would be any number where the other is 0."""
+    """`x` as a matrix whose rows are the axes before `axis`. Both sizes are read at run time.
+
+    Neither size is -1, because -1 is ambiguous if the other size is 0.
+    """
     return call.reshape(x, [_count(call, x, 0, axis), _count(call, x, axis, _END)])
 
 
@@ -78,19 +83,21 @@ def _count(call: OnnxCall, x: Tensor, begin: int, end: int) -> Tensor:
     """The product of the sizes from axis `begin` to `end`, as a vector of one element."""
     sizes = call.cut(call.shape(x), [begin], [end])
     out = Type("DT_INT64", (1,))
-    return call.e.op("ReduceProd", sizes, call.e.ints([0]), keep_dims=True, noop_with_empty_axes=False, out=out)
+    return call.emitter.op(
+        "ReduceProd", sizes, call.emitter.ints([0]), keep_dims=True, noop_with_empty_axes=False, out=out
+    )
 
 
 @handles("Transpose")
 def _transpose(call: OnnxCall) -> Tensor:
-    perm = call.listed("perm")
+    perm = call.integer_list("perm")
     perm = list(reversed(range(call.x().rank))) if perm is None else perm
-    return call.e.op("Transpose", call.x(), call.e.ints(perm), out=call.out())
+    return call.emitter.op("Transpose", call.x(), call.emitter.ints(perm), out=call.out())
 
 
 def _axes(call: OnnxCall, rank: int | None) -> list[int] | None:
-    """The axes of Squeeze and Unsqueeze, an attribute before opset 13; None where they are computed."""
-    axes = call.listed("axes")
+    """The axes of Squeeze and Unsqueeze, which are an attribute before opset 13. None if they are computed."""
+    axes = call.integer_list("axes")
     axes = call.integers(1) if axes is None else axes
     if axes is None or rank is None:
         return axes
@@ -101,36 +108,36 @@ def _axes(call: OnnxCall, rank: int | None) -> list[int] | None:
 def _squeeze(call: OnnxCall) -> Tensor:
     x = call.x()
     if call.has(1) and call.integers(1) is None:
-        return call.e.op("SqueezeV3", x, call.x(1), out=call.out())
+        return call.emitter.op("SqueezeV3", x, call.x(1), out=call.out())
     axes = _axes(call, None if x.shape is None else len(x.shape))
     if axes == []:
-        raise CannotMapError("an empty list of axes means none to some and all to others", "leave it out")
-    return call.e.op("Squeeze", x, axis=axes or [], out=call.out())
+        raise CannotMapError("an empty list of axes means no axes for some tools, all axes for others", "leave it out")
+    return call.emitter.op("Squeeze", x, axis=axes or [], out=call.out())
 
 
 @handles("Unsqueeze")
 def _unsqueeze(call: OnnxCall) -> Tensor:
     x = call.x()
     if call.has(1) and call.integers(1) is None:
-        return call.e.op("UnsqueezeV3", x, call.cast(call.x(1), "DT_INT64"), out=call.out())
+        return call.emitter.op("UnsqueezeV3", x, call.cast(call.x(1), "DT_INT64"), out=call.out())
     axes = _axes(call, None) or []
     if any(axis < 0 for axis in axes):
         axes = [call.front(axis, x.rank + len(axes)) for axis in axes]
-    return call.e.op("Unsqueeze", x, axes=sorted(axes), out=call.out()) if axes else x
+    return call.emitter.op("Unsqueeze", x, axes=sorted(axes), out=call.out()) if axes else x
 
 
 @handles("Shape")
 def _shape(call: OnnxCall) -> Tensor:
     x = call.x()
-    whole = call.e.op(
+    full_shape = call.emitter.op(
         "Shape", x, dtype=attr_number("DT_INT64"), out=Type("DT_INT64", (-1 if x.shape is None else len(x.shape),))
     )
     start, end = call.integer("start", 0), call.node.attributes.get("end")
     if start == 0 and end is None:
-        return whole
+        return full_shape
     stop = _END if end is None else end.as_int()
     start, stop, _ = slice(start, stop).indices(x.rank)
-    return call.cut(whole, [start], [max(start, stop)])
+    return call.cut(full_shape, [start], [max(start, stop)])
 
 
 @handles("Size")
@@ -138,9 +145,9 @@ def _size(call: OnnxCall) -> Tensor:
     x = call.x()
     if x.dtype == "DT_BF16":
         out = Type("DT_INT64", ())
-        axes = call.e.ints([0])
-        return call.e.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
-    return call.e.op("Size", x, dtype=attr_number("DT_INT64"), out=call.out())
+        axes = call.emitter.ints([0])
+        return call.emitter.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
+    return call.emitter.op("Size", x, dtype=attr_number("DT_INT64"), out=call.out())
 
 
 @handles("Concat")
@@ -148,27 +155,27 @@ def _concat(call: OnnxCall) -> Tensor:
     inputs = call.present()
     if len(inputs) == 1:
         return inputs[0]
-    axis = call.integer("axis", 1)  # the default of opsets below 4, the only ones to have one
+    axis = call.integer("axis", 1)  # the default; only opsets below 4 have one
     axis = axis if inputs[0].shape is None else call.front(axis, inputs[0].rank)
-    return call.e.op("ConcatD", inputs, concat_dim=axis, N=len(inputs), out=call.out())
+    return call.emitter.op("ConcatD", inputs, concat_dim=axis, N=len(inputs), out=call.out())
 
 
 @handles("Split")
 def _split(call: OnnxCall) -> Sequence[Tensor]:
-    """Sizes are an attribute before opset 13; without them the parts are equal, and from opset 18 on the last may be
-    smaller."""
+    """The sizes are an attribute before opset 13. Without sizes the parts are equal; from opset 18 on, the last part
+    may be smaller."""
     x = call.x()
     axis = call.axis(0)
     count = len(call.node.outputs)
     outs = [call.out(index) for index in range(count)]
-    sizes = call.listed("split")
+    sizes = call.integer_list("split")
     sizes = call.integers(1) if sizes is None else sizes
     if sizes is None and call.has(1):
-        return call.e.op("SplitV", x, call.x(1), call.e.ints(axis), num_split=count, out=outs)
+        return call.emitter.op("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, out=outs)
     size = x.shape[axis] if x.shape is not None else -1
     if sizes is None:
         if size >= 0 and -(-size // count) * (count - 1) > size:
-            raise CannotMapError(f"an axis of size {size} gives no {count} parts", "give the sizes of the parts")
+            raise CannotMapError(f"an axis of size {size} has no {count} equal parts", "give the sizes of the parts")
         if size < 0 and call.opset >= 18:
             raise CannotMapError("the parts of an axis of unknown size may differ", _FIX)
         if size >= 0 and size % count:
@@ -177,18 +184,21 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
     if count == 1:
         return [x]
     if (sizes is None or len(set(sizes)) == 1) and x.dtype != "DT_DOUBLE":
-        return call.e.op("SplitD", x, split_dim=axis, num_split=count, out=outs)
+        return call.emitter.op("SplitD", x, split_dim=axis, num_split=count, out=outs)
     if sizes is None:
         raise CannotMapError("the sizes of the parts are not known", _FIX)
-    return call.e.op("SplitV", x, call.e.ints(sizes), call.e.ints(axis), num_split=count, out=outs)
+    return call.emitter.op("SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, out=outs)
 
 
 @handles("Slice")
 def _slice(call: OnnxCall) -> Tensor:
-    """Bounds and axes are attributes before opset 10. Bounds count from the end where negative, and are cut to the
-    axis, in GE as in ONNX; those of axes of known size are written as what they come to."""
+    """The bounds and axes are attributes before opset 10.
+
+    In GE as in ONNX, negative bounds count from the end, and bounds are clamped to the axis. For an axis of known size
+    the resulting bounds are written.
+    """
     x = call.x()
-    begins, ends, axes = call.listed("starts"), call.listed("ends"), call.listed("axes")
+    begins, ends, axes = call.integer_list("starts"), call.integer_list("ends"), call.integer_list("axes")
     begins = call.integers(1) if begins is None else begins
     ends = call.integers(2) if ends is None else ends
     axes = call.integers(3) if axes is None and call.has(3) else axes
@@ -201,7 +211,7 @@ def _slice(call: OnnxCall) -> Tensor:
     if steps is None and not call.has(4):
         steps = [1] * count
     if steps is not None and 0 in steps:
-        raise CannotMapError("a step of 0 leads nowhere", "give it another step")
+        raise CannotMapError("a step is 0", "give it another step")
     if x.shape is not None:
         axes = [call.front(axis, x.rank) for axis in axes]
     if begins is not None and ends is not None and steps is not None and x.shape is not None:
@@ -211,13 +221,13 @@ def _slice(call: OnnxCall) -> Tensor:
     dtype = call.x(1).dtype if call.has(1) else "DT_INT64"
     if begins is not None and ends is not None:
         dtype = "DT_INT64"
-    return call.e.op(
+    return call.emitter.op(
         "StridedSliceV2",
         x,
-        call.cast(call.x(1), dtype) if begins is None else call.e.ints(begins, dtype),
-        call.cast(call.x(2), dtype) if ends is None else call.e.ints(_within(ends, dtype), dtype),
-        call.e.ints(axes, dtype),
-        call.cast(call.x(4), dtype) if steps is None else call.e.ints(steps, dtype),
+        call.cast(call.x(1), dtype) if begins is None else call.emitter.ints(begins, dtype),
+        call.cast(call.x(2), dtype) if ends is None else call.emitter.ints(_within(ends, dtype), dtype),
+        call.emitter.ints(axes, dtype),
+        call.cast(call.x(4), dtype) if steps is None else call.emitter.ints(steps, dtype),
         out=call.out(),
     )
 
@@ -232,29 +242,32 @@ def _length(call: OnnxCall, begins: list[int] | None) -> int:
 
 
 def _within(numbers: list[int], dtype: str) -> list[int]:
-    """Bounds cut to the range of their type."""
+    """Bounds clamped to the range of their type."""
     limits = np.iinfo(np.int32 if dtype == "DT_INT32" else np.int64)
     return [min(max(number, int(limits.min)), int(limits.max)) for number in numbers]
 
 
 def _bounds(begin: int, end: int, step: int, size: int) -> tuple[int, int]:
-    """A slice of an axis of known size; an end before the first element, which a step back can have, stays negative."""
+    """The bounds of a slice of an axis of known size. With a negative step, an end before the first element stays
+    negative."""
     first, last, _ = slice(begin, end, step).indices(size)
     return first, last if last >= 0 else -size - 1
 
 
 @handles("Expand")
 def _expand(call: OnnxCall) -> Tensor:
-    """ONNX lets both sides broadcast, and the target be shorter; BroadcastTo wants the result's shape. Where that is
-    not known it is computed: the larger of both sizes, or 0 where one is 0."""
+    """BroadcastTo takes the shape of the result. ONNX broadcasts both sides, and the target may have fewer axes.
+
+    An unknown shape is computed: the larger of both sizes, or 0 if one of them is 0.
+    """
     x, out = call.x(), call.out()
     if out.shape is not None and -1 not in out.shape:
-        return call.e.op("BroadcastTo", x, call.e.ints(out.shape), out=out)
+        return call.emitter.op("BroadcastTo", x, call.emitter.ints(out.shape), out=out)
     content, dims = call.content(1), call.dims(0)
     if content is not None and dims is not None and len(content) >= len(dims):
         aligned = zip(content[len(content) - len(dims) :], dims, strict=True)
         if all(size.never_one or size == own or own.const == 1 for size, own in aligned):
-            return call.e.op("BroadcastTo", x, call.x(1), out=out)
+            return call.emitter.op("BroadcastTo", x, call.x(1), out=out)
     length = -1 if call.x(1).shape is None else (call.x(1).shape or (-1,))[0]
     if length < 0:
         raise CannotMapError("the length of the target shape is not known", _FIX)
@@ -262,23 +275,24 @@ def _expand(call: OnnxCall) -> Tensor:
     own = call.vector([*[1] * (rank - x.rank), *[call.size(x, axis) for axis in range(x.rank)]])
     wanted = call.cast(call.x(1), "DT_INT64")
     if rank > length:
-        ones = call.e.ints([1] * (rank - length))
-        wanted = call.e.op("ConcatD", [ones, wanted], concat_dim=0, N=2, out=Type("DT_INT64", (rank,)))
-    unit = call.binary("Equal", own, call.e.ints(1), "DT_BOOL")
-    target = call.e.op("SelectV2", unit, wanted, own, out=Type("DT_INT64", (rank,)))
-    return call.e.op("BroadcastTo", x, target, out=out)
+        ones = call.emitter.ints([1] * (rank - length))
+        wanted = call.emitter.op("ConcatD", [ones, wanted], concat_dim=0, N=2, out=Type("DT_INT64", (rank,)))
+    unit = call.binary("Equal", own, call.emitter.ints(1), "DT_BOOL")
+    target = call.emitter.op("SelectV2", unit, wanted, own, out=Type("DT_INT64", (rank,)))
+    return call.emitter.op("BroadcastTo", x, target, out=out)
 
 
 @handles("Pad")
 def _pad(call: OnnxCall) -> Tensor:
-    """Pads are all beginnings and then all ends, for the axes of input 3. Negative ones cut, which PadV3 does not."""
+    """The pads are all beginnings and then all ends, for the axes of input 3. Negative pads cut elements off, which
+    PadV3 cannot do."""
     x = call.x()
-    mode = call.word("mode", "constant")
+    mode = call.text("mode", "constant")
     if mode not in ("constant", "reflect", "edge"):
         raise CannotMapError(f"PadV3 of GE has no counterpart of mode {mode}")
     number = call.x(2) if call.has(2) else call.like(call.number("value", 0.0), x)
     number = call.squeeze(number, list(range(number.rank)))
-    pads = call.listed("pads") or call.listed("paddings")
+    pads = call.integer_list("pads") or call.integer_list("paddings")
     pads = call.integers(1) if pads is None else pads
     if pads is None:
         return _cut_and_pad(call, _spread(call), mode, number)
@@ -295,16 +309,16 @@ def _pad(call: OnnxCall) -> Tensor:
         begins, ends = [max(b, 0) for b in begins], [max(e, 0) for e in ends]
     if not any(begins) and not any(ends):
         return x
-    return _padded(call, x, call.e.ints([*begins, *ends]), mode, number)
+    return _padded(call, x, call.emitter.ints([*begins, *ends]), mode, number)
 
 
 def _padded(call: OnnxCall, x: Tensor, pads: Tensor, mode: str, number: Tensor) -> Tensor:
     given = number if mode == "constant" else None
-    return call.e.op("PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out())
+    return call.emitter.op("PadV3", x, pads, given, mode=mode, paddings_contiguous=False, out=call.out())
 
 
 def _spread(call: OnnxCall) -> Tensor:
-    """Computed pads of some axes as pads of all."""
+    """Computed pads of some axes as pads of all axes."""
     pads, rank = call.x(1), call.x().rank
     if not call.has(3):
         return call.cast(pads, "DT_INT64")
@@ -320,15 +334,15 @@ def _spread(call: OnnxCall) -> Tensor:
 
 
 def _cut_and_pad(call: OnnxCall, pads: Tensor, mode: str, number: Tensor) -> Tensor:
-    """With computed pads: cut where they are negative, pad where they are not."""
+    """With computed pads: slice for the negative pads, pad for the others."""
     x, rank = call.x(), call.x().rank
     content = call.content(1)
     if content is not None and all(pad.is_at_least(0) for pad in content):
         return _padded(call, x, pads, mode, number)
-    zero = call.e.ints(0)
+    zero = call.emitter.ints(0)
     cut = call.unary("Neg", call.binary("Minimum", pads, zero))
     begins = call.cut(cut, [0], [rank])
     ends = call.binary("Sub", call.shape(x), call.cut(cut, [rank], [2 * rank]))
-    axes, ones = call.e.ints(range(rank)), call.e.ints([1] * rank)
-    x = call.e.op("StridedSliceV2", x, begins, ends, axes, ones, out=x.with_shape((-1,) * rank))
+    axes, ones = call.emitter.ints(range(rank)), call.emitter.ints([1] * rank)
+    x = call.emitter.op("StridedSliceV2", x, begins, ends, axes, ones, out=x.with_shape((-1,) * rank))
     return _padded(call, x, call.binary("Maximum", pads, zero), mode, number)

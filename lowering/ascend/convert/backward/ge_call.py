@@ -1,4 +1,4 @@
-"""What a function of the backward table sees of a GE operator, and how it is registered."""
+"""The argument of a handler of the backward table, and the decorator that registers a handler."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind, OpSpec
 
 
-class Sink:
-    """Where the nodes of one ONNX graph are collected."""
+class NodeCollector:
+    """Collects the nodes of one ONNX graph."""
 
     def __init__(self, prefix: str) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -26,14 +26,14 @@ class Sink:
         self._count = 0
 
     def fresh(self, stem: str) -> str:
-        """A name for a tensor."""
+        """A new name for a tensor."""
         self._count += 1
         return f"{self._prefix}{stem}_{self._count}"
 
     def node(
         self, op_type: str, inputs: Sequence[str], count: int, domain: str, name: str, attrs: Mapping[str, Any]
     ) -> list[str]:
-        """Add a node; the names of its outputs."""
+        """Add a node; returns the names of its outputs."""
         outputs = [self.fresh(op_type) for _ in range(count)]
         given = list(inputs)
         while given and not given[-1]:
@@ -42,16 +42,18 @@ class Sink:
         return outputs
 
 
-class Reading:
-    """A GE operator whose inputs are already tensors of the ONNX graph; it notes which attributes are read."""
+class GeCall:
+    """A GE operator whose inputs are already tensors of the ONNX graph. It records which attributes are read."""
 
-    def __init__(self, op: Op, inputs: Sequence[str], sink: Sink, constants: Mapping[str, Weight]) -> None:
+    def __init__(
+        self, op: Op, inputs: Sequence[str], collector: NodeCollector, constants: Mapping[str, Weight]
+    ) -> None:
         spec = ge_prototype(op.type)
         if spec is None:
             raise UnreadableError(f"operator '{op.name}' has the type {op.type}, which GE does not have")
         self.op = op
         self.spec: OpSpec = spec
-        self._sink = sink
+        self._collector = collector
         self._constants = constants
         self._read: set[str] = set()
         self._inputs = {desc.name: (name, desc) for desc, name in zip(op.input_descs, inputs, strict=True) if name}
@@ -67,11 +69,11 @@ class Reading:
         return self._input(name)[0]
 
     def maybe(self, name: str) -> str:
-        """The ONNX tensor of an optional input, "" where it is absent."""
+        """The ONNX tensor of an optional input, or "" if it is absent."""
         return self._inputs[name][0] if name in self._inputs else ""
 
     def desc(self, name: str) -> TensorDesc:
-        """What is declared of input `name`."""
+        """The descriptor of input `name`."""
         return self._input(name)[1]
 
     def rank(self, name: str) -> int:
@@ -87,14 +89,14 @@ class Reading:
         return [self._inputs[f"{name}{index}"][0] for index in range(len(names))]
 
     def constant(self, name: str) -> np.ndarray[Any, Any]:
-        """The value of an input that must be a constant."""
+        """The value of a constant input. Raises UnreadableError for any other input."""
         weight = self._constants.get(self.x(name))
         if weight is None:
-            raise UnreadableError(f"operator '{self.op.name}': its input {name} is no constant")
+            raise UnreadableError(f"operator '{self.op.name}': its input {name} is not a constant")
         return array_of(weight)
 
     def out(self, index: int = 0) -> TensorDesc:
-        """What is declared of output `index`."""
+        """The descriptor of output `index`."""
         return self.op.output_descs[index]
 
     def _input(self, name: str) -> tuple[str, TensorDesc]:
@@ -121,25 +123,26 @@ class Reading:
         return entry.value_if_absent
 
     def type_attr(self, name: str) -> str:
-        """The GE name of the type that an integer attribute names by its number."""
+        """The GE name of a type, from an integer attribute with its number."""
         dtype = attr_name(self.attr(name))
         if dtype is None:
-            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {self.attr(name)} is no type")
+            raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {self.attr(name)} is not a type")
         return dtype
 
     def only(self, name: str, *values: Any) -> None:
-        """Refuse an attribute whose value is none of these."""
+        """Raise UnreadableError for an attribute with none of these values."""
         value = self.attr(name)
         if value not in values:
             raise UnreadableError(f"{self.op.type} '{self.op.name}': {name} = {value!r} has no meaning in ONNX here")
 
     def finish(self) -> None:
-        """Refuse attributes that were not looked at and do not have their default, and inputs of no prototype."""
+        """Raise UnreadableError for an attribute that was not read and does not have its default, and for an input that
+        the prototype does not have."""
         for name, attr in self.op.attrs.items():
             if name.startswith("_") or name in self._read:
                 continue
             if name not in self.spec.attr_names:
-                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the attribute {name}, which GE's has not")
+                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the attribute {name}, which GE lacks")
             if attr != Attr(self.spec.attr(name).type, self.spec.attr(name).value_if_absent):  # type: ignore[arg-type]
                 raise UnreadableError(
                     f"{self.op.type} '{self.op.name}': {name} = {attr.value!r} has no meaning in ONNX here"
@@ -147,23 +150,23 @@ class Reading:
         dynamic = tuple(entry.name for entry in self.spec.inputs if entry.kind is Kind.DYNAMIC)
         for name in self._inputs:
             if name not in self.spec.input_names and name.rstrip("0123456789") not in dynamic:
-                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the input {name}, which GE's has not")
+                raise UnreadableError(f"{self.op.type} '{self.op.name}' has the input {name}, which GE lacks")
 
     # -- making nodes ----------------------------------------------------------------------------
 
-    def n(self, op_type: str, *inputs: str, **attrs: Any) -> str:
+    def node(self, op_type: str, *inputs: str, **attrs: Any) -> str:
         """A node of the standard domain with one output."""
         return self.nodes(op_type, *inputs, count=1, **attrs)[0]
 
     def nodes(self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any) -> list[str]:
         """A node with several outputs."""
-        return self._sink.node(op_type, inputs, count, domain, self._sink.fresh(self.op.name), attrs)
+        return self._collector.node(op_type, inputs, count, domain, self._collector.fresh(self.op.name), attrs)
 
     def array(self, value: Any, dtype: str) -> str:
         """A constant of a GE type."""
         array = np.asarray(value, dtypes.to_numpy(dtype))
         weight = Weight(dtype, array.shape, array.nbytes, array.tobytes)
-        return self.n("Constant", value=tensor_proto(weight, ""))
+        return self.node("Constant", value=tensor_proto(weight, ""))
 
     def ints(self, numbers: Sequence[int] | int) -> str:
         """An int64 constant."""
@@ -171,30 +174,30 @@ class Reading:
 
     def cast(self, name: str, dtype: str) -> str:
         """A tensor in another type."""
-        return self.n("Cast", name, to=onnx_type(dtype))
+        return self.node("Cast", name, to=onnx_type(dtype))
 
     def vector(self, name: str) -> str:
         """A scalar as a vector of one element."""
-        return self.n("Reshape", name, self.ints([1]))
+        return self.node("Reshape", name, self.ints([1]))
 
 
-Meaning = Callable[[Reading], "str | Sequence[str]"]
-MEANINGS: dict[str, Meaning] = {}
+Handler = Callable[[GeCall], "str | Sequence[str]"]
+HANDLERS: dict[str, Handler] = {}
 
 
-def means(*op_types: str) -> Callable[[Meaning], Meaning]:
-    """Register a function for GE operators."""
+def handles(*op_types: str) -> Callable[[Handler], Handler]:
+    """A decorator that registers a function for GE operators."""
 
-    def register(meaning: Meaning) -> Meaning:
+    def register(handler: Handler) -> Handler:
         for op_type in op_types:
-            MEANINGS[op_type] = meaning
-        return meaning
+            HANDLERS[op_type] = handler
+        return handler
 
     return register
 
 
 def onnx_type(dtype: str) -> int:
-    """TensorProto.DataType of a GE name."""
+    """The number in TensorProto.DataType of a GE type."""
     number = dtypes.to_onnx(dtype)
     if number is None:
         raise UnreadableError(f"ONNX has no type {dtype}")
@@ -202,7 +205,7 @@ def onnx_type(dtype: str) -> int:
 
 
 def tensor_proto(weight: Weight, name: str) -> onnx.TensorProto:
-    """A constant as ONNX writes it."""
+    """A constant as an ONNX tensor."""
     data = weight.load()
     if len(data) != weight.size:
         raise UnreadableError(f"constant '{name}' has {len(data)} bytes, {weight.size} are declared")
@@ -210,5 +213,5 @@ def tensor_proto(weight: Weight, name: str) -> onnx.TensorProto:
 
 
 def array_of(weight: Weight) -> np.ndarray[Any, Any]:
-    """A constant's value."""
+    """The value of a constant as an array."""
     return np.frombuffer(weight.load(), dtypes.to_numpy(weight.dtype)).reshape(weight.shape)

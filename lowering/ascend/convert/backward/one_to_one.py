@@ -1,8 +1,8 @@
-"""GE operators that are one ONNX operator: inputs by GE's names in ONNX's order, attributes all at their defaults."""
+"""GE operators that are one ONNX operator. All their attributes must have their defaults."""
 
 from __future__ import annotations
 
-from fa_compiler.lowering.ascend.convert.backward.reading import MEANINGS, Reading
+from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall
 
 ROWS = {
     "Abs": ("Abs", "x"),
@@ -60,12 +60,12 @@ ROWS = {
     "TensorScatterUpdate": ("ScatterND", "x indices updates"),
     "Tile": ("Tile", "x multiples"),
 }
-"""GE operator: ONNX operator, and GE's names of the inputs it takes."""
+"""By GE operator: the ONNX operator, and GE's names of the inputs in ONNX's order."""
 
 
-def _row(r: Reading) -> str:
-    op_type, names = ROWS[r.op.type]
-    return r.n(op_type, *(r.x(name) for name in names.split()))
+def _row(call: GeCall) -> str:
+    op_type, names = ROWS[call.op.type]
+    return call.node(op_type, *(call.x(name) for name in names.split()))
 
 
-MEANINGS.update(dict.fromkeys(ROWS, _row))
+HANDLERS.update(dict.fromkeys(ROWS, _row))

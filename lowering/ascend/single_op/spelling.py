@@ -1,4 +1,4 @@
-"""How the JSON spells types, formats and kinds of attributes; ATC ignores the case of the first two."""
+"""The spelling of types, formats and kinds of attributes in the JSON. ATC ignores the case of types and formats."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ TYPES = {
     "float8_e5m2": "DT_FLOAT8_E5M2",
     "float8_e4m3fn": "DT_FLOAT8_E4M3FN",
 }
-"""The words ATC knows, and the type each means. Of several the first is written."""
+"""The GE type of each spelling that ATC knows. If a type has several spellings, the first one is written."""
 
 ABSENT_TYPE, ABSENT_FORMAT = "UNDEFINED", "RESERVED"
-"""Both words together stand for an optional input that is not there."""
+"""The type and the format of the placeholder of an absent optional input."""
 
 FORMATS = frozenset(
     (
@@ -52,7 +52,7 @@ FORMATS = frozenset(
         "fractal_nz",
     )
 )
-"""The formats ATC knows that a tensor can have here."""
+"""The formats of a tensor that ATC knows."""
 
 ATTR_KINDS = {
     "bool": "Bool",
@@ -70,17 +70,17 @@ ATTR_KINDS = {
 CONST_TYPES = frozenset(
     word for word in TYPES if word.startswith(("int", "uint", "float", "half", "fp16", "double")) and "_" not in word
 ) - {"int4", "uint1"}
-"""Types of which an input may have a constant value; ATC leaves out the value of any other."""
+"""The types for which an input may be constant. ATC ignores the value of an input of any other type."""
 
 _WORDS = {ge: word for word, ge in reversed(TYPES.items())}
 _KIND_WORDS = {kind: word for word, kind in ATTR_KINDS.items()}
 
 
-def type_word(ge: str) -> str | None:
-    """The word for a type; None if ATC has none."""
+def type_spelling(ge: str) -> str | None:
+    """The spelling of a GE type; None if ATC does not know the type."""
     return _WORDS.get(ge)
 
 
-def kind_word(kind: str) -> str | None:
-    """The word for an attribute's REG_OP type; None if ATC takes none of that kind here."""
+def kind_spelling(kind: str) -> str | None:
+    """The spelling of an attribute's REG_OP type; None if ATC does not take attributes of this type."""
     return _KIND_WORDS.get(kind)

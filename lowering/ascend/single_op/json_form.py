@@ -1,7 +1,7 @@
-"""Between one GE operator and its JSON object.
+"""Converts between a GE operator and its JSON object.
 
-Tensors stand in prototype order, each with its name, so that absent optional inputs in the middle (type UNDEFINED,
-format RESERVED) leave the others where they belong. An open size needs a range: [1, -1] where nothing is known of it.
+The tensors are in the order of the prototype, each with its name. An absent optional input before a present one is a
+placeholder with type UNDEFINED and format RESERVED. A dynamic size needs a range; [1, -1] means any size.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
-from fa_compiler.lowering.ascend.single_op.words import (
+from fa_compiler.lowering.ascend.single_op.spelling import (
     ABSENT_FORMAT,
     ABSENT_TYPE,
     ATTR_KINDS,
     CONST_TYPES,
     TYPES,
-    kind_word,
-    type_word,
+    kind_spelling,
+    type_spelling,
 )
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.dtypes import canonical
@@ -33,14 +33,15 @@ UNKNOWN_RANK = -2
 
 
 def to_json(op: Op, name: str, constants: Mapping[str, Weight] | None = None) -> dict[str, Any]:
-    """The JSON object of an operator; `name` becomes the name of the .om, `constants` the values of inputs by name.
+    """The JSON object of an operator. `name` is the name of the .om, and `constants` are the values of inputs by name.
 
-    Raises ValueError for a type or an attribute that ATC's --singleop has no word for.
+    Raises:
+        ValueError: ATC's --singleop has no notation for a type or an attribute.
     """
     known = constants or {}
     attrs = []
     for key, attr in op.attrs.items():
-        word = kind_word(attr.kind)
+        word = kind_spelling(attr.kind)
         if word is None:
             raise ValueError(f"the attribute {key} is of type {attr.kind}, which --singleop does not take")
         attrs.append({"name": key, "type": word, "value": attr.value})
@@ -56,9 +57,9 @@ def to_json(op: Op, name: str, constants: Mapping[str, Weight] | None = None) ->
 def _tensor(op: Op, desc: TensorDesc, value: Weight | None) -> dict[str, Any]:
     if desc.is_absent:
         return {"name": desc.name, "type": ABSENT_TYPE, "format": ABSENT_FORMAT, "shape": []}
-    word = type_word(canonical(desc.dtype))
+    word = type_spelling(canonical(desc.dtype))
     if word is None:
-        raise ValueError(f"{desc.name} is {desc.dtype}, which --singleop has no word for")
+        raise ValueError(f"{desc.name} is {desc.dtype}, which --singleop does not take")
     shape = [UNKNOWN_RANK] if desc.shape is None else list(desc.shape)
     tensor: dict[str, Any] = {"name": desc.name, "type": word, "format": desc.layout, "shape": shape}
     if desc.shape is not None and -1 in desc.shape:
@@ -66,14 +67,14 @@ def _tensor(op: Op, desc: TensorDesc, value: Weight | None) -> dict[str, Any]:
         tensor["shape_range"] = [list(row) for row, size in zip(ranges, desc.shape, strict=True) if size < 0]
     if value is not None:
         if word not in CONST_TYPES:
-            raise ValueError(f"{desc.name} is {desc.dtype}, of which --singleop takes no constant")
+            raise ValueError(f"{desc.name} is {desc.dtype}, which --singleop does not take for constants")
         array = np.frombuffer(value.load(), dtypes.to_numpy(value.dtype))
         tensor |= {"is_const": True, "const_value": array.tolist()}
     return tensor
 
 
 def from_json(entry: Mapping[str, Any]) -> tuple[Op, dict[str, Weight]]:
-    """The operator of a JSON object that passed `check`, and the constant values of its inputs by name."""
+    """The operator of a JSON object that passed `check`, and the values of its constant inputs by name."""
     spec = ge_prototype(entry["op"])
     inputs = _named(entry.get("input_desc", []), spec.inputs if spec else ())
     outputs = _named(entry.get("output_desc", []), spec.outputs if spec else ())
@@ -87,7 +88,7 @@ def from_json(entry: Mapping[str, Any]) -> tuple[Op, dict[str, Weight]]:
 
 
 def _named(tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Every tensor with its name: its own, its group's with a number, or that of its place in the prototype."""
+    """Every tensor with its name: its own, the name of its dynamic input with a number, or the prototype's name."""
     named: list[tuple[str, Mapping[str, Any]]] = []
     counts: dict[str, int] = {}
     place = 0
@@ -109,7 +110,7 @@ def _named(tensors: Sequence[Mapping[str, Any]], entries: Sequence[TensorSpec]) 
 
 
 def is_absent(tensor: Mapping[str, Any]) -> bool:
-    """Whether a tensor object stands for an optional input that is not there."""
+    """Whether a tensor object is the placeholder of an absent optional input."""
     return (str(tensor["type"]).upper(), str(tensor["format"]).upper()) == (ABSENT_TYPE, ABSENT_FORMAT)
 
 
