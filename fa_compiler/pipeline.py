@@ -21,7 +21,7 @@ from fa_compiler.checks.runtime import expand_flex, may_hold_flex, remarks
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.inline_weights import make_inline
-from fa_compiler.model_files.reading import Loaded, ModelLike, load
+from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import Progress, check_place, relocate, staging, write_model
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes import Options, Report, fuse
@@ -129,7 +129,9 @@ def make_options(
         raise InputError(str(error)) from None
 
 
-def run(loaded: Loaded, options: Options, progress: Progress | None = None) -> tuple[onnx.ModelProto | None, Report]:
+def run(
+    loaded: LoadedModel, options: Options, progress: Progress | None = None
+) -> tuple[onnx.ModelProto | None, Report]:
     """Fuse and check a loaded model.
 
     Returns:
@@ -172,7 +174,7 @@ def _without_collections() -> Iterator[None]:
         gc.enable()
 
 
-def copy_of(loaded: Loaded) -> onnx.ModelProto:
+def copy_of(loaded: LoadedModel) -> onnx.ModelProto:
     """A copy of the model. The `location` of its external tensors is an absolute path."""
     proto = onnx.ModelProto()
     proto.CopyFrom(loaded.proto)
@@ -180,7 +182,7 @@ def copy_of(loaded: Loaded) -> onnx.ModelProto:
     return proto
 
 
-def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto | None:
+def _result(loaded: LoadedModel, model: ir.Model, report: Report) -> onnx.ModelProto | None:
     """The checked result; None if nothing was fused and no FlexAttention was expanded."""
     fused = bool(report.count("fused"))
     if not fused and not may_hold_flex(loaded.proto):
@@ -196,7 +198,7 @@ def _result(loaded: Loaded, model: ir.Model, report: Report) -> onnx.ModelProto 
     return _checked(loaded, proto)
 
 
-def _proto_of(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
+def _proto_of(loaded: LoadedModel, model: ir.Model) -> onnx.ModelProto:
     """The model as a proto.
 
     Protobuf reads a text that is not UTF-8, but does not write it. Such a text may be in a field that no check reads:
@@ -211,7 +213,7 @@ def _proto_of(loaded: Loaded, model: ir.Model) -> onnx.ModelProto:
         raise InputError(f"{loaded.name} holds the text {cause.object!r}, which is not UTF-8") from error
 
 
-def _checked(loaded: Loaded, proto: onnx.ModelProto) -> onnx.ModelProto:
+def _checked(loaded: LoadedModel, proto: onnx.ModelProto) -> onnx.ModelProto:
     if proto.ir_version != loaded.proto.ir_version:
         raise InternalError(f"{loaded.name}: the IR version changed from {loaded.proto.ir_version}")
     problem = checker.fault(proto, full=True)

@@ -19,7 +19,7 @@ from fa_compiler import op_registry
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.model_files.inline_weights import serialised
-from fa_compiler.model_files.reading import Loaded, load, load_bytes
+from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
 from fa_compiler.model_files.tensors import all_tensors, is_external, location
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Report
@@ -81,7 +81,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         with self._weights():
             super().set_providers(providers, provider_options)
 
-    def _load(self, source: str | bytes | os.PathLike[str]) -> Loaded:
+    def _load(self, source: str | bytes | os.PathLike[str]) -> LoadedModel:
         if isinstance(source, bytes):
             return load_bytes(source, _folder_option(self._fa_options) or Path.cwd())
         return load(source)
@@ -108,7 +108,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
         relocate(proto, {file: os.path.relpath(file, folder) for file in files} | loaded.left)
         return _bytes(proto, loaded)
 
-    def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: Loaded) -> str:
+    def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: LoadedModel) -> str:
         """The path of the model in a new folder with links to its weights. The folder lives as long as the session."""
         self._fa_temporary = tempfile.TemporaryDirectory(prefix="fa_compiler-")
         folder = Path(self._fa_temporary.name)
@@ -141,7 +141,7 @@ class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxrunti
                 options.add_session_config_entry(FOLDER, str(users))
 
 
-def _bytes(proto: onnx.ModelProto, loaded: Loaded) -> bytes:
+def _bytes(proto: onnx.ModelProto, loaded: LoadedModel) -> bytes:
     """The serialised model with the weights inside the loaded file. It is in memory only once."""
     content = io.BytesIO()
     for chunk in serialised(proto, loaded.weights, loaded.name):

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.graph import Op, Weight
-from fa_compiler.model_files.reading import Loaded
+from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Report
 
@@ -41,7 +41,7 @@ class Job:
     """
 
     request: Request
-    loaded: Loaded
+    loaded: LoadedModel
     proto: onnx.ModelProto
     report: Report
     folder: Path
@@ -66,7 +66,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Built:
+class RouteResult:
     """The result of a route.
 
     `model` is the model's file, relative to the folder. `framework` is ATC's number of its format: 1 for .air, 5 for
@@ -84,5 +84,5 @@ class Built:
     constants: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
 
 
-Route = Callable[[Job], Built]
+Route = Callable[[Job], RouteResult]
 """Writes the model of a job. Raises InputError for a model that the route cannot take; the folder is then deleted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fa_compiler.atc.job import Built, Input, Job
+from fa_compiler.atc.job import Input, Job, RouteResult
 from fa_compiler.atc.shapes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
 from fa_compiler.lowering.ascend.air import AirError, write
@@ -18,7 +18,7 @@ from fa_compiler.op_registry import names
 FILE = "model.air"
 
 
-def build(job: Job) -> Built:
+def build(job: Job) -> RouteResult:
     """Write `model.air`, and `air_weight/` beside it if the weights are large.
 
     Raises:
@@ -44,7 +44,7 @@ def build(job: Job) -> Built:
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
     notes = [str(diagnostic) for diagnostic in diagnostics]
-    return Built(FILE, 1, _inputs(graph), _fused(graph), details, notes, _constants(graph))
+    return RouteResult(FILE, 1, _inputs(graph), _fused(graph), details, notes, _constants(graph))
 
 
 def _inputs(graph: Model) -> list[Input]:

@@ -10,7 +10,7 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.atc.job import Built, Input, Job
+from fa_compiler.atc.job import Input, Job, RouteResult
 from fa_compiler.atc.shapes import model_inputs
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
@@ -35,7 +35,7 @@ from fa_compiler.pipeline import make_options
 FILE, PLUGIN = "model.onnx", "plugin"
 
 
-def build(job: Job) -> Built:
+def build(job: Job) -> RouteResult:
     """Write `model.onnx` with the fused nodes in our domain, and the source of the plugin for them.
 
     Raises:
@@ -58,7 +58,7 @@ def build(job: Job) -> Built:
     return _written(job, model, fused, notes)
 
 
-def build_npu(job: Job) -> Built:
+def build_npu(job: Job) -> RouteResult:
     """Write `model.onnx` with attention as operators for which the parser brings its own plugins.
 
     Raises:
@@ -119,7 +119,7 @@ def _input_error(job: Job, error: UnsupportedModel) -> InputError:
     return InputError(f"{job.loaded.name}: {'; '.join(error.problems)}")
 
 
-def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Built:
+def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> RouteResult:
     proto = ir.to_proto(model)
     only_known_entries(proto)
     problem = checker.fault(proto, full=True)
@@ -137,7 +137,7 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Bu
         "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
         "outputs": [value.name for value in proto.graph.output],
     }
-    return Built(FILE, 5, _inputs(proto, job), fused, details, notes)
+    return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes)
 
 
 def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:

@@ -11,7 +11,7 @@ import onnx
 from fa_compiler import __version__
 from fa_compiler.atc import route_air, route_onnx
 from fa_compiler.atc.folder import REPORT, check_target, new_folder
-from fa_compiler.atc.job import Built, Job, Request, Route
+from fa_compiler.atc.job import Job, Request, Route, RouteResult
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import atc_text, check_gears, complete, fix, gears_of_model, with_gears
 from fa_compiler.atc.single import write_all
@@ -39,7 +39,7 @@ ROUTES: dict[str, Route] = {
 function, one row."""
 
 
-def run(path: Path, output: Path, request: Request, progress: Progress | None = None) -> tuple[Report, Built]:
+def run(path: Path, output: Path, request: Request, progress: Progress | None = None) -> tuple[Report, RouteResult]:
     """Write the folder for a model. It appears only if everything succeeded.
 
     Raises:
@@ -102,7 +102,7 @@ def _check_types(proto: onnx.ModelProto, soc: SocVersion, name: str) -> None:
             raise InputError(f"{name} holds bfloat16, which {soc.name} does not have; convert the model to float16")
 
 
-def _report(job: Job, built: Built, words: list[str]) -> dict[str, object]:
+def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]:
     request = job.request
     return {
         "schema": SCHEMA,

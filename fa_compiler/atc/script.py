@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 
 from fa_compiler import __version__
-from fa_compiler.atc.job import Built, Request
+from fa_compiler.atc.job import Request, RouteResult
 from fa_compiler.atc.shapes import atc_text
 
 PRECISIONS = (
@@ -23,7 +23,7 @@ PRECISIONS = (
 origin, keeps the model's types."""
 
 
-def command(request: Request, built: Built) -> list[str]:
+def command(request: Request, built: RouteResult) -> list[str]:
     """The command as a list of words, to be run in the folder."""
     stem = re.sub(r"\.[a-z]+$", "", built.model)
     sizes = {entry.name: entry.sizes for entry in built.inputs}

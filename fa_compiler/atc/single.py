@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fa_compiler.atc.job import Built, Request
+from fa_compiler.atc.job import Request, RouteResult
 from fa_compiler.atc.script import script
 from fa_compiler.atc.shapes import parse_sizes
 from fa_compiler.errors import InputError, InternalError
@@ -34,7 +34,7 @@ SCRIPT = "single_op.sh"
 _T = TypeVar("_T")
 
 
-def write_all(built: Built, folder: Path, request: Request) -> list[Path]:
+def write_all(built: RouteResult, folder: Path, request: Request) -> list[Path]:
     """Write one JSON file for each distinct signature, and a script that compiles them; returns the JSON files.
 
     A signature is everything but the operator's name.

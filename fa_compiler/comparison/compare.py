@@ -27,7 +27,7 @@ from fa_compiler import op_registry
 from fa_compiler.comparison.buffers import buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
 from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, random_inputs
-from fa_compiler.comparison.masks import Kind, kinds
+from fa_compiler.comparison.masks import MaskKind, mask_kinds
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
@@ -53,7 +53,7 @@ class CannotRunError(FaCompilerError):
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputComparison:
     """How one output compares. `largest` is the largest difference relative to the largest finite value of
     the original (None where it does not apply), `fault` says why the output does not agree. `noise` is how much ONNX
     Runtime differs from itself here, where that was needed to judge."""
@@ -71,7 +71,7 @@ class Comparison:
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
     inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried."""
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputComparison, ...]
     tolerance: float
     feed: str = ""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def _rounds(
     pairs: Mapping[str, str],
     shared: bool,
     assume: Collection[str],
-) -> Iterator[tuple[Kind, dict[str, np.ndarray], dict[str, Any]]]:
+) -> Iterator[tuple[MaskKind, dict[str, np.ndarray], dict[str, Any]]]:
     """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at least one round.
 
     Raises:
@@ -167,7 +167,7 @@ def _rounds(
             first = runner.run(feeds, pairs)
         except Exception as error:
             raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
-        yield Kind(f"the inputs of {inputs}"), feeds, first
+        yield MaskKind(f"the inputs of {inputs}"), feeds, first
         return
     faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []
@@ -191,8 +191,8 @@ def _rounds(
     else:
         hint = "; give inputs that fit the model with verify --inputs"
         raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
-    yield Kind("masks of ones and zeros"), feeds, first
-    for kind in kinds(graph_inputs(proto), assume):
+    yield MaskKind("masks of ones and zeros"), feeds, first
+    for kind in mask_kinds(graph_inputs(proto), assume):
         try:
             other = random_inputs(proto, str(path), shared=shared, batch=batch, length=length, masks=kind.make)
             first = runner.run(other, pairs)
@@ -201,14 +201,14 @@ def _rounds(
         yield kind, other, first
 
 
-def _round_tolerance(tolerance: float, what: Kind) -> float:
+def _round_tolerance(tolerance: float, what: MaskKind) -> float:
     """The tolerance of a round after the first. It is ten times larger, up to EMPTY_ROW_TOLERANCE, because rows that
     attend few keys average less of their rounding errors."""
     wide = EMPTY_ROW_TOLERANCE if what.empty_rows else min(10 * tolerance, EMPTY_ROW_TOLERANCE)
     return max(tolerance, wide)
 
 
-def _allow_noise(output: Output, first: Any, third: Any) -> Output:
+def _allow_noise(output: OutputComparison, first: Any, third: Any) -> OutputComparison:
     """The output, without its fault if the difference is at most twice that of ONNX Runtime's own optimisations.
 
     Some models amplify rounding errors. `first` and `third` are the original's outputs without and with optimisations.
@@ -228,7 +228,7 @@ def tolerance_for(model: onnx.ModelProto) -> float:
     return next((value for dtype, value in TOLERANCES.items() if dtype in types), 1e-5)
 
 
-def compare_output(name: str, expected: Any, others: Mapping[str, Any], tolerance: float) -> Output:
+def compare_output(name: str, expected: Any, others: Mapping[str, Any], tolerance: float) -> OutputComparison:
     """Compare one output with the one of the same name in `others`."""
     if name not in others:
         return _described(name, expected, None, "the output is missing")
@@ -284,10 +284,10 @@ def _compare_objects(expected: Any, actual: Any, tolerance: float) -> tuple[floa
     return largest, None
 
 
-def _described(name: str, value: Any, largest: float | None, fault: str | None) -> Output:
+def _described(name: str, value: Any, largest: float | None, fault: str | None) -> OutputComparison:
     if isinstance(value, np.ndarray):
-        return Output(name, str(value.dtype), value.shape, largest, fault)
-    return Output(name, type(value).__name__, (), largest, fault)
+        return OutputComparison(name, str(value.dtype), value.shape, largest, fault)
+    return OutputComparison(name, type(value).__name__, (), largest, fault)
 
 
 def _is_float(dtype: np.dtype) -> bool:

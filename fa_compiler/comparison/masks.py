@@ -34,7 +34,7 @@ EXCLUDING = (-np.inf, None, -1e9, -1e4)
 
 
 @dataclass(frozen=True)
-class Kind:
+class MaskKind:
     """One kind of masks: its name in a report, the function that makes it, and whether it masks whole rows."""
 
     name: str
@@ -47,27 +47,27 @@ def is_mask(info: onnx.ValueInfoProto) -> bool:
     return "mask" in info.name.lower()
 
 
-def kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> Iterator[Kind]:
+def mask_kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str]) -> Iterator[MaskKind]:
     """The kinds to try for the inputs of a model, after ones and zeros, if the user vouches for `assume`."""
     types = {info.type.tensor_type.elem_type for info in inputs if is_mask(info)}
     if not types:
         return
     whole_rows = not {NO_EMPTY_ROWS, MASKS_DOMINATE}.intersection(assume)
-    yield Kind("masks of ones", lambda shape, dtype: np.ones(shape, dtype))
+    yield MaskKind("masks of ones", lambda shape, dtype: np.ones(shape, dtype))
     if whole_rows:
-        yield Kind("masks with zeros in a whole row", _empty_row, empty_rows=True)
+        yield MaskKind("masks with zeros in a whole row", _empty_row, empty_rows=True)
     if BINARY_MASKS in assume:
         return
     if types - {*FLOATS, onnx.TensorProto.BOOL}:
-        yield Kind("masks with the ids of packed sequences", _packed)
+        yield MaskKind("masks with the ids of packed sequences", _packed)
         if UNBROKEN not in assume:
-            yield Kind("masks with numbers from -1 to 2", _small)
+            yield MaskKind("masks with numbers from -1 to 2", _small)
     if types.intersection(FLOATS):
         for number in EXCLUDING:
             name = "the lowest number" if number is None else f"{number:g}"
-            yield Kind(f"masks of 0 and {name}", _excluding(number, whole_row=False))
+            yield MaskKind(f"masks of 0 and {name}", _excluding(number, whole_row=False))
             if whole_rows:
-                yield Kind(f"masks of 0 and {name}, also in a whole row", _excluding(number, whole_row=True), True)
+                yield MaskKind(f"masks of 0 and {name}, also in a whole row", _excluding(number, whole_row=True), True)
 
 
 def ones_and_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -28,7 +28,7 @@ _SMALL = 1 << 10
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A checked model.
 
     `proto` is the given model (for an `ir.Model` its serialised form), or a copy of it with the `repairs`. It is never
@@ -77,7 +77,7 @@ class Loaded:
         return model
 
 
-def load(model: ModelLike) -> Loaded:
+def load(model: ModelLike) -> LoadedModel:
     """Read and check a model. The existence and the size of external data are checked, but the data are not read.
 
     The external data of a model without a path are relative to the current folder.
@@ -96,7 +96,7 @@ def load(model: ModelLike) -> Loaded:
     raise TypeError(f"a model is a path, an onnx.ModelProto or an onnx_ir.Model, not {type(model).__name__}")
 
 
-def load_bytes(content: bytes, folder: Path) -> Loaded:
+def load_bytes(content: bytes, folder: Path) -> LoadedModel:
     """Like `load`, for a serialised model. `folder` is the folder of its external data."""
     return _loaded(_Read(_parse(content, "model")), "model", None, Folder.at(folder))
 
@@ -163,7 +163,7 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     return proto
 
 
-def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded:
+def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> LoadedModel:
     files: dict[str, Path] = {}
     if (problem := _not_carried(read.proto)) is not None:
         raise InputError(f"{name} {problem}")
@@ -181,10 +181,10 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
     for index, tensor in enumerate(all_tensors(proto)):  # the main graph's initializers come first
         if is_external(tensor) and index not in read.left:
             files[location(tensor)] = check_external(tensor, folder, name)
-    return Loaded(name, path, folder, proto, files, read.weights, tuple(repairs))
+    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(repairs))
 
 
-def _loaded_ir(model: ir.Model) -> Loaded:
+def _loaded_ir(model: ir.Model) -> LoadedModel:
     """A loaded IR model, by way of its proto. Each of its external tensors has its own base folder."""
     clone = model.clone()
     tensors = map(_tensor_of, _holders(clone))

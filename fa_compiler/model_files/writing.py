@@ -16,7 +16,7 @@ import onnx
 from fa_compiler.errors import InputError
 from fa_compiler.model_files import tensors
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
-from fa_compiler.model_files.reading import Loaded
+from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.report import Report
 
 ALIGNMENT = 1 << 16
@@ -127,7 +127,7 @@ def write(path: Path, chunks: Iterable[bytes | memoryview], target: Path) -> Non
         raise cannot_write(target, error) from None
 
 
-def check_place(output: Path, loaded: Loaded, force: bool) -> None:
+def check_place(output: Path, loaded: LoadedModel, force: bool) -> None:
     """Refuse an output that would overwrite the input.
 
     Raises:
@@ -140,7 +140,7 @@ def check_place(output: Path, loaded: Loaded, force: bool) -> None:
             raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
 
 
-def write_model(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging, report: Report) -> Path:
+def write_model(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, report: Report) -> Path:
     """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report.
 
     The `location` of each external tensor of `proto` must be an absolute real path. It is replaced by one that is
@@ -169,7 +169,7 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
         tensors.set_location(tensor, places[tensors.location(tensor)])
 
 
-def _place_data(proto: onnx.ModelProto, loaded: Loaded, output: Path, stage: Staging) -> list[str]:
+def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging) -> list[str]:
     external: list[onnx.TensorProto] = []
     inside: list[onnx.TensorProto] = []
     weights = loaded.weights

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import fa_compiler
 from fa_compiler.atc import route_air, run, shapes, single
 from fa_compiler.atc.folder import new_folder
-from fa_compiler.atc.job import Built, Request
+from fa_compiler.atc.job import Request, RouteResult
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
@@ -309,7 +309,7 @@ def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -
     ]
     op.attrs = {"head_num": Attr("Int", 4), "input_layout": Attr("String", "TND")}
     values = {name: weight(lengths, "DT_INT64") for name in ("query", "actual_seq_qlen", "actual_seq_kvlen")}
-    built = Built("model.air", 1, [], [op, op], constants={"fas": values})
+    built = RouteResult("model.air", 1, [], [op, op], constants={"fas": values})
     (file,) = single.write_all(built, tmp_path, Request(soc_version("Ascend910B2")))
     tensors = {tensor["name"]: tensor for tensor in json.loads(file.read_text())[0]["input_desc"]}
     assert tensors["actual_seq_qlen"]["const_value"] == [128, 256]

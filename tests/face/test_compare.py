@@ -18,7 +18,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.comparison import compare
 from fa_compiler.comparison.compare import compare_arrays, compare_models, tolerance_for
 from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
-from fa_compiler.comparison.masks import kinds
+from fa_compiler.comparison.masks import mask_kinds
 from fa_compiler.errors import InputError
 
 from .builders import attention, feeds, plain, saved
@@ -81,14 +81,14 @@ def test_models_that_enlarge_rounding(largest: float, agrees: bool) -> None:
     """An output may differ by twice as much as ONNX Runtime with and without its own optimisations."""
     first = np.array([1.0, 0.5])
     judged = compare._allow_noise(
-        compare.Output("y", "float32", (2,), largest, "differs"), first, np.array([1.0, 0.5 + 3e-5])
+        compare.OutputComparison("y", "float32", (2,), largest, "differs"), first, np.array([1.0, 0.5 + 3e-5])
     )
     assert (judged.fault is None) is agrees
     assert judged.noise == pytest.approx(3e-5)
 
 
 def test_other_places_of_nan_are_never_allow_noise() -> None:
-    output = compare.Output("y", "float32", (1,), None, "NaN is at other positions")
+    output = compare.OutputComparison("y", "float32", (1,), None, "NaN is at other positions")
     assert compare._allow_noise(output, np.ones(1), np.zeros(1)) is output
 
 
@@ -450,7 +450,7 @@ def test_no_size_with_which_the_original_runs(tmp_path: Path, capfd: pytest.Capt
 
 def test_masks_that_are_said_to_be_binary_hold_nothing_else() -> None:
     given = [helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [2, 6])]
-    every = [kind.name for kind in kinds(given, ())]
-    binary = [kind.name for kind in kinds(given, ("binary-masks",))]
+    every = [kind.name for kind in mask_kinds(given, ())]
+    binary = [kind.name for kind in mask_kinds(given, ("binary-masks",))]
     assert "masks with numbers from -1 to 2" in every
     assert binary == ["masks of ones", "masks with zeros in a whole row"]

@@ -41,11 +41,11 @@ def infer_model(model: Model) -> InferenceResult:
     result = InferenceResult()
     graphs = {graph.name: graph for graph in model.graphs}
     if model.graphs:
-        _Walker(graphs, result).graph(model.root, {})
+        _Inference(graphs, result).graph(model.root, {})
     return result
 
 
-class _Walker:
+class _Inference:
     def __init__(self, graphs: Mapping[str, Graph], result: InferenceResult) -> None:
         self.graphs = graphs
         self.result = result

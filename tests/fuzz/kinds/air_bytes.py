@@ -19,7 +19,7 @@ class AirBytes(Damaged):
     """`air check` and `air show` of a damaged file, mostly in memory."""
 
     suffix = ".air"
-    unread = "is no .air file"
+    unread = "is not an .air file"
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fuzz-air-"))

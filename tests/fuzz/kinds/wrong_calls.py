@@ -23,7 +23,7 @@ from tests.corrupted import BASES, Case, asks_the_kernel, corrupted
 from tests.fuzz.kind import Finding, Kind, Outcome
 
 TOLERANCE = 0.02
-RUNTIME = ("DT_DOUBLE", "ONNX Runtime cannot tell")
+RUNTIME = ("DT_DOUBLE", "ONNX Runtime cannot infer")
 """Refusals of what only the reference takes: float64, and a list whose result is int8."""
 REFUSALS = (ops.KernelError, NodeError, ReferenceInputError)
 
