@@ -92,7 +92,7 @@ def check(options: argparse.Namespace, entry: dict[str, Any], totals: Counter[st
 
 
 def loosen(proto: onnx.ModelProto) -> None:
-    """Give every static input dim a name, one per size, except 1."""
+    """Replace every static dim of the inputs, except 1, by a name; equal sizes get the same name."""
     initialized = {tensor.name for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         if value.name not in initialized:
@@ -149,7 +149,7 @@ def run_all(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, n
 
 
 def bind(shape: tuple[Dim, ...], real: tuple[int, ...], bindings: dict[str, int]) -> None:
-    """Bind the symbols that stand alone in a shape."""
+    """Bind the symbols that are a whole dim of a shape."""
     for dim, length in zip(shape, real, strict=False):
         atom = dim.single_atom
         if atom is not None and atom.op in ("symbol", "fresh"):

@@ -131,7 +131,7 @@ def load(path: Path) -> ort.InferenceSession:
 
 
 class Growing:
-    """Session.run: a step gives new caches, which the next one takes."""
+    """Runs with Session.run: the new caches of a step are inputs of the next one."""
 
     def __init__(self, path: Path) -> None:
         self.session = load(path)
@@ -147,7 +147,7 @@ class Growing:
 
 
 class InPlace:
-    """Each cache is one piece of memory, input and output of every step; `caches` are those of the report."""
+    """Each cache is one buffer, which is input and output of every step. `caches` are those of the report."""
 
     def __init__(self, path: Path, caches: Sequence[CacheLine], room: int) -> None:
         self.session = load(path)

@@ -1,4 +1,4 @@
-"""The two ways a run can fail: the user's input, or a fault of this program."""
+"""The errors of this package: the user's input is at fault, or this program is."""
 
 from __future__ import annotations
 

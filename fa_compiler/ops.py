@@ -1,4 +1,4 @@
-"""One operator at a time, eagerly, on the CPU kernel.
+"""Runs single operators eagerly on the CPU kernels.
 
 out = fa_compiler.ops.run(
     "FlashAttentionScore",

@@ -20,7 +20,7 @@ def session(model: onnx.ModelProto, threads: int) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     if others := _others(threads):
-        numbers = ";".join(str(core + 1) for core in others)  # of processors, from 1 on
+        numbers = ";".join(str(core + 1) for core in others)  # processors are numbered from 1 on
         options.add_session_config_entry("session.intra_op_thread_affinities", numbers)
     options.log_severity_level = 4
     register_custom_ops(options)
@@ -87,7 +87,7 @@ def rounded(problem: Problem) -> Peer:
     """FlashAttentionScore with the option to multiply float32 numbers as bfloat16, which is off by default."""
     if problem.case.kind != "forward" or problem.case.dtype != "float32":
         raise NotOffered("forward of float32 only")
-    os.environ["FA_COMPILER_FLOAT32_PRODUCTS"] = "bfloat16"  # read when a session makes its kernels
+    os.environ["FA_COMPILER_FLOAT32_PRODUCTS"] = "bfloat16"  # the kernels read it when a session is made
     try:
         return ours(problem)
     finally:

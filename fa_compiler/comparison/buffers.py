@@ -38,7 +38,7 @@ class Buffer:
     length: str
 
     def rows(self, array: np.ndarray, count: int) -> np.ndarray:
-        """The first rows of a buffer or past, a view."""
+        """A view of the first `count` rows of a buffer or past."""
         return array[(slice(None),) * self.axis + (slice(count),)]
 
 

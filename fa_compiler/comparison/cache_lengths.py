@@ -37,7 +37,7 @@ from fa_compiler.passes.values.symbolic import Dim
 GROUP_QUERY = ("com.microsoft", "GroupQueryAttention")
 PASTS, SEQLENS, TOTAL = (3, 4), 5, 6
 NONPAD = 6
-"""Inputs of GroupQueryAttention, and of ai.onnx Attention."""
+"""The indices of inputs: of GroupQueryAttention above, of ai.onnx Attention here."""
 PREALLOCATED = {("com.microsoft", "MultiHeadAttention"): 6, ("com.microsoft", "DecoderMaskedMultiHeadAttention"): 5}
 """Operators that may have preallocated caches, and the index of the first cache. The mask and the bias precede it."""
 

@@ -54,9 +54,12 @@ class CannotRunError(FaCompilerError):
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """How one output compares. `largest` is the largest difference relative to the largest finite value of
-    the original (None where it does not apply), `fault` says why the output does not agree. `noise` is how much ONNX
-    Runtime differs from itself here, where that was needed to judge."""
+    """The comparison of one output.
+
+    `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
+    apply. `fault` is the reason why the output does not agree; None if it agrees. `noise` is the difference that ONNX
+    Runtime's own optimisations make; it is known only if the verdict depended on it.
+    """
 
     name: str
     dtype: str
@@ -257,7 +260,7 @@ def compare_arrays(expected: np.ndarray, actual: np.ndarray, tolerance: float) -
         if count := int(np.count_nonzero(test(left) != test(right))):
             return None, f"{what} is at other positions ({count} of {left.size} elements)"
     finite = np.isfinite(left)
-    with np.errstate(invalid="ignore"):  # infinity minus itself, which `finite` leaves out
+    with np.errstate(invalid="ignore"):  # infinity minus infinity; `finite` excludes these elements
         difference = float(np.max(np.abs(left - right), where=finite, initial=0.0))
     scale = float(np.max(np.abs(left), where=finite, initial=0.0))
     if difference == 0.0:

@@ -132,7 +132,7 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
             raise InputError(f"{path} holds a single array; save the inputs by name with numpy.savez")
         wanted = {info.name: info for info in graph_inputs(model)}
         with archive:
-            _names_fit(path, archive.files, wanted)  # before anything is unpacked
+            _names_fit(path, archive.files, wanted)  # before the arrays are decompressed
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -140,7 +140,7 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
         raise InputError(f"{path} is a folder; give the .npz file in it") from None
     except InputError:
         raise
-    except Exception as error:  # of NumPy, zipfile and the decompressors: they share no class
+    except Exception as error:  # the exceptions of NumPy, zipfile and the decompressors share no class
         raise InputError(f"{path} is not an .npz file of plain arrays: {one_line(error)}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):

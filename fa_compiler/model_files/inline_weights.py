@@ -222,7 +222,7 @@ def _stub(data: wire.Bytes, initializer: wire.Field, weights: FileWeights) -> by
         tensor.ParseFromString(rest.content())
         if tensors.nbytes(tensor) != raw.end - raw.body or min(tensor.dims, default=1) < 0:
             return None
-    except (DecodeError, ValueError, TypeError):  # not a tensor, or of a type without a size
+    except (DecodeError, ValueError, TypeError):  # the bytes are not a tensor, or its elements have no fixed size
         return None
     if tensors.is_external(tensor):
         return None
@@ -262,7 +262,7 @@ def serialised(model: onnx.ModelProto, weights: FileWeights | None, name: str) -
     initializers = model.graph.initializer
     left = {index for index, tensor in enumerate(initializers) if weights.owns(tensor)}
     for index, tensor in enumerate(tensors.all_tensors(model)):
-        if index not in left and weights.owns(tensor):  # a pass moved it out of the main graph
+        if index not in left and weights.owns(tensor):  # a pass moved this tensor out of the main graph
             weights.make_inline(tensor)
     pieces = _pieces(model, left)
     if (size := _size(pieces)) > PROTO_LIMIT:

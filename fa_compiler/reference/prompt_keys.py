@@ -182,7 +182,9 @@ class Keys:
             raise call.error("value", f"has {len(values)} tensors, expected {len(keys)} as key")
         if self.listed and (sizes.packed or self.table is not None or len(keys) != sizes.batch):
             raise call.error("key", f"a list of {len(keys)} tensors for a batch of {sizes.batch} in {sizes.layout}")
-        scaled = sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs  # PromptFlashAttention has none
+        scaled = (
+            sizes.query_type != np.int8 and "key_antiquant_mode" in call.attrs
+        )  # PromptFlashAttention does not have this attribute
         for name, tensors in self.tensors.items():
             for tensor in tensors:
                 if tensor.dtype != sizes.query_type and not (scaled and tensor.dtype == np.int8):

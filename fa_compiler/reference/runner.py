@@ -1,4 +1,4 @@
-"""Running one operator eagerly, by its REG_OP names."""
+"""Runs one operator eagerly, with its REG_OP names."""
 
 from __future__ import annotations
 

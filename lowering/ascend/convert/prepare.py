@@ -91,7 +91,9 @@ def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], kno
     graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
     if version is None or graphs or not onnx.defs.has(node.op_type, version, domain):
         return None
-    schema: Any = onnx.defs.get_schema(node.op_type, version, domain)  # onnx's stubs lack what it says of functions
+    schema: Any = onnx.defs.get_schema(
+        node.op_type, version, domain
+    )  # onnx's type stubs lack the methods for functions
     wanted = versions[""]
     plain = [number for number in schema.function_opset_versions if number <= wanted]
     made = [number for number in schema.context_dependent_function_opset_versions if number <= wanted]
