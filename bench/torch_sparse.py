@@ -1,7 +1,8 @@
-"""Compares the reference gradients of the sparse operators with torch's autograd in float64. The tests compare them
-with finite differences.
+"""Compares the reference gradients of the sparse operators with torch's autograd in float64.
 
     python bench/torch_sparse.py --problems 40
+
+The tests compare these gradients with finite differences only.
 """
 
 from __future__ import annotations

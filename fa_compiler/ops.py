@@ -1,11 +1,13 @@
 """Runs single operators eagerly on the CPU kernels.
 
-out = fa_compiler.ops.run(
-    "FlashAttentionScore",
-    {"query": q, "key": k, "value": v},
-    {"head_num": 12, "input_layout": "BNSD", "scale_value": 0.125},
-    outputs=["attention_out"],
-)["attention_out"]
+    out = fa_compiler.ops.run(
+        "FlashAttentionScore",
+        {"query": q, "key": k, "value": v},
+        {"head_num": 12, "input_layout": "BNSD", "scale_value": 0.125},
+        outputs=["attention_out"],
+    )["attention_out"]
+
+`reference.run` does the same in float64.
 """
 
 from __future__ import annotations

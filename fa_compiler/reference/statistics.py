@@ -1,11 +1,12 @@
 """softmax_max and softmax_sum: float32 with 8 equal columns, in the orders in which the operators store them.
 
-layouts but TND                              [B,N,S,8]
-TND forward, softmax_out_layout ""           declared as [T,N,8], but stored as blocks [N,S_b,8], one for each batch
-                                             entry, back to back
-TND forward, "same_as_input"                 [T,N,8]
-TND backward, softmax_in_layout ""           the same blocks
-TND backward, "same_as_input"                [N,T,8], as the GE operator declares and stores it
+    all layouts but TND                 [B,N,S,8]
+    TND forward, softmax_out_layout ""  declared as [T,N,8], but stored as blocks [N,S_b,8], one for each batch entry
+    TND forward, "same_as_input"        [T,N,8]
+    TND backward, softmax_in_layout ""  the same blocks
+    TND backward, "same_as_input"       [N,T,8]
+
+The blocks lie back to back. The GE operator declares and stores [N,T,8] in the last case.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """From the message of an `.air` file to a graph in memory, as GE's loader reads it.
 
-a list without a kind        is lost
-names of inputs and outputs  come from the name maps, or from the descriptors if there is no map
-a graph without NetOutput    gets one from its outputs
-attributes for the loader    (name maps, `_ir_*`, locations of weights) are not attributes of the operator
+The loader has these rules:
+
+    a list without a kind        is lost
+    names of inputs and outputs  come from the name maps, or from the descriptors if there is no map
+    a graph without NetOutput    gets one from its outputs
+    attributes for the loader    (name maps, `_ir_*`, locations of weights) are not attributes of the operator
 """
 
 from __future__ import annotations
