@@ -15,7 +15,7 @@ Size = int | tuple[int, int]
 
 Sizes = Mapping[str, Sequence[Size]]
 
-OPEN: Size = (1, -1)
+DYNAMIC: Size = (1, -1)
 """A size about which nothing is known."""
 
 _SIZE = re.compile(r"(?P<fixed>\d{1,10})|(?P<open>-1)|(?P<low>\d{1,10})~(?P<high>\d{1,10}|-1)")
@@ -54,7 +54,7 @@ def _size(text: str, where: str) -> Size:
     if found["fixed"]:
         size: Size = int(found["fixed"])
     else:
-        size = OPEN if found["open"] else (int(found["low"]), int(found["high"]))
+        size = DYNAMIC if found["open"] else (int(found["low"]), int(found["high"]))
     if size == 0:
         raise InputError(f"{where}: ATC takes no size 0")
     if isinstance(size, tuple) and size[1] != -1 and size[1] < size[0]:
@@ -79,7 +79,7 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
     if not gears:
         return
     bounds = [size for shape in sizes.values() for size in shape if isinstance(size, tuple)]
-    if any(size != OPEN for size in bounds):
+    if any(size != DYNAMIC for size in bounds):
         raise InputError("--dynamic-dims goes with -1 in --input-shape, not with ranges")
     if not bounds:
         raise InputError("--dynamic-dims goes with -1 in --input-shape, and no size there is -1")
@@ -104,8 +104,8 @@ def gears_of_model(gears: Sequence[Sequence[int]], given: Sizes, full: Sizes) ->
     Raises:
         InputError: a gear varies a size that the model, or another input with the same symbol, fixes.
     """
-    columns = dict(zip(_open(given), zip(*gears, strict=True), strict=False))
-    places = _open(full)
+    columns = dict(zip(_dynamic_axes(given), zip(*gears, strict=True), strict=False))
+    places = _dynamic_axes(full)
     for name, axis in columns.keys() - set(places):
         raise InputError(
             f"--dynamic-dims has gears for axis {axis} of {name!r}, which is {full[name][axis]} in any case"
@@ -113,7 +113,7 @@ def gears_of_model(gears: Sequence[Sequence[int]], given: Sizes, full: Sizes) ->
     return tuple(zip(*(columns[place] for place in places), strict=True)) if gears else ()
 
 
-def _open(sizes: Sizes) -> list[tuple[str, int]]:
+def _dynamic_axes(sizes: Sizes) -> list[tuple[str, int]]:
     """Input and axis of each size that is not fixed."""
     return [(name, axis) for name, shape in sizes.items() for axis, size in enumerate(shape) if isinstance(size, tuple)]
 
@@ -188,8 +188,8 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
         full[value.name] = tuple(dim for dim in dims if not isinstance(dim, str))
     if missing:
         raise InputError(
-            f"{name} has inputs with open sizes; give them with --input-shape '{';'.join(missing)}', and replace each "
-            "name by a number, a range such as 1~512, or -1 for any size"
+            f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(missing)}', and replace "
+            "each name by a number, a range such as 1~512, or -1 for any size"
         )
     return full
 

@@ -103,7 +103,9 @@ def cached_attention(model: onnx.ModelProto) -> list[CachedAttention]:
     loaded = ir.from_proto(model)
     for value in loaded.graph.inputs:
         if value.shape is not None:
-            named = [size_name(value.name or "", axis) if _open(dim) else dim for axis, dim in enumerate(value.shape)]
+            named = [
+                size_name(value.name or "", axis) if _is_unnamed(dim) else dim for axis, dim in enumerate(value.shape)
+            ]
             value.shape = ir.Shape(named)
     info = analyse(loaded)
     found = (_call(node, info) for node in loaded.graph)
@@ -140,7 +142,7 @@ def shared_pairs(model: onnx.ModelProto) -> dict[str, str]:
     return {past: present for past, present in pairs.items() if past in inputs and present in outputs}
 
 
-def _open(dim: int | ir.SymbolicDim) -> bool:
+def _is_unnamed(dim: int | ir.SymbolicDim) -> bool:
     return isinstance(dim, ir.SymbolicDim) and dim.value is None
 
 

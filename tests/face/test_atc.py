@@ -177,7 +177,7 @@ def unmapped() -> onnx.ModelProto:
         (
             attention(),
             SOC,
-            f"has inputs with open sizes; give them with --input-shape 'query:batch,{HEADS},seq,{SIZE};key:batch",
+            f"has inputs with dynamic sizes; give them with --input-shape 'query:batch,{HEADS},seq,{SIZE};key:batch",
         ),
         (
             positions(),

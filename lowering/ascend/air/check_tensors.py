@@ -86,7 +86,7 @@ def _size(op: Proto, size: int) -> Iterator[FileDiagnostic]:
     dims, dtype = list(desc.shape.dim), type_name(desc.dtype)
     rule = CONST_SIZE if op.type == "Const" else CONSTANT_SIZE
     if any(dim < 0 for dim in dims):
-        yield rule(op.name, f"the constant has the open shape {dims}")
+        yield rule(op.name, f"the constant has the dynamic shape {dims}")
         return
     wanted = data_size(dtype, math.prod(dims))
     if wanted is not None and size != wanted:

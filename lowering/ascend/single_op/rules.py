@@ -135,13 +135,13 @@ def _tensor(tensor: Mapping[str, Any], node: str, place: str, is_input: bool) ->
 
 def _ranges(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagnostic]:
     shape, ranges = tensor["shape"], tensor.get("shape_range", [])
-    open_sizes = 0 if shape == [-2] else sum(size < 0 for size in shape)
+    dynamic_sizes = 0 if shape == [-2] else sum(size < 0 for size in shape)
     if not isinstance(ranges, list) or not all(_is_pair(row) for row in ranges):
         yield KEY(node, f"{place} has a shape_range that is not a list of pairs of numbers")
     elif any(size < -1 for size in shape) and shape != [-2]:
         yield RANGE(node, f"{place} has the shape {shape}")
-    elif len(ranges) != open_sizes:
-        yield RANGE(node, f"{place} has {open_sizes} open sizes and {len(ranges)} ranges")
+    elif len(ranges) != dynamic_sizes:
+        yield RANGE(node, f"{place} has {dynamic_sizes} dynamic sizes and {len(ranges)} ranges")
 
 
 def _const(tensor: Mapping[str, Any], node: str, place: str) -> Iterator[FileDiagnostic]:
