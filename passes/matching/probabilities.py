@@ -46,14 +46,8 @@ from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
 from fa_compiler.passes.matching.score_guard import score_tests
 from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import (
-    data_readers,
-    distinct_consumers,
-    int_attr,
-    is_op,
-    only_reader,
-    reduced_axes,
-)
+from fa_compiler.passes.nodes import data_readers, distinct_consumers, int_attr, is_op, only_reader, reduced_axes
+from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
@@ -62,6 +56,12 @@ NAN_GUARD = "where a guard against NaN is meant, write it in this way: 0 first, 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+P, OTHER = Bind("probabilities"), Bind("other")
+NAN_TEST = Op("Where", Op("IsNaN", P, name="flag"), OTHER, P)  # 4
+BIAS_MAXIMUM = Op("ReduceMax", Bind("bias"), open_end=True, name="maximum")
+BIAS_TEST = Op("Where", Op("Equal", BIAS_MAXIMUM, Number(-math.inf)), OTHER, P)  # 5
+CHOICE = OneOf(tuple(Op("Where", Bind("condition"), *branches) for branches in ((P, OTHER), (OTHER, P))))  # 6 and 7
 
 
 @dataclass(frozen=True)
@@ -236,53 +236,37 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
 def _nan_guard(
     value: ir.Value, consumers: list[ir.Node], viewer: Viewer, among: Collection[ir.Node] | None
 ) -> Guard | None:
-    """The NaN guard, when exactly an IsNaN and a Where read the value and make it up."""
-    if len(consumers) != 2:
-        return None
-    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
+    """4, when exactly an IsNaN and a Where read the value and make it up."""
     where = next((node for node in consumers if is_op(node, "Where")), None)
-    if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
+    found = None if where is None else match(NAN_TEST, where.outputs[0], viewer.info, {P.name: value})
+    if where is None or found is None or set(consumers) != set(found.nodes):
         return None
-    flag = test.outputs[0]
+    flag = found["flag"]
     readers = [node for node in data_readers(flag) if among is None or node in among]
     private = len(readers) == 1 and not flag.is_graph_output()
-    return Guard(where) if private and _is_zero(where.inputs[1], value, viewer) else None
+    return Guard(where) if private and _is_zero(found["other"], value, viewer) else None
 
 
 def _zeroing(softmax: ir.Value, value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
-    """The guard of bias, scores or selection, when a Where alone reads the value and puts 0 into it."""
+    """5 to 7, when a Where alone reads the value and puts 0 into it."""
+    info, given = viewer.info, {P.name: value}
     where = consumers[0] if len(consumers) == 1 else None
-    if where is None or not is_op(where, "Where") or value not in where.inputs[1:]:
+    choice = None if where is None else match(CHOICE, where.outputs[0], info, given)
+    if where is None or choice is None or not _is_zero(choice["other"], value, viewer):
         return None
-    keep = where.inputs[1] is value
-    tests = score_tests(where.inputs[0], keep, softmax, viewer.info)
-    if not _is_zero(where.inputs[2 if keep else 1], value, viewer):
-        return None
-    if tests:
+    condition, keep = choice["condition"], where.inputs[1] is value
+    if tests := score_tests(condition, keep, softmax, info):
         return Guard(where, tests=tests)
-    bias = None if keep else _tested_bias(where)
-    test = where.inputs[0].producer() if where.inputs[0] is not None else None
-    if bias is not None and test is not None and any(_is_number(x, -math.inf, viewer) for x in test.inputs):
-        return Guard(where, bias=bias)
-    return Guard(where, condition=where.inputs[0], keep=keep)
-
-
-def _tested_bias(where: ir.Node) -> ir.Value | None:
-    """The t of `Where(ReduceMax(t, last axis, keepdims=1) == c, ...)`."""
-    test = where.inputs[0].producer() if where.inputs[0] is not None else None
-    if not is_op(test, "Equal"):
-        return None
-    assert test is not None
-    for tested in test.inputs:
-        reduce = tested.producer() if tested is not None else None
-        if is_op(reduce, "ReduceMax") and reduce is not None and int_attr(reduce, "keepdims", 1) == 1:
-            axes = reduced_axes(reduce)
-            return reduce.inputs[0] if axes == [-1] else None
-    return None
-
-
-def _is_number(value: ir.Value | None, number: float, viewer: Viewer) -> bool:
-    return value is not None and viewer.info.scalar(value) == number
+    bias = match(BIAS_TEST, where.outputs[0], info, given)
+    reduce = None if bias is None else bias["maximum"].producer()
+    if (
+        bias is not None
+        and reduce is not None
+        and int_attr(reduce, "keepdims", 1) == 1
+        and reduced_axes(reduce) == [-1]
+    ):
+        return Guard(where, bias=bias["bias"])
+    return Guard(where, condition=condition, keep=keep)
 
 
 def _is_zero(value: ir.Value | None, beside: ir.Value, viewer: Viewer) -> bool:

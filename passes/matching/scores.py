@@ -39,6 +39,7 @@ from fa_compiler.passes.matching.sinks import AddSink, sinks
 from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
+from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Floor, Scale, ScoreOp, Select
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -47,6 +48,7 @@ from fa_compiler.passes.values.slices import keeps_everything
 MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
@@ -264,9 +266,8 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is a number 1 less the other, where that is 0 or 1?"""
-    node = rest.producer()
-    if node is not None and is_op(node, "Sub") and node.inputs[0] is not None and node.inputs[1] is keep:
-        return info.scalar(node.inputs[0]) == 1.0
+    if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
+        return True
     one, other = _flag(rest, info), _flag(keep, info)
     return one is not None and other is not None and one[0] is other[0] and one[1] != other[1]
 
