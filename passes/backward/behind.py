@@ -14,10 +14,10 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.layout import COPY_COST
-from fa_compiler.passes.nodes import int_attr, is_op, only_reader, reduced_axes
+from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better place."""
@@ -59,5 +59,4 @@ def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis]
     chosen = {axis % len(dims) for axis in axes}
     if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
         return None
-    keep = int_attr(node, "keepdims", 1) == 1
-    return tuple(() if index in chosen else dim for index, dim in enumerate(dims) if keep or index not in chosen)
+    return left_by(node, dims, chosen)

@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.backward.quantities import FACTORS, TOLERANCE
+from fa_compiler.passes.backward.polynomials import TOLERANCE
+from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion
+from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion, error_times
 from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
@@ -169,7 +169,7 @@ class _Results:
                     raise self._foreign(node, f"it is {one.factor:g} times as large")
                 results[name] = one
                 continue
-            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.part(node.outputs[0]) is None:
+            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.reader.tensor(node.outputs[0]) is None:
                 raise self._foreign(node, "it is no part of the loss or its gradients")
             for output in node.outputs:
                 if output.is_graph_output():
@@ -193,10 +193,10 @@ class _Results:
             return self._product(product)
         if not is_op(node, "ReduceSum", "ReduceMean"):
             return None
-        part, source = inner.part(value), inner.part(node.inputs[0])
-        if part is not None and not any(part.dims) and (factor := part.only(ROW_LOSS)) is not None:
+        part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
+        if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
             return "loss", Place(value, part.dims, factor)
-        factor = None if source is None else source.difference(Factor.RECTIFIED)
+        factor = None if source is None else error_times(source, Factor.RECTIFIED)
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
@@ -218,8 +218,8 @@ class _Results:
         space, region = inner.viewer.space, inner.region
         rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):
-            part = inner.part(product.operands[side])
-            factor = None if part is None else part.difference(Factor.WEIGHT, Factor.POSITIVE)
+            part = inner.reader.tensor(product.operands[side])
+            factor = None if part is None else error_times(part, Factor.WEIGHT, Factor.POSITIVE)
             if part is None or factor is None or len(part.dims) != len(product.labels[side]):
                 continue
             by_label = dict(zip(product.labels[side], part.dims, strict=True))

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from fa_compiler.passes.backward.behind import places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
 from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
-from fa_compiler.passes.backward.region import Region, Tensor
+from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
@@ -141,7 +142,7 @@ class _Finder:
 
     def __post_init__(self) -> None:
         self.viewer = Viewer(self.matcher.facts, self.match.space)
-        self.region = Region.of(self.match, self.derivation, self.viewer)
+        self.region = Region(self.match, self.derivation, self.viewer)
         self.gradients: list[Gradient] = []
         self.products: dict[ir.Node, bool] = {}
         self.dead: list[ir.Node] = []
@@ -186,8 +187,8 @@ class _Finder:
         except Decline as decline:
             raise PairDecline(decline.code, decline.reason, decline.culprit, decline.hint) from decline
 
-    def _tensor(self, value: ir.Value) -> Tensor:
-        tensor = self.region.tensor(value)
+    def _tensor(self, value: ir.Value) -> Tensor[Quantity]:
+        tensor = self.region.reader.tensor(value)
         if tensor is None:
             raise PairDecline(Code.SHAPE, f"the shape of {value.name!r} is needed elsewhere", value.producer())
         return tensor
@@ -200,7 +201,7 @@ class _Finder:
         late = self.derivation.steps.late_values
         seen: set[ir.Value] = set()
         while True:
-            inner = [value for value, tensor in self.region.tensors.items() if tensor is not None]
+            inner = [value for value, tensor in self.region.reader.tensors.items() if tensor is not None]
             fresh = [value for value in dict.fromkeys([*late, *inner]) if value not in seen]
             if not fresh:
                 return strangers
@@ -232,12 +233,12 @@ class _Finder:
                 self.gradients.append(found)
                 self.products[node] = True
                 return True
-        return self.region.tensor(node.outputs[0]) is not None
+        return self.region.reader.tensor(node.outputs[0]) is not None
 
     def _gradient(self, product: Contraction) -> Gradient | None:
         """A product that makes one of the three gradients."""
         for side in (0, 1):
-            tensor = self.region.tensor(product.operands[side])
+            tensor = self.region.reader.tensor(product.operands[side])
             if tensor is None or len(tensor.dims) != len(product.labels[side]):
                 continue
             found = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
@@ -245,7 +246,7 @@ class _Finder:
                 return found
         return None
 
-    def _of_scores(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+    def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
         factor = tensor.quantity.score_gradient(self.region.dropout)
         if factor is None:
             return None
@@ -265,7 +266,7 @@ class _Finder:
             return self._placed(role, product, tensor, dims, total)
         return None
 
-    def _of_value(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+    def _of_value(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
         factor = tensor.quantity.probabilities(self.region.dropout)
         if factor is None or not self._sums(product, side, tensor.dims, "value"):
             return None
@@ -291,7 +292,9 @@ class _Finder:
         shared = {*roles.batch, *roles.heads}
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
-    def _placed(self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float) -> Gradient:
+    def _placed(
+        self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
+    ) -> Gradient:
         """The places behind the product; sums may run over heads or batch."""
         roles = self.match.roles.refined(self.viewer.space)
         start = Place(product.output, dims, factor)
@@ -303,7 +306,7 @@ class _Finder:
     def _foreign(self, value: ir.Value, reader: ir.Node | None) -> Decline:
         """Why the pair cannot be fused, given a reader that does not belong to the gradient."""
         who = "it is a model output" if reader is None else f"{label(reader)} reads it"
-        tensor = self.region.tensors.get(value)
+        tensor = self.region.reader.tensors.get(value)
         culprit = value.producer() if reader is None else reader
         if is_op(reader, "Where"):
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"

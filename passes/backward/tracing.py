@@ -10,7 +10,7 @@ Casts between float types are looked through in both directions: they only round
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import int_attr, is_op
 
 MAX_STEPS = 64
 ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)
@@ -116,6 +116,12 @@ class Tracer:
 def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value, Arrangement]:
     """The values on a view's way, by their arrangements."""
     return dict(view_stops)
+
+
+def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrangement:
+    """What a reduction over the `chosen` dimensions leaves of an arrangement."""
+    keep = int_attr(node, "keepdims", 1) == 1
+    return tuple(() if place in chosen else dim for place, dim in enumerate(dims) if keep or place not in chosen)
 
 
 def stripped(value: ir.Value | None, tracer: Tracer) -> tuple[ir.Value | None, bool]:
