@@ -40,12 +40,12 @@ def adapted(record: GradientMatch, match: AttentionMatch) -> AttentionMatch:
 
     The operator adds up the gradients of the query heads that share a key head.
     """
-    space, roles = match.space, match.roles
+    roles = match.roles
     owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
     owned.update(() if match.rope is None else match.rope.head_dim)
     for gradient in record.gradients:
-        places = (space.resolve_all(place.dims) for place in gradient.places)
-        if gradient.role not in ("query", "query_rope") and not any(_axes(dims) <= owned for dims in places):
+        apart = any(_axes(place.dims) <= owned for place in gradient.places)
+        if gradient.role not in ("query", "query_rope") and not apart:
             return replace(match, roles=replace(roles, kv_heads=roles.heads))
     return match
 
@@ -65,8 +65,7 @@ def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Gr
     dims = gradient_dims(gradient.role, match, layout)
     best: GradientDestination | None = None
     for place in gradient.places:
-        wanted = match.space.resolve_all(place.dims)
-        left = _axes(wanted)
+        wanted, left = place.dims, _axes(place.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
         plan = moves(dims, (summed, *wanted) if summed else wanted)
         if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(place.factor) < FACTORS:

@@ -41,9 +41,12 @@ OUTPUTS: dict[Role, str] = {
 class Backward:
     """Emits the gradient as the companion of an attention (see emit.py)."""
 
-    record: GradientMatch
+    found: GradientMatch
     emitter: Emitter
     nodes: list[ir.Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.record = self.found
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -56,7 +59,8 @@ class Backward:
         return self.record.dy
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
+        """The match with roles that serve both, whose space the gradient goes by from here on."""
+        self.record = match.space.settle(self.found)
         return adapted(self.record, match)
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:

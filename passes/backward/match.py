@@ -85,7 +85,8 @@ class GradientMatch:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attention with its gradient. What rows without a key give is not looked at yet: see empty_rows.py."""
+    """An attention with its gradient, in one space. What rows without a key give is not looked at yet: see
+    empty_rows.py."""
 
     forward: AttentionMatch
     backward: GradientMatch
@@ -141,7 +142,7 @@ class _Finder:
     matcher: Matcher
 
     def __post_init__(self) -> None:
-        self.viewer = Viewer(self.matcher.facts, self.match.space)
+        self.viewer = Viewer(self.matcher.facts, self.match.space.branch())
         self.region = Region(self.match, self.derivation, self.viewer)
         self.gradients: list[Gradient] = []
         self.products: dict[ir.Node, bool] = {}
@@ -171,12 +172,13 @@ class _Finder:
         dy = self.region.dy if self.gradients else None
         if dy is not None:
             self._check_output_gradient(dy)
-        resolved = self.viewer.space.resolve_all
-        shapes = tuple((node, resolved(self._tensor(value).dims)) for node, value in self.shapes)
+        space = self.viewer.space
+        shapes = tuple((node, self._tensor(value).dims) for node, value in self.shapes)
         match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
         if dy is not None and not self._has_range(dy):
             match = replace(match, dtype=ir.DataType.FLOAT)
-        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence), self.derivation)
+        backward = GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence)
+        return Pair(match.within(space), space.settle(backward), self.derivation)
 
     def _divergence(self, strangers: list[tuple[ir.Value, ir.Node | None]]) -> Divergence | None:
         """The loss that all readers belong to which are no part of the gradient, if it is one."""
@@ -284,7 +286,7 @@ class _Finder:
     def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
         """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
         space = self.viewer.space
-        roles = self.match.roles.refined(space)
+        roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
         summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
         if role in ("query", "query_rope"):
@@ -296,7 +298,7 @@ class _Finder:
         self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
     ) -> Gradient:
         """The places behind the product; sums may run over heads or batch."""
-        roles = self.match.roles.refined(self.viewer.space)
+        roles = self.viewer.space.settle(self.match.roles)
         start = Place(product.output, dims, factor)
         places = places_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
         return Gradient(role, product.node, tensor.quantity, places)
@@ -345,7 +347,7 @@ class _Finder:
             reason = f"the output's gradient {dy.base.name!r} is of float64, which no operator takes"
             raise PairDecline(Code.DTYPE, reason, self.gradients[0].node)
         space = self.viewer.space
-        roles = self.match.roles.refined(space)
+        roles = space.settle(self.match.roles)
         wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
         if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"

@@ -88,7 +88,7 @@ class Tracer:
         mine, theirs = space.resolve(one), space.resolve(other)
         if mine == theirs:
             return True
-        roles, rope = self.match.roles.refined(space), self.match.rope
+        roles, rope = space.settle(self.match.roles), self.match.rope
         bound = {
             *(() if rope is None else space.resolve(rope.head_dim)),
             *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.q_seq),

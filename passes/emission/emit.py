@@ -6,7 +6,7 @@ The layout is chosen last and only by cost: layout_plan.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from fa_compiler.passes.build import PREFIX, Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission import prompt
 from fa_compiler.passes.emission.decode import Decoding
-from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, destination_places, layout_plan
+from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
 from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.emission.paging import Pages, find_pages
@@ -27,7 +27,7 @@ from fa_compiler.passes.emission.step import Step
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
-from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
@@ -106,21 +106,19 @@ class Emitter:
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
     def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = destination_places(match, self.facts)
-        match = match.refined()
+        match, places = placed(match, self.facts)
         notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
         elif self.options.decoding:
             try:
-                pages = find_pages(match, Viewer(self.facts, match.space))
-                if pages is not None:
-                    return self._emit_at(match.refined(), places, None, notes, pages)
+                if (found := find_pages(match, self.facts)) is not None:
+                    paged, pages = found
+                    return self._emit_at(paged, paged.space.settle(places), None, notes, pages)
             except Decline as decline:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 name = label(decline.culprit or match.node)
                 notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
-            match = match.refined()
         try:
             return self._emit_at(match, places, companion, notes)
         except Decline:
@@ -130,20 +128,15 @@ class Emitter:
     def _emit_at(
         self,
         match: AttentionMatch,
-        places: list[Place],
+        places: Sequence[Place],
         companion: Companion | None,
         remarks: list[str],
         pages: Pages | None = None,
     ) -> Fused:
         """Raises Decline where there are pages and they cannot be read where they lie."""
         plan = self._best_layout(match, places, companion, pages)
-        space, builder = match.space, self.builder
-        witnesses = [
-            (value, space.resolve_all(dims))
-            for view in (*match.views, *(companion.views if companion is not None else ()))
-            for value, dims in view.stops
-        ]
-        mover = Mover(builder, space, witnesses)
+        builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
+        mover = Mover(builder, match.space, [stop for view in views for stop in view.stops])
         query, key, value, *ropes = (
             mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
         )
@@ -203,17 +196,16 @@ class Emitter:
     def _best_layout(
         self,
         match: AttentionMatch,
-        places: list[Place],
+        places: Sequence[Place],
         companion: Companion | None,
         pages: Pages | None,
     ) -> LayoutPlan:
-        destinations = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := layout_plan(match, name, destinations, self.builder.info))]
+        plans = [plan for name in names if (plan := layout_plan(match, name, places, self.builder.info))]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -351,11 +343,10 @@ class Emitter:
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
             return self.builder.constant(numbers, "sink")
-        own = match.space.resolve_all(sink.view.base_dims)
-        plan = moves(own, (heads,))
+        plan = moves(sink.view.base_dims, (heads,))
         if plan is None:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), own, plan)
+        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline what the registry forbids for the target. For ONNX Runtime extensions are allowed."""

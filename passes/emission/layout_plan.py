@@ -7,12 +7,13 @@ long as nothing else reads what lies between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
+from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -68,12 +69,10 @@ class LayoutPlan:
         return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
 
 
-def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
-    """The product's value and those behind it that only rearrange it, with the work each makes superfluous.
-
-    Looking at them may split axes further.
-    """
-    viewer = Viewer(facts, match.space)
+def placed(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[Place, ...]]:
+    """The product's value and those behind it that only rearrange it, with the work each makes superfluous; and the
+    match in the axes that are split for them."""
+    viewer = Viewer(facts, match.space.branch())
     value, dims, saved = match.output, match.output_dims, 0
     places = [(value, dims, saved)]
     while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):
@@ -83,10 +82,10 @@ def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
         saved += COPY_COST if reader.op_type == "Transpose" else 1
         value, dims = reader.outputs[0], moved
         places.append((value, dims, saved))
-    return places
+    return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(places))
 
 
-def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], info: ShapeInfo) -> LayoutPlan | None:
+def layout_plan(match: AttentionMatch, name: str, destinations: Sequence[Place], info: ShapeInfo) -> LayoutPlan | None:
     """A layout with its cheapest sources and destination; None where an operand or the result cannot be arranged so."""
     roles, space = match.roles, match.space
     targets: tuple[tuple[View, Arrangement], ...] = (
@@ -110,7 +109,7 @@ def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], inf
     return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
 
-def best_destination(output: Arrangement, places: list[Place]) -> Destination | None:
+def best_destination(output: Arrangement, places: Sequence[Place]) -> Destination | None:
     """The place that a result of this arrangement gets to with least work, that which it saves taken off."""
     best: Destination | None = None
     for value, dims, saved in places:
@@ -123,7 +122,7 @@ def best_destination(output: Arrangement, places: list[Place]) -> Destination | 
     return best
 
 
-def cheapest_source(view: View, target: Arrangement, space: AxisSpace, info: ShapeInfo) -> Source | None:
+def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> Source | None:
     """The stop of a view from which the target is reached with least work; among equals the one that needs no new
     nodes. None is taken that may be short of an axis."""
     best: Source | None = None
@@ -132,11 +131,10 @@ def cheapest_source(view: View, target: Arrangement, space: AxisSpace, info: Sha
         if index:
             maker = value.producer()
             kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
-        own = space.resolve_all(dims)
-        plan = moves(own, target)
-        if plan is None or space.short_dims(own, info.shape(value)):
+        plan = moves(dims, target)
+        if plan is None or space.short_dims(dims, info.shape(value)):
             continue
-        source = Source(value, own, plan, kept)
+        source = Source(value, dims, plan, kept)
         if best is None or source.cost <= best.cost:
             best = source
     return best

@@ -75,12 +75,11 @@ class MaskBuilder:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
         batch, _, rows, _ = self._groups
         view = self._whole(view)
-        own_dims = self.match.space.resolve_all(view.base_dims)
-        plan = moves(own_dims, (batch, rows))
+        plan = moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
-        labels = self.mover.repeated(self.mover.apply(view.base, own_dims, plan), (batch, rows))
+        labels = self.mover.repeated(self.mover.apply(view.base, view.base_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -209,7 +208,7 @@ class MaskBuilder:
         return frozenset(wanted)
 
     def _owns(self, view: View, group: Axes) -> bool:
-        own = {axis for dim in view.base_dims for axis in self.match.space.resolve(dim)}
+        own = {axis for dim in view.base_dims for axis in dim}
         return any(axis in own for axis in group)
 
     def _excluded(self, part: Masked, full: frozenset[int]) -> ir.Value:
@@ -230,7 +229,7 @@ class MaskBuilder:
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
         """The value as [B|1, N|1, S1|1, S2|1], written out along the groups in `full` and those it has a part of."""
         space = self.match.space
-        own_dims = space.resolve_all(view.base_dims)
+        own_dims = view.base_dims
         rows = self.match.roles.q_seq
         for axis, dim in enumerate(own_dims):
             # Of a mask with more rows than the query, each is a row of the result.

@@ -113,7 +113,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         masking.plan,
         dtype,
         outputs[0] if outputs else after.product.output,
-        space.resolve_all(pv.out),
+        pv.out,
         sink=None if sunk is None else sunk.sink,
         dropout=probabilities.dropout,
         query_factors=scores.factors,
@@ -124,7 +124,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         derivation=Derivation(steps, probabilities, masking),
     )
     roles.check_heads(match.views, steps)
-    return match.with_second_last()
+    return match.within(space.branch()).with_second_last()
 
 
 def _check_rows(steps: Steps) -> None:

@@ -110,12 +110,11 @@ def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, move
     """The mask as bits; `groups` are the axes of batch, heads, rows and keys."""
     if builder.opset < 11:
         raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node)
-    space, f32 = mover.space, ir.DataType.FLOAT
-    own = space.resolve_all(dropout.dims)
-    plan = moves(own, groups)
+    f32 = ir.DataType.FLOAT
+    plan = moves(dropout.dims, groups)
     if plan is None:
         raise Decline(Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node)
-    whole = mover.apply(dropout.mask, own, plan)
+    whole = mover.apply(dropout.mask, dropout.dims, plan)
     flat = builder.op("Reshape", [builder.cast(whole, f32), builder.ints([-1])], f32)
     count = builder.op("Shape", [flat], INT64)
     # Whole bytes: -n mod 8 zeros more.

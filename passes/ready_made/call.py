@@ -271,7 +271,7 @@ class Conversion:
             raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
         kv_heads = shared_heads(key.view, value.view, heads, space)
         output = self.node.outputs[0]
-        return AttentionMatch(
+        match = AttentionMatch(
             SoftmaxAnchor(output, output, (), (self.node,)),
             space,
             query.view,
@@ -285,6 +285,7 @@ class Conversion:
             LAYOUTS[layout](batch, heads, rows, width),
             sink,
         )
+        return match.within(space.branch())
 
     def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
         """The type to compute in: that of the result, or float32 when the operands differ from it."""

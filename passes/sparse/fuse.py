@@ -15,13 +15,14 @@ what is not listed; ONNX's TopK lists no key twice; a row without a key gives wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, destination_places
+from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
@@ -52,9 +53,9 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion 
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    places = destination_places(match, emitter.facts)
+    match, places = placed(match, emitter.facts)
     try:
-        return _emit(_heads_apart(match.refined()), places, emitter, companion)
+        return _emit(_heads_apart(match), places, emitter, companion)
     except Decline:
         return None
 
@@ -76,7 +77,7 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
     """The match whose batch and rows are those of the lists: what no mask runs along are heads that a product had among
     its batch or rows. Any choice is right, for attention does the same for every index of any of them."""
     roles, space = match.roles, match.space
-    known = {axis for part in match.mask.masked for dim in space.resolve_all(part.view.base_dims) for axis in dim}
+    known = {axis for part in match.mask.masked for dim in part.view.base_dims for axis in dim}
 
     def apart(axes: Axes) -> tuple[Axes, Axes]:
         others = tuple(axis for axis in axes if axis not in known)
@@ -92,7 +93,9 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
     return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, q_seq=rows))
 
 
-def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
+def _emit(
+    match: AttentionMatch, places: Sequence[Place], emitter: Emitter, companion: Companion | None
+) -> Selected | None:
     builder = emitter.builder
     if companion is not None:
         match = companion.adapted(match)
