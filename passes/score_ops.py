@@ -3,7 +3,7 @@
     operations          hold of a tensor           made by
     ------------------  -------------------------  ---------------------------------------------------------
     of a score path     the value in the graph     matching/scores.py, with the steps that only a path has
-    terms               Placed: with its axes      matching/simulation.py
+    terms               Placed: with its axes      matching/score_walk.py
     of a bias           Viewed: as it is emitted   masks/mask.py and ready_made/, for emission/mask_builder.py
 
 On a path and as terms they change the scores, in order. A bias starts as 0, and they change it in the same way.

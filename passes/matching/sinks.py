@@ -133,7 +133,7 @@ def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
     return Sink(view)
 
 
-def dropped(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
+def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
     """The arrangement without the sink's column; declines where the node leaves out anything else."""
     decline = Decline(
         Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
