@@ -1,4 +1,4 @@
-"""What lies behind a gradient: the places where an operator's result can be put in instead of it.
+"""What lies behind a gradient: the values of the original graph that an operator's result can take the place of.
 
     behind := gradient
             | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
@@ -10,10 +10,10 @@ each value read by nothing but the next.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.layout import COPY_COST
@@ -21,6 +21,19 @@ from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value that is `factor` times the operator's output.
+
+    `saved` is the number of copies that need not be made when this value is replaced.
+    """
+
+    value: ir.Value
+    dims: Arrangement
+    factor: float
+    saved: int = 0
 
 
 def places_behind(start: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Place, ...]:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion, error_times
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds

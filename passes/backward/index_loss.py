@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter

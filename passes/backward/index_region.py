@@ -47,8 +47,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.polynomials import TOLERANCE, Monomial, Polynomial, PolynomialReader, Tensor, product
 from fa_compiler.passes.backward.region import Region
-from fa_compiler.passes.backward.tracing import left_by, stripped
+from fa_compiler.passes.backward.tracing import left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
@@ -266,8 +267,8 @@ class IndexRegion:
 
     def _excludes(self, mask: Mask, condition: ir.Value) -> bool:
         """Is a condition true where this mask excludes, and nowhere else?"""
-        own, negated = stripped(condition, self.tracer)
-        theirs, other = stripped(mask.value, self.tracer)
+        own, negated = bare(condition, self.viewer.info)
+        theirs, other = bare(mask.value, self.viewer.info)
         return own is theirs and negated == (other if mask.when else not other)
 
 

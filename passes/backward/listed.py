@@ -19,16 +19,15 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.destination import adapted, destination_of, gradient_dims, moved_to, put_at
+from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.destination import GradientCompanion, destination_of, gradient_dims, moved_to, put_at
 from fa_compiler.passes.backward.index_loss import IndexLoss
-from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
-from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.match import Gradient, Role
 from fa_compiler.passes.backward.scattered import scattered
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.axes import AxisSpace
-from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.sparse.call import SparseNode
@@ -48,31 +47,15 @@ OUTPUTS: dict[Role, str] = {
 
 
 @dataclass
-class ListedBackward:
+class ListedBackward(GradientCompanion):
     """Emits the gradient as the companion of an attention to selected keys (see sparse/call.py). `every_row` says
     whether every row has to be proven to have a key."""
 
-    found: GradientMatch
-    emitter: Emitter
-    every_row: bool
-    nodes: list[ir.Node] = field(default_factory=list)
+    every_row: bool = field(kw_only=True)
     failure: Decline | None = None
     """Why the loss of an indexer could not be built."""
     refused: str = ""
     """Why an attention to selected keys keeps the dense pair, for the report."""
-
-    def __post_init__(self) -> None:
-        self.record = self.found
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """The gradient of the output."""
-        return () if self.record.dy is None else (self.record.dy,)
-
-    def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both, whose space the gradient goes by from here on."""
-        self.record = match.space.settle(self.found)
-        return adapted(self.record, match)
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
         """Is what rows without a key or a defined softmax give the gradients the operator's?"""

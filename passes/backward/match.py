@@ -17,9 +17,8 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import places_behind
+from fa_compiler.passes.backward.behind import Place, places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
 from fa_compiler.passes.backward.region import Region

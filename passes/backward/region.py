@@ -35,10 +35,11 @@ import onnx_ir as ir
 
 from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import D, E, F, G, L, MaskedRows, P, Quantity
-from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds, stripped
+from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
@@ -238,13 +239,13 @@ class Region:
 
     def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
-        own, negated = stripped(condition, self.tracer)
+        own, negated = bare(condition, self.viewer.info)
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
         selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, Select)]
         for index, term in enumerate(selections):
-            theirs, other = stripped(term.operand.value, self.tracer)
+            theirs, other = bare(term.operand.value, self.viewer.info)
             if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
         guard = self.derivation.steps.after.guard
@@ -254,7 +255,7 @@ class Region:
         test, chosen, _ = where.inputs
         assert test is not None and chosen is not None
         chosen_is_kept = self.reader.tensors.get(chosen) is not None
-        theirs, other = stripped(test, self.tracer)
+        theirs, other = bare(test, self.viewer.info)
         dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
         if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
             return None

@@ -122,18 +122,3 @@ def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrang
     """What a reduction over the `chosen` dimensions leaves of an arrangement."""
     keep = int_attr(node, "keepdims", 1) == 1
     return tuple(() if place in chosen else dim for place, dim in enumerate(dims) if keep or place not in chosen)
-
-
-def stripped(value: ir.Value | None, tracer: Tracer) -> tuple[ir.Value | None, bool]:
-    """A condition without casts between booleans and without Not; and whether it was negated."""
-    negated = False
-    while value is not None:
-        node = value.producer()
-        if node is None or not is_op(node, "Cast", "Identity", "Not"):
-            break
-        source = node.inputs[0]
-        if source is None or tracer.viewer.info.dtype(source) != ir.DataType.BOOL:
-            break
-        negated ^= node.op_type == "Not"
-        value = source
-    return value, negated

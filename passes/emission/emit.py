@@ -13,14 +13,14 @@ from typing import Protocol
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
-from fa_compiler.passes.build import PREFIX, Builder, Mover
+from fa_compiler.op_registry import get, verify
+from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission import prompt
 from fa_compiler.passes.emission.decode import Decoding
 from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
-from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.emission.node_view import node_view, registry_node
 from fa_compiler.passes.emission.paging import Pages, find_pages
 from fa_compiler.passes.emission.quantised import requantised
 from fa_compiler.passes.emission.step import Step
@@ -58,7 +58,7 @@ class Fused:
 
 
 class Companion(Protocol):
-    """What is emitted together with an attention because it takes its results: its gradient (backward/emit.py)."""
+    """What is emitted together with an attention because it takes its results."""
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -66,6 +66,10 @@ class Companion(Protocol):
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
         """The match with roles that serve both."""
+
+
+class DenseCompanion(Companion, Protocol):
+    """A companion of a FlashAttentionScore: its gradient (backward/emit.py)."""
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout; None when it is impossible there."""
@@ -95,7 +99,7 @@ class Emitter:
         """What the user asked for."""
         return self.facts.options
 
-    def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
+    def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
         """Add the node and let it take the place of the matched result, and so for its companion, if any. Raises
         Decline before any use is changed."""
         try:
@@ -105,7 +109,7 @@ class Emitter:
                 raise
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
-    def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
+    def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
         match, places = placed(match, self.facts)
         notes: list[str] = []
         if companion is not None:
@@ -129,7 +133,7 @@ class Emitter:
         self,
         match: AttentionMatch,
         places: Sequence[Place],
-        companion: Companion | None,
+        companion: DenseCompanion | None,
         remarks: list[str],
         pages: Pages | None = None,
     ) -> Fused:
@@ -197,7 +201,7 @@ class Emitter:
         self,
         match: AttentionMatch,
         places: Sequence[Place],
-        companion: Companion | None,
+        companion: DenseCompanion | None,
         pages: Pages | None,
     ) -> LayoutPlan:
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
@@ -234,18 +238,9 @@ class Emitter:
         if match.dropout is not None:
             attrs["keep_prob"] = match.dropout.keep
         attrs.update(self._row_attrs(match))
-        present = {name: value for name, value in inputs.items() if value is not None}
-        name = self.builder.names.new(f"{PREFIX}_{OP}")
-        node = ir.Node(
-            DOMAIN,
-            OP,
-            place_inputs(spec, present),
-            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
-            num_outputs=len(spec.outputs),
-            name=name,
-        )
+        node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
-            output.name = self._output_name(name, declared.name, statistics)
+            output.name = self._output_name(node.name or "", declared.name, statistics)
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
@@ -253,7 +248,7 @@ class Emitter:
         self.made.append(node)
         return node
 
-    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: Companion | None) -> ir.Node:
+    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
         """The product's own operator in the place of a node that it does not have."""
         if companion is not None:
             raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry.constraints.common import compressed_mask
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Arrangement, Axes, product
+from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
@@ -28,6 +28,7 @@ from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Floor, Masked, Scale, Select, Viewed
 from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.values.symbolic import product
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,

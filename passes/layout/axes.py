@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.values.symbolic import Dim, product
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +30,6 @@ class Axis:
 Axes = tuple[Axis, ...]
 Arrangement = tuple[Axes, ...]
 Record = TypeVar("Record")
-
-
-def product(sizes: Iterable[Dim]) -> Dim:
-    """The product of sizes, 1 for none."""
-    total = Dim(1)
-    for size in sizes:
-        total = total * size
-    return total
 
 
 @dataclass

@@ -142,8 +142,7 @@ class ScoreGuard(Guard):
     @staticmethod
     def read(asked: Guarded) -> Guard | None:
         """The guard, with the nodes that test the scores."""
-        chosen = asked.chosen()
-        if chosen is None:
+        if (chosen := asked.chosen()) is None:
             return None
         where, condition, keep = chosen
         tests = score_tests(condition, keep, asked.softmax, asked.viewer.info)
@@ -167,8 +166,7 @@ class BiasGuard(Guard):
     @staticmethod
     def read(asked: Guarded) -> Guard | None:
         """The guard, with what it tests."""
-        chosen = asked.chosen()
-        if chosen is None:
+        if (chosen := asked.chosen()) is None:
             return None
         found = match(BIAS_TEST, chosen[0].outputs[0], asked.viewer.info, {P.name: asked.value})
         reduce = None if found is None else found["maximum"].producer()
@@ -309,7 +307,7 @@ def _keeps(
     if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.operand.dims):
         return False
     if isinstance(mask, Select):
-        (own, turned), (other, turned_too) = (_bare(each, viewer.info) for each in (mask.operand.value, condition))
+        (own, turned), (other, turned_too) = (bare(each, viewer.info) for each in (mask.operand.value, condition))
         if own is other:
             return (mask.keep ^ turned) == (keep ^ turned_too)
     shape = viewer.info.shape(condition)
@@ -320,13 +318,13 @@ def _keeps(
     return truth is not None and left == (truth if keep else negation(truth))
 
 
-def _bare(value: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
-    """A condition without casts of booleans and negations around it, and whether these turn it."""
-    turned = False
+def bare(condition: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
+    """A condition without the casts of booleans and negations around it, and whether these negate it."""
+    value, negated = condition, False
     while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not") and node is not None:
         source = node.inputs[0]
         if source is None or info.dtype(source) != ir.DataType.BOOL:
             break
-        turned ^= node.op_type == "Not"
+        negated ^= node.op_type == "Not"
         value = source
-    return value, turned
+    return value, negated

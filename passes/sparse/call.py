@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter, Fused
+from fa_compiler.passes.emission.emit import Companion, Emitter, Fused
 from fa_compiler.passes.emission.layout_plan import Place, best_destination, cheapest_source
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
@@ -32,18 +32,11 @@ def is_plain(match: AttentionMatch) -> bool:
     return not mask.bias and mask.value is None and mask.nan_rows in ("", "zero")
 
 
-class Companion(Protocol):
-    """What is emitted together with an attention because it takes its results: its gradient (backward/listed.py)."""
+class SparseCompanion(Companion, Protocol):
+    """A companion of a SparseFlashAttention: its gradient (backward/listed.py)."""
 
     every_row: bool
     """Has every row to be proven to have a key?"""
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """Its own operands."""
-
-    def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
 
     def gathered(self, match: AttentionMatch, read: Sequence[Gathered], space: AxisSpace) -> bool:
         """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
@@ -61,7 +54,7 @@ class Companion(Protocol):
         `found` is the mask that selects, None of gathered keys. Raises Decline."""
 
 
-def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
+def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
     """The match as its companion takes it; None where that has no name for what rows without a key give. Where each is
     proven to have one, what the others would give does not matter."""
     full = companion.every_row and in_every_row()
@@ -128,7 +121,7 @@ class SparseNode:
         word: str,
         mode: int = 0,
         block: int = 1,
-        beside: tuple[Companion, Selection | None] | None = None,
+        beside: tuple[SparseCompanion, Selection | None] | None = None,
     ) -> Fused | None:
         """Build the node and let its result take the place of the attention's, and so for its companion, if any; None
         where the target forbids it, or a batch or row might be broadcast in some run. `word` is the report's for what

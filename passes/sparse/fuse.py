@@ -27,7 +27,7 @@ from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
+from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
@@ -44,7 +44,7 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion | None = None) -> Selected | None:
+def emit_selected(match: AttentionMatch, emitter: Emitter, companion: SparseCompanion | None = None) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to selected keys, together with its companion, if any;
     None where it is none."""
     if (
@@ -94,7 +94,7 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
 
 
 def _emit(
-    match: AttentionMatch, places: Sequence[Place], emitter: Emitter, companion: Companion | None
+    match: AttentionMatch, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
 ) -> Selected | None:
     builder = emitter.builder
     if companion is not None:

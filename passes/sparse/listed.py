@@ -44,7 +44,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
+from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
 from fa_compiler.passes.sparse.fuse import Selected
@@ -100,7 +100,7 @@ class Listed:
 
 
 def emit_listed(
-    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: Companion | None = None
+    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Put a SparseFlashAttention in the place of an attention to gathered keys, together with its companion, if any;
     None where it is none. `notes` is told what the user could vouch for, but by a companion itself."""
@@ -187,7 +187,9 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     )
 
 
-def _emit(listed: Listed, places: Sequence[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
+def _emit(
+    listed: Listed, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
+) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
         space = listed.match.space.branch()

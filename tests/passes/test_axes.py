@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
 from fa_compiler.passes.nodes import permutation
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.values.symbolic import Dim, product
 
 Array = npt.NDArray[np.int64]
 
