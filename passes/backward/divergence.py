@@ -35,7 +35,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.masks.magnitudes import DOMINATING
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, producer
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, nodes_behind, producer, reached
 from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores
@@ -95,19 +95,13 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
 
 def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
     """The LogSoftmax that something behind the starts takes beside them, it or its exponential."""
-    pending, seen = list(starts), set(starts)
-    while pending and len(seen) < limit:
-        node = pending.pop(0)
+    for node in reached(starts, nodes_behind, limit):
         for value in node.inputs:
             maker = producer(value)
             if is_op(maker, "Exp") and maker is not None:
                 maker = producer(maker.inputs[0])
             if is_op(maker, "LogSoftmax"):
                 return maker
-        for output in node.outputs:
-            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
-            pending.extend(fresh)
-            seen.update(fresh)
     return None
 
 

@@ -31,7 +31,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_behind, reached, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
@@ -355,12 +355,9 @@ class _Finder:
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
     """The node and all behind it when nobody needs what they compute, else nothing."""
-    pending, seen = [node], [node]
-    while pending:
-        for output in pending.pop().outputs:
-            if output.is_graph_output() or len(seen) > limit:
-                return []
-            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
-            seen.extend(fresh)
-            pending.extend(fresh)
-    return seen
+    found: list[ir.Node] = []
+    for each in reached([node], nodes_behind):
+        if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
+            return []
+        found.append(each)
+    return found

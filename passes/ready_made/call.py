@@ -34,10 +34,8 @@ from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Viewed
-from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
-from fa_compiler.passes.values.value_sets import ValueSets
 
 ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 """Values of softmax_precision that round float32 scores."""
@@ -80,16 +78,6 @@ class Conversion:
     def info(self) -> ShapeInfo:
         """What is known of all values."""
         return self.facts.info
-
-    @property
-    def sets(self) -> ValueSets:
-        """Which numbers values hold."""
-        return self.facts.sets
-
-    @property
-    def bounds(self) -> Bounds:
-        """How large numbers are."""
-        return self.facts.bounds
 
     @property
     def options(self) -> Options:

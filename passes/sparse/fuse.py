@@ -26,7 +26,7 @@ from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
-from fa_compiler.passes.nodes import is_op, producer
+from fa_compiler.passes.nodes import is_op, producer, reached
 from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
@@ -62,15 +62,12 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: SparseComp
 
 def _may_select(mask: ir.Value) -> bool:
     """Is there a ScatterElements close above a mask?"""
-    pending, known = [mask], {mask}
-    while pending and len(known) < 4 * MAX_PARTS:
-        node = producer(pending.pop(0))
-        if is_op(node, "ScatterElements"):
-            return True
-        above = [] if node is None else [value for value in node.inputs if value is not None and value not in known]
-        pending.extend(above)
-        known.update(above)
-    return False
+
+    def above(value: ir.Value) -> list[ir.Value]:
+        node = producer(value)
+        return [] if node is None else [each for each in node.inputs if each is not None]
+
+    return any(is_op(producer(value), "ScatterElements") for value in reached([mask], above, 4 * MAX_PARTS))
 
 
 def _heads_apart(match: AttentionMatch) -> AttentionMatch:
