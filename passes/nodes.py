@@ -41,9 +41,10 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
     while pending and (limit is None or len(known) < limit):
         current = pending.popleft()
         yield current
-        fresh = [each for each in dict.fromkeys(further(current)) if each not in known]
-        known.update(dict.fromkeys(fresh))
-        pending.extend(fresh)
+        for each in further(current):
+            if each not in known:
+                known[each] = None
+                pending.append(each)
 
 
 def nodes_behind(node: ir.Node) -> Iterator[ir.Node]:

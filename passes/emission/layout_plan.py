@@ -82,6 +82,8 @@ def placed(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[P
         saved += COPY_COST if reader.op_type == "Transpose" else 1
         value, dims = reader.outputs[0], moved
         places.append((value, dims, saved))
+    if viewer.space.knows_no_more(match.space):
+        return match.with_heads(), tuple(places)
     return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(places))
 
 

@@ -47,6 +47,10 @@ class KnownAxes:
         """A space that starts from what is known here, and keeps to itself what it learns."""
         return AxisSpace(dict(self._parts), self._open)
 
+    def knows_no_more(self, other: KnownAxes) -> bool:
+        """Has a branch learnt nothing that the other, which it starts from, does not know?"""
+        return len(self._parts) == len(other._parts)
+
     def resolve(self, axes: Iterable[Axis]) -> Axes:
         """The same axes in their finest known parts."""
         result: list[Axis] = []
