@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.layout.layout import Move, Reshape, Transpose, Units
 from fa_compiler.passes.nodes import graph_opset, int_attr, takes_initializers
 from fa_compiler.passes.report import Code
@@ -222,7 +222,7 @@ class Mover:
     at run time."""
 
     builder: Builder
-    space: AxisSpace
+    space: KnownAxes
     witnesses: list[tuple[ir.Value, Arrangement]]
 
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
+
+T = TypeVar("T")
 
 STANDARD = ("", "ai.onnx")
 FOLD_LIMIT = 1 << 22
@@ -28,6 +32,25 @@ def passed_on(value: ir.Value, *op_types: str) -> ir.Value:
     while (node := value.producer()) is not None and is_op(node, *op_types) and node.inputs[0] is not None:
         value = node.inputs[0]
     return value
+
+
+def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int | None = None) -> Iterator[T]:
+    """What is reached from the starts, they first: each once, the nearest first. With a limit the search ends when so
+    many are known."""
+    known = dict.fromkeys(starts)
+    pending = deque(known)
+    while pending and (limit is None or len(known) < limit):
+        current = pending.popleft()
+        yield current
+        for each in further(current):
+            if each not in known:
+                known[each] = None
+                pending.append(each)
+
+
+def nodes_behind(node: ir.Node) -> Iterator[ir.Node]:
+    """The nodes that read what a node gives; dead ones do not count beside others."""
+    return (reader for output in node.outputs for reader in distinct_consumers(output))
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:
@@ -181,14 +204,11 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         # A value that another graph reads, such as a branch of an If, counts as needed.
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
-    pending = [node for node in graph if any(map(is_needed, node.outputs))]
-    alive = set(pending)
-    while pending:
-        for value in pending.pop().inputs:
-            maker = producer(value)
-            if maker is not None and maker.graph is graph and maker not in alive:
-                alive.add(maker)
-                pending.append(maker)
+    def makers(node: ir.Node) -> Iterator[ir.Node]:
+        found = map(producer, node.inputs)
+        return (maker for maker in found if maker is not None and maker.graph is graph)
+
+    alive = set(reached((node for node in graph if any(map(is_needed, node.outputs))), makers))
     return frozenset(node for node in graph if node not in alive)
 
 

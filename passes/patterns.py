@@ -1,12 +1,12 @@
 """A small matcher for patterns of operators, read upwards from a value.
 
-    Bind(name)                any value; the same value wherever the name occurs again
-    Number(x)                 a constant of one element, the number x
-    Op(types, operands)       the first output of an operator of one of the types. It has exactly as many operands as
-                              there are patterns, and they follow the patterns, in any order if it is commutative
-    Through(passed, pattern)  a value that follows the pattern, behind operators that pass on one of their inputs:
-                              `passed` gives that input
-    OneOf(patterns)           a value that follows one of the patterns
+    Bind(name)              any value; where the name occurs again, the same one
+    Number(x)               a constant that holds the number x throughout
+    Number(low, high)       a constant that holds one number between these two throughout
+    Op(types, operands)     the first output of an operator of one of the types, whose operands follow these patterns:
+                            in any order where the operator is commutative, and as many of them, or more if `open_end`
+    Through(pass, pattern)  what follows the pattern, behind operators that `pass` gives the input to go on with
+    OneOf(patterns)         what follows one of them
 
 A value may follow a pattern in several ways; `matches` yields all of them.
 """
@@ -33,28 +33,40 @@ class Bind:
 
 @dataclass(frozen=True)
 class Number:
-    """A constant of one element, this number."""
+    """A constant of one number: of `least`, or of one up to `most`."""
 
-    number: float
+    least: float
+    most: float | None = None
+
+    def holds(self, number: float | None) -> bool:
+        """Is this such a number? None stands for a tensor that is no constant of one number."""
+        return number is not None and self.least <= number <= (self.least if self.most is None else self.most)
 
 
 @dataclass(frozen=True, init=False)
 class Op:
-    """An operator of one of these types on these operands. If `plain`, it has no attributes. With a `name`, its output
-    is bound to that name."""
+    """An operator of one of these types on these operands. If `plain`, it has no attributes; if `open_end`, it may have
+    further operands, such as the axes of a reduction; with a `name` its output is bound as well."""
 
     op_types: tuple[str, ...]
     operands: tuple[Pattern, ...]
     plain: bool
+    open_end: bool
     name: str
 
     def __init__(
-        self, op_types: str | tuple[str, ...], *operands: Pattern, plain: bool = False, name: str = ""
+        self,
+        op_types: str | tuple[str, ...],
+        *operands: Pattern,
+        plain: bool = False,
+        open_end: bool = False,
+        name: str = "",
     ) -> None:
         values = {
             "op_types": (op_types,) if isinstance(op_types, str) else op_types,
             "operands": operands,
             "plain": plain,
+            "open_end": open_end,
             "name": name,
         }
         for key, value in values.items():
@@ -134,8 +146,8 @@ def _matches(pattern: Pattern, value: ir.Value | None, info: ShapeInfo, found: M
         case Bind(name):
             bound = found.bound(name, value)
             yield from () if bound is None else (bound,)
-        case Number(number):
-            yield from (found,) if info.scalar(value) == number else ()
+        case Number():
+            yield from (found,) if pattern.holds(info.scalar(value)) else ()
         case OneOf(patterns):
             for each in patterns:
                 yield from _matches(each, value, info, found)
@@ -163,7 +175,10 @@ def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, found: Match) ->
     node = value.producer()
     if node is None or not is_op(node, *pattern.op_types) or node.outputs[0] is not value:
         return
-    if len(node.inputs) != len(pattern.operands) or (pattern.plain and node.attributes):
+    count = len(pattern.operands)
+    if len(node.inputs) < count or (len(node.inputs) > count and not pattern.open_end):
+        return
+    if pattern.plain and node.attributes:
         return
     bound = found.bound(pattern.name, value) if pattern.name else found
     orders = [node.inputs]

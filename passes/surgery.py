@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import label
-from fa_compiler.passes.nodes import all_nodes, producer, values_read
+from fa_compiler.passes.nodes import all_nodes, producer, reached, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -61,14 +61,11 @@ def dead_readers(roots: Iterable[ir.Node], dead: Collection[ir.Node]) -> list[ir
             continue
         removed.add(node)
         pending.extend(maker for value in node.inputs if (maker := producer(value)) is not None)
-    found: dict[ir.Node, None] = {}
-    waiting = list(removed)
-    while waiting:
-        for output in waiting.pop().outputs:
-            new = [reader for reader in output.consumers() if reader in dead and reader not in found]
-            found.update(dict.fromkeys(new))
-            waiting.extend(new)
-    return list(found)
+    return [node for node in reached(removed, lambda each: _dead_behind(each, dead)) if node in dead]
+
+
+def _dead_behind(node: ir.Node, dead: Collection[ir.Node]) -> list[ir.Node]:
+    return [reader for output in node.outputs for reader in output.consumers() if reader in dead]
 
 
 ORDER = "fa_compiler.order"

@@ -1,4 +1,4 @@
-"""What lies behind a gradient: the places where an operator's result can be put in instead of it.
+"""What lies behind a gradient: the values of the original graph that an operator's result can take the place of.
 
     behind := gradient
             | Transpose | Reshape | ... of it (views.py), a factor, a cast between float types      not Expand, Tile
@@ -10,17 +10,30 @@ each value read by nothing but the next.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.backward.tracing import Tracer, left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axis
 from fa_compiler.passes.layout.layout import COPY_COST
-from fa_compiler.passes.nodes import int_attr, is_op, only_reader, reduced_axes
+from fa_compiler.passes.nodes import is_op, only_reader, reduced_axes
 
 MAX_TAIL = 32
 """More operators than this are not looked at for a better place."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value that is `factor` times the operator's output.
+
+    `saved` is the number of copies that need not be made when this value is replaced.
+    """
+
+    value: ir.Value
+    dims: Arrangement
+    factor: float
+    saved: int = 0
 
 
 def places_behind(start: Place, summable: Collection[Axis], tracer: Tracer) -> tuple[Place, ...]:
@@ -59,5 +72,4 @@ def _without_summed(node: ir.Node, dims: Arrangement, summable: Collection[Axis]
     chosen = {axis % len(dims) for axis in axes}
     if not {each for axis in chosen for each in space.resolve(dims[axis])} <= set(space.resolve(tuple(summable))):
         return None
-    keep = int_attr(node, "keepdims", 1) == 1
-    return tuple(() if index in chosen else dim for index, dim in enumerate(dims) if keep or index not in chosen)
+    return left_by(node, dims, chosen)

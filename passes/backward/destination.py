@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
-from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.backward.quantities import FACTORS, TOLERANCE
+from fa_compiler.passes.backward.polynomials import TOLERANCE
+from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
+from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.surgery import replace_value
 
@@ -34,19 +36,38 @@ class GradientDestination:
         return cost(self.plan) + extra - self.place.saved
 
 
-def adapted(record: GradientMatch, match: AttentionMatch) -> AttentionMatch:
-    """The match with repeated key and value heads where their gradients are wanted one by one.
+@dataclass
+class GradientCompanion:
+    """A gradient that is emitted together with its attention. `found` is the gradient as it was matched, `record` the
+    same in the axes of the match that is emitted."""
 
-    The operator adds up the gradients of the query heads that share a key head.
-    """
-    space, roles = match.space, match.roles
-    owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
-    owned.update(() if match.rope is None else match.rope.head_dim)
-    for gradient in record.gradients:
-        places = (space.resolve_all(place.dims) for place in gradient.places)
-        if gradient.role not in ("query", "query_rope") and not any(_axes(dims) <= owned for dims in places):
-            return replace(match, roles=replace(roles, kv_heads=roles.heads))
-    return match
+    found: GradientMatch
+    emitter: Emitter
+    nodes: list[ir.Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.record = self.found
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """The gradient of the output."""
+        return () if self.record.dy is None else (self.record.dy,)
+
+    def adapted(self, match: AttentionMatch) -> AttentionMatch:
+        """The match, whose space the gradient goes by from here on, with repeated key and value heads where their
+        gradients are wanted one by one.
+
+        The operator adds up the gradients of the query heads that share a key head.
+        """
+        self.record = match.space.settle(self.found)
+        roles = match.roles
+        owned = {*roles.batch, *roles.kv_heads, *roles.kv_seq, *roles.head_dim, *roles.value_head_dim}
+        owned.update(() if match.rope is None else match.rope.head_dim)
+        for gradient in self.record.gradients:
+            summed = any(_axes(place.dims) <= owned for place in gradient.places)
+            if gradient.role not in ("query", "query_rope") and not summed:
+                return replace(match, roles=replace(roles, kv_heads=roles.heads))
+        return match
 
 
 def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement:
@@ -64,8 +85,7 @@ def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> Gr
     dims = gradient_dims(gradient.role, match, layout)
     best: GradientDestination | None = None
     for place in gradient.places:
-        wanted = match.space.resolve_all(place.dims)
-        left = _axes(wanted)
+        wanted, left = place.dims, _axes(place.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
         plan = moves(dims, (summed, *wanted) if summed else wanted)
         if plan is None or not left <= _axes(dims) or not 1 / FACTORS < abs(place.factor) < FACTORS:

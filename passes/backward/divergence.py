@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion
-from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.index_region import ROW_LOSS, Factor, IndexRegion, error_times
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
@@ -35,7 +35,7 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.masks.magnitudes import DOMINATING
-from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, producer
+from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, nodes_behind, producer, reached
 from fa_compiler.passes.options import LOSS_FLOOR
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask, plain_scores
@@ -82,7 +82,7 @@ def match_divergence(readers: Sequence[tuple[ir.Value, ir.Node | None]], region:
 def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
     """Decline where two axes of the indexer were taken for one, or its heads or head size for one of attention's:
     elementwise operators and products name axes after those they walk with, of whatever meaning."""
-    space, roles = scores.space, region.match.roles.refined(region.viewer.space)
+    space, roles = scores.space, region.viewer.space.settle(region.match.roles)
     batch, rows, heads, keys, depth = (space.resolve(axes) for axes in scores.axes)
     every = (*batch, *rows, *heads, *keys, *depth)
     attended = {
@@ -95,19 +95,13 @@ def _check_axes(scores: IndexScores, region: Region, log: ir.Node) -> None:
 
 def _logarithm(starts: Sequence[ir.Node], limit: int = 64) -> ir.Node | None:
     """The LogSoftmax that something behind the starts takes beside them, it or its exponential."""
-    pending, seen = list(starts), set(starts)
-    while pending and len(seen) < limit:
-        node = pending.pop(0)
+    for node in reached(starts, nodes_behind, limit):
         for value in node.inputs:
             maker = producer(value)
             if is_op(maker, "Exp") and maker is not None:
                 maker = producer(maker.inputs[0])
             if is_op(maker, "LogSoftmax"):
                 return maker
-        for output in node.outputs:
-            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
-            pending.extend(fresh)
-            seen.update(fresh)
     return None
 
 
@@ -169,7 +163,7 @@ class _Results:
                     raise self._foreign(node, f"it is {one.factor:g} times as large")
                 results[name] = one
                 continue
-            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.part(node.outputs[0]) is None:
+            if not is_op(node, "Equal", "IsNaN", "LessOrEqual") and self.inner.reader.tensor(node.outputs[0]) is None:
                 raise self._foreign(node, "it is no part of the loss or its gradients")
             for output in node.outputs:
                 if output.is_graph_output():
@@ -193,10 +187,10 @@ class _Results:
             return self._product(product)
         if not is_op(node, "ReduceSum", "ReduceMean"):
             return None
-        part, source = inner.part(value), inner.part(node.inputs[0])
-        if part is not None and not any(part.dims) and (factor := part.only(ROW_LOSS)) is not None:
+        part, source = inner.reader.tensor(value), inner.reader.tensor(node.inputs[0])
+        if part is not None and not any(part.dims) and (factor := part.quantity.coefficient(ROW_LOSS)) is not None:
             return "loss", Place(value, part.dims, factor)
-        factor = None if source is None else source.difference(Factor.RECTIFIED)
+        factor = None if source is None else error_times(source, Factor.RECTIFIED)
         if source is None or factor is None:
             return None
         return self._weights(node, source.dims, factor)
@@ -218,8 +212,8 @@ class _Results:
         space, region = inner.viewer.space, inner.region
         rows, heads, keys = (space.resolve(axes) for axes in scores.axes[1:4])
         for side in (0, 1):
-            part = inner.part(product.operands[side])
-            factor = None if part is None else part.difference(Factor.WEIGHT, Factor.POSITIVE)
+            part = inner.reader.tensor(product.operands[side])
+            factor = None if part is None else error_times(part, Factor.WEIGHT, Factor.POSITIVE)
             if part is None or factor is None or len(part.dims) != len(product.labels[side]):
                 continue
             by_label = dict(zip(product.labels[side], part.dims, strict=True))

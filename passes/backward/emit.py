@@ -8,18 +8,17 @@ original product that costs least, multiplied by the factor that is between the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, OpSpec, full_attrs, get, place_inputs
-from fa_compiler.passes.backward.destination import adapted, destination_of, gradient_dims, moved_to, put_at
-from fa_compiler.passes.backward.match import GradientMatch, Role
-from fa_compiler.passes.backward.place import Place
-from fa_compiler.passes.build import PREFIX, Mover
+from fa_compiler.op_registry import OpSpec, get
+from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.destination import GradientCompanion, destination_of, gradient_dims, moved_to, put_at
+from fa_compiler.passes.backward.match import Role
+from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.emission.layout_plan import LayoutPlan, Source, cheapest_source
+from fa_compiler.passes.emission.node_view import registry_node
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.report import Code
@@ -37,27 +36,8 @@ OUTPUTS: dict[Role, str] = {
 }
 
 
-@dataclass
-class Backward:
+class Backward(GradientCompanion):
     """Emits the gradient as the companion of an attention (see emit.py)."""
-
-    record: GradientMatch
-    emitter: Emitter
-    nodes: list[ir.Node] = field(default_factory=list)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """The gradient of the output."""
-        return (self._dy,)
-
-    @property
-    def _dy(self) -> View:
-        assert self.record.dy is not None
-        return self.record.dy
-
-    def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
-        return adapted(self.record, match)
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
@@ -99,6 +79,11 @@ class Backward:
         return put
 
     @property
+    def _dy(self) -> View:
+        assert self.record.dy is not None
+        return self.record.dy
+
+    @property
     def _spec(self) -> OpSpec:
         return get(OP, self.emitter.options.cann)
 
@@ -119,20 +104,12 @@ class Backward:
             "softmax_sum": forward.outputs[1],
             "attention_in": forward.outputs[3],
         }
-        name = names.new(f"{PREFIX}_{OP}")
-        node = ir.Node(
-            DOMAIN,
-            OP,
-            place_inputs(spec, given),
-            [ir.convenience.convert_attribute(key, value) for key, value in self._attrs(forward).items()],
-            num_outputs=len(spec.outputs),
-            name=name,
-        )
+        node = registry_node(spec, given, self._attrs(forward), self.emitter.builder)
         wanted = {OUTPUTS[each.role] for each in self.record.gradients}
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
             # The CPU kernel leaves out what nobody asks for.
             named = declared.name in wanted or self.emitter.options.target == "ascend"
-            output.name = names.new(f"{name}_{declared.name}") if named else ""
+            output.name = names.new(f"{node.name}_{declared.name}") if named else ""
             output.dtype = ir.DataType.FLOAT if declared.name == "dsink" else match.dtype
         self.emitter.builder.graph.append(node)
         self.emitter.made.append(node)
@@ -145,7 +122,7 @@ class Backward:
         attrs = {name: attr.value for name, attr in forward.attributes.items() if name in shared}
         if self.emitter.options.target == "ort" and self.record.empty_rows in ("mean", "nan"):
             attrs["cpu_empty_rows"] = self.record.empty_rows
-        return dict(full_attrs(spec, attrs))
+        return attrs
 
     def _declare_shapes(self, node: ir.Node, match: AttentionMatch, layout: str, shift: ir.Value | None) -> None:
         """Shapes of all outputs: as their inputs, and of absent ones [0]."""

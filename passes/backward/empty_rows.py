@@ -16,9 +16,9 @@ from dataclasses import replace
 from fa_compiler.passes.backward.match import Pair, PairDecline
 from fa_compiler.passes.backward.quantities import MaskedRows
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import MODERATE
-from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
@@ -29,7 +29,8 @@ def keep_empty_rows(pair: Pair, options: Options) -> Pair:
     """The pair with the plan whose fully masked rows give the gradients what the graph gave them. Raises
     PairDecline."""
     match, empty_rows = _planned(pair, options)
-    return replace(pair, forward=match, backward=replace(pair.backward, empty_rows=empty_rows))
+    backward = replace(match.space.settle(pair.backward), empty_rows=empty_rows)
+    return replace(pair, forward=match, backward=backward)
 
 
 def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
@@ -52,7 +53,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
     if scores <= {MaskedRows.ZERO} and values <= {MaskedRows.SAME} and plan.empty_rows in ("mean", "nan"):
         return match, plan.empty_rows
     if states == {MaskedRows.SAME}:
-        return replace(match, mask=_as_bias(pair)), ""
+        return _as_bias(pair), ""
     raise _rows_differ(pair, "rows that are masked everywhere get another gradient than the operator gives")
 
 
@@ -69,10 +70,12 @@ def _check_mask_value(pair: Pair, value: float, valueless: bool) -> None:
             raise PairDecline.about(pair.backward.node, Decline(Code.MASK_VALUE, reason, gradient.node, hint))
 
 
-def _as_bias(pair: Pair) -> MaskPlan:
-    """The plan with every mask as a bias, exactly as it was added or put in."""
-    masking, terms = pair.derivation.masking, pair.derivation.steps.scores.terms
-    return replace(masking.planner, as_bias=True).plan(terms, masking.tested)
+def _as_bias(pair: Pair) -> AttentionMatch:
+    """The match with every mask as a bias, exactly as it was added or put in."""
+    masking, terms, space = pair.derivation.masking, pair.derivation.steps.scores.terms, pair.forward.space.branch()
+    values = replace(masking.planner.values, viewer=Viewer(masking.planner.viewer.facts, space))
+    plan = replace(masking.planner, as_bias=True, values=values).plan(terms, masking.tested)
+    return replace(pair.forward, mask=plan).within(space)
 
 
 def _rows_differ(pair: Pair, reason: str) -> PairDecline:

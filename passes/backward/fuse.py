@@ -87,7 +87,7 @@ def _listed(pair: Pair, matcher: Matcher, emitter: Emitter, notes: list[str]) ->
 
 
 def _attempt(pair: Pair, every_row: bool, matcher: Matcher, emitter: Emitter, notes: list[str]) -> FusedPair | None:
-    backward = ListedBackward(pair.backward, emitter, every_row)
+    backward = ListedBackward(pair.backward, emitter, every_row=every_row)
     selected = emit_selected(pair.forward, emitter, backward)
     selected = selected or emit_listed(pair.forward, emitter, notes, backward)
     if selected is not None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.passes.backward.behind import Place
 from fa_compiler.passes.backward.destination import GradientDestination, moved_to
 from fa_compiler.passes.backward.divergence import Divergence
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter
@@ -53,8 +53,7 @@ class IndexLoss:
         """The node, and what takes which place. Raises Decline."""
         builder, record = self.emitter.builder, self.record
         self._check(inputs, call)
-        views, resolve = record.scores.views, call.match.space.resolve_all
-        stops = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
+        stops = [stop for view in record.scores.views for stop in view.stops]
         mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
         given = self._index_inputs(mover)
         given |= {name: inputs[name] for name in ("query", "key", "query_rope", "key_rope") if name in inputs}
@@ -93,8 +92,7 @@ class IndexLoss:
         if query is None or key is None or key[2].const != 1:
             raise self._decline("attention has more than one head of keys")
         batch, rows, _, keys, _ = self.record.scores.axes
-        resolve = call.match.space.resolve
-        if (resolve(batch), resolve(rows), resolve(keys)) != (roles.batch, roles.q_seq, roles.kv_seq):
+        if (batch, rows, keys) != (roles.batch, roles.q_seq, roles.kv_seq):
             raise self._decline("its scores are not those of attention's batches, rows and keys")
         sizes = Sizes(query[0], query[1], key[1])
         if self.found.block != 1 or int_attr(self.found.top, "sorted", 1) != 1:
@@ -126,11 +124,10 @@ class IndexLoss:
         builder, scores = self.emitter.builder, self.record.scores
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            own = scores.space.resolve_all(view.base_dims)
-            plan = moves(own, wanted)
+            plan = moves(view.base_dims, wanted)
             if plan is None:
                 raise self._decline(f"{view.base.name!r} could not be arranged for the operator")
-            arranged.append(mover.apply(view.base, own, plan))
+            arranged.append(mover.apply(view.base, view.base_dims, plan))
         query, key, weight = arranged
         return {"query_index": query, "key_index": key, "weight": scaled(weight, scores.factor, builder)}
 
@@ -142,7 +139,7 @@ class IndexLoss:
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
             return place, moved_to(value, (), GradientDestination(place, (), ()), ir.DataType.FLOAT, builder, mover)
         dims = scores.wanted[GRADIENTS.index(name)]
-        plan = moves(dims, scores.space.resolve_all(place.dims))
+        plan = moves(dims, place.dims)
         if plan is None:
             raise self._decline(f"{place.value.name!r} could not be made of the operator's result")
         return place, moved_to(value, dims, GradientDestination(place, (), plan), ir.DataType.FLOAT, builder, mover)

@@ -21,44 +21,39 @@ the cases; c is a number:
       4   Log(target)                                      log_target
       5   Relu of the products                             c * rectified
       6   the weights, in any layout                       c * weight
-      7   layout(region) | Cast(region) | c * region
-      8   region / c                                       c also a sum over the keys of target or predicted, which is 1
-      9   region + region | region - region
-     10   region * region
-     11   ReduceSum(region) over the keys                  of target and predicted: a number
-     12   ReduceSum(target * safe_log_target - target * log_predicted) over the keys      row_loss
-     13   ReduceSum(row_loss) | ReduceMean(row_loss)       over rows and batch, at once with the keys or behind them
-     14   Where(IsNaN(target), NaN, region)                the region, for no target is NaN
-     15   Where(target == 0, 0, region)                    region a multiple of target; log_target becomes
+      7   arithmetic of regions                            layout, casts, factors, products, sums: see polynomials.py
+      8   region / c | c * region                          c a sum over the keys of target or predicted, which is 1,
+                                                           or a tensor of one number
+      9   ReduceSum(region) over the keys                  of target and predicted: a number
+     10   ReduceSum(target * safe_log_target - target * log_predicted) over the keys      row_loss
+     11   ReduceSum(row_loss) | ReduceMean(row_loss)       over rows and batch, at once with the keys or behind them
+     12   Where(IsNaN(target), NaN, region)                the region, for no target is NaN
+     13   Where(target == 0, 0, region)                    region a multiple of target; log_target becomes
                                                            safe_log_target: so 0 ln 0 is 0, and no NaN
-     16   Where(rectified <= 0, 0, region)                 region * positive
-     17   Where(b, 0, region)                              b the condition of one of the scores' masks, where target and
+     14   Where(rectified <= 0, 0, region)                 region * positive
+     15   Where(b, 0, region)                              b the condition of one of the scores' masks, where target and
                                                            predicted are 0
 
-Zeros where a mask excludes (17) change nothing: every term there has a factor target or predicted, and both are 0.
+Zeros where a mask excludes (15) change nothing: every term there has a factor target or predicted, and both are 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.quantities import TOLERANCE, sum_of
+from fa_compiler.passes.backward.polynomials import TOLERANCE, Monomial, Polynomial, PolynomialReader, Tensor, product
 from fa_compiler.passes.backward.region import Region
-from fa_compiler.passes.backward.tracing import seeds, stripped
+from fa_compiler.passes.backward.tracing import left_by
 from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.nodes import int_attr, is_op, reduced_axes
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
-Monomial = tuple[int, ...]
-Terms = Mapping[Monomial, float]
-CASES = ("Mul", "Add", "Sub", "Div", "ReduceSum", "ReduceMean", "Exp", "Log", "Where")
-MAX_POWER = 3
-MAX_DEPTH = 40
+Part = Tensor[Polynomial]
 
 
 class Factor(IntEnum):
@@ -86,33 +81,13 @@ RECTIFIED, WEIGHT, POSITIVE = monomial(Factor.RECTIFIED), monomial(Factor.WEIGHT
 ROW_LOSS = monomial(Factor.ROW_LOSS)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A polynomial and the axes of the tensor that holds it."""
+DIVERGENCE = monomial(Factor.TARGET, Factor.SAFE_LOG_TARGET), monomial(Factor.TARGET, Factor.LOG_PREDICTED)
+"""target * safe_log_target and target * log_predicted, the difference of which a row's loss sums up."""
 
-    terms: Terms
-    dims: Arrangement
 
-    def difference(self, *behind: Factor) -> float | None:
-        """c of c * (predicted - target) times these factors; None for anything else."""
-        return self._pair(monomial(Factor.PREDICTED, *behind), monomial(Factor.TARGET, *behind))
-
-    @property
-    def divergence(self) -> float | None:
-        """c of c * target * (safe_log_target - log_predicted); None for anything else."""
-        return self._pair(
-            monomial(Factor.TARGET, Factor.SAFE_LOG_TARGET), monomial(Factor.TARGET, Factor.LOG_PREDICTED)
-        )
-
-    def _pair(self, first: Monomial, second: Monomial) -> float | None:
-        if set(self.terms) != {first, second}:
-            return None
-        factor = self.terms[first]
-        return factor if math.isclose(factor, -self.terms[second], rel_tol=TOLERANCE) else None
-
-    def only(self, wanted: Monomial) -> float | None:
-        """c of c times this monomial; None for anything else."""
-        return self.terms.get(wanted) if len(self.terms) == 1 else None
+def error_times(part: Part, *behind: Factor) -> float | None:
+    """c of c * (predicted - target) times these factors; None for anything else."""
+    return part.quantity.difference(monomial(Factor.PREDICTED, *behind), monomial(Factor.TARGET, *behind))
 
 
 @dataclass
@@ -124,14 +99,15 @@ class IndexRegion:
     scores: IndexScores
     masks: tuple[Mask, ...]
     log: ir.Value
-    parts: dict[ir.Value, Part | None] = field(default_factory=dict)
-    _depth: int = 0
 
     def __post_init__(self) -> None:
         self.viewer, self.tracer = self.region.viewer, self.region.tracer
-        self.parts[self.log] = Part({LOG_PREDICTED: 1.0}, self.rows_and_keys)  # 2
-        scores = self.scores
-        self.parts[scores.rectified] = Part({RECTIFIED: scores.slope}, scores.rectified_dims)  # 5
+        self.reader = PolynomialReader[Polynomial](self.tracer, self._of_node)
+        scores, put = self.scores, self.reader.put
+        put(self.log, Polynomial({LOG_PREDICTED: 1.0}), self.rows_and_keys)  # 2
+        put(scores.rectified, Polynomial({RECTIFIED: scores.slope}), scores.rectified_dims)  # 5
+        for value, dims in scores.views[2].stops:
+            put(value, Polynomial({WEIGHT: 1.0}), dims)  # 6
 
     @property
     def rows_and_keys(self) -> Arrangement:
@@ -139,104 +115,42 @@ class IndexRegion:
         batch, rows, _, keys, _ = self.scores.axes
         return self.viewer.space.resolve_all((batch, rows, keys))
 
-    def part(self, value: ir.Value | None) -> Part | None:
-        """What a value is; None when it is nothing that the grammar knows."""
-        if value is None:
-            return None
-        if value not in self.parts:
-            node = value.producer()
-            weight = self.tracer.trace(value, seeds(self.scores.views[2].stops))
-            if weight is not None:
-                self.parts[value] = Part({WEIGHT: weight.factor}, weight.dims)  # 6
-            elif self._depth >= MAX_DEPTH or node is None or value is not node.outputs[0]:
-                return None
-            else:
-                self.parts[value] = None
-                self._depth += 1
-                self.parts[value] = self._of_node(node)
-                self._depth -= 1
-        found = self.parts[value]
-        return None if found is None else Part(found.terms, self.viewer.space.resolve_all(found.dims))
-
     def _of_node(self, node: ir.Node) -> Part | None:
-        step = self.tracer.look_through(node)
-        if step is not None:
-            return self._rearranged(node, *step)
-        match node.op_type if is_op(node, *CASES) else "":
-            case "Mul":
-                return self._multiplied(node)
-            case "Add" | "Sub":
-                return self._added(node, -1.0 if node.op_type == "Sub" else 1.0)
-            case "Div":
-                return self._divided(node)
-            case "ReduceSum" | "ReduceMean":
-                return self._mean_of_heads(node) or self._summed(node)
-            case "Exp":
-                return self._function(node, LOG_PREDICTED, PREDICTED)  # 3
-            case "Log":
-                return self._function(node, TARGET, LOG_TARGET)  # 4
-            case "Where":
-                return self._selected(node)
-        return None
+        """What a node makes; None when it is nothing that the grammar knows."""
+        if (made := self.reader.made_by(node)) is not None:  # 7 and 8
+            return made
+        if is_op(node, "Mul"):
+            return self._repeated_number(node)
+        if is_op(node, "ReduceSum", "ReduceMean"):
+            return self._mean_of_heads(node) or self._summed(node)
+        if is_op(node, "Exp"):
+            return self._function(node, LOG_PREDICTED, PREDICTED)  # 3
+        if is_op(node, "Log"):
+            return self._function(node, TARGET, LOG_TARGET)  # 4
+        return self._selected(node) if is_op(node, "Where") else None
 
     def _function(self, node: ir.Node, of: Monomial, result: Monomial) -> Part | None:
         """What a function makes of one quantity, the factor of which is 1."""
-        inner = self.part(node.inputs[0])
-        factor = None if inner is None else inner.only(of)
+        inner = self.reader.tensor(node.inputs[0])
+        factor = None if inner is None else inner.quantity.coefficient(of)
         is_one = factor is not None and abs(factor - 1.0) <= TOLERANCE
-        return Part({result: 1.0}, inner.dims) if inner is not None and is_one else None
+        return Tensor(Polynomial({result: 1.0}), inner.dims) if inner is not None and is_one else None
 
-    def _divided(self, node: ir.Node) -> Part | None:
-        """8."""
-        above, below = self.part(node.inputs[0]), self.part(node.inputs[1])
-        number = None if below is None else below.only(ONE)
-        if below is None or above is None or not number:
-            return None
-        return _part(_scaled(above.terms, 1.0 / number), self.tracer.aligned(above.dims, below.dims))
-
-    def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Part | None:
-        """7."""
-        part = self.part(source)
-        if part is None:
-            return None
-        if self.viewer.factor(node) is not None:
-            return _part(_scaled(part.terms, factor), part.dims)
-        return _part(part.terms, self.viewer.rearranged(node, part.dims))
-
-    def _multiplied(self, node: ir.Node) -> Part | None:
-        """7 and 10."""
-        one, other = node.inputs[0], node.inputs[1]
-        assert one is not None and other is not None
-        for number, tensor in ((one, other), (other, one)):
-            factor = self.viewer.filler(number, tensor)
+    def _repeated_number(self, node: ir.Node) -> Part | None:
+        """8: the product with a tensor that holds one number."""
+        for number, tensor in (node.inputs, node.inputs[::-1]):
+            factor = None if number is None or tensor is None else self.viewer.filler(number, tensor)
             if factor is not None:
-                part = self.part(tensor)
-                return None if part is None else _part(_scaled(part.terms, factor), part.dims)
-        left, right = self.part(one), self.part(other)
-        if left is None or right is None:
-            return None
-        terms: dict[Monomial, float] = {}
-        for a, x in left.terms.items():
-            for b, y in right.terms.items():
-                power = _product(a, b)
-                if max(power) > MAX_POWER:
-                    return None
-                terms[power] = terms.get(power, 0.0) + x * y
-        return _part(terms, self.tracer.aligned(left.dims, right.dims))
-
-    def _added(self, node: ir.Node, sign: float) -> Part | None:
-        """9."""
-        left, right = self.part(node.inputs[0]), self.part(node.inputs[1])
-        if left is None or right is None:
-            return None
-        return _part(sum_of(left.terms, right.terms, sign), self.tracer.aligned(left.dims, right.dims))
+                part = self.reader.tensor(tensor)
+                return None if part is None else Tensor.of(part.quantity.scaled(factor), part.dims)
+        return None
 
     # -- sums -----------------------------------------------------------------------------------
 
     def _mean_of_heads(self, node: ir.Node) -> Part | None:
         """1: the sum or mean over everything that attention's probabilities have besides batch, rows and keys."""
         source, axes, space = node.inputs[0], reduced_axes(node), self.viewer.space
-        tensor = None if source is None else self.region.tensors.get(source)
+        tensor = None if source is None else self.region.reader.tensors.get(source)
         factor = None if tensor is None else tensor.quantity.probabilities(self.region.dropout)
         if tensor is None or factor is None or axes is None or len(axes) != 1 or len(tensor.dims) != 4:
             return None
@@ -247,27 +161,25 @@ class IndexRegion:
         heads = space.size(own[axis]).const
         if not same or not heads or not self.region.are_columns(left[2]):
             return None
-        kept: Arrangement = ((),) if int_attr(node, "keepdims", 1) else ()
-        dims = (*own[:axis], *kept, *own[axis + 1 :])
-        return _part({TARGET: factor * (heads if node.op_type == "ReduceSum" else 1.0)}, dims)
+        total = factor * (heads if node.op_type == "ReduceSum" else 1.0)
+        return Tensor.of(Polynomial.of({TARGET: total}), left_by(node, own, {axis}))
 
     def summed_dims(self, node: ir.Node, dims: Arrangement) -> tuple[Axes, Arrangement] | None:
         """The axes that a reduction of a tensor of this arrangement runs over, in order, and what it leaves."""
-        axes, every = reduced_axes(node), list(range(len(dims)))
+        axes = reduced_axes(node)
         if axes is None or not axes:
             # No axes are all axes, where the attribute does not say that they are none.
             known = len(node.inputs) < 2 or node.inputs[1] is None or axes == []
             if not known or int_attr(node, "noop_with_empty_axes", 0):
                 return None
-            axes = every
+            axes = list(range(len(dims)))
         chosen = {axis % len(dims) for axis in axes}
         gone = tuple(axis for place in sorted(chosen) for axis in self.viewer.space.resolve(dims[place]))
-        keep = int_attr(node, "keepdims", 1) == 1
-        return gone, tuple(() if place in chosen else dims[place] for place in every if keep or place not in chosen)
+        return gone, left_by(node, dims, chosen)
 
     def _summed(self, node: ir.Node) -> Part | None:
-        """11 to 13."""
-        part = self.part(node.inputs[0])
+        """9 to 11."""
+        part = self.reader.tensor(node.inputs[0])
         summed = None if part is None else self.summed_dims(node, part.dims)
         if part is None or summed is None:
             return None
@@ -279,19 +191,22 @@ class IndexRegion:
                 return None
             factor = 1.0 / count
         if set(keys) <= set(gone):
-            terms = self._over_keys(part, set(gone) == set(keys))
+            total = self._over_keys(part, set(gone) == set(keys))
         else:
-            terms = part.terms if part.only(ROW_LOSS) is not None and not set(keys) & set(gone) else None
-        return None if terms is None else _part(_scaled(terms, factor), kept)
+            is_row_loss = part.quantity.coefficient(ROW_LOSS) is not None and not set(keys) & set(gone)
+            total = part.quantity if is_row_loss else None  # 11
+        return None if total is None else Tensor.of(total.scaled(factor), kept)
 
-    def _over_keys(self, part: Part, alone: bool) -> Terms | None:
-        """11 and 12: the sum over the keys, and over nothing else if `alone`. Only what a row adds to the loss may be
+    @staticmethod
+    def _over_keys(part: Part, alone: bool) -> Polynomial | None:
+        """9 and 10: the sum over the keys, and over nothing else if `alone`. Only what a row adds to the loss may be
         summed over rows as well."""
-        divergence = part.divergence
+        divergence = part.quantity.difference(*DIVERGENCE)
         if divergence is not None and len(part.dims) == 3:
-            return {ROW_LOSS: divergence}
-        if alone and set(part.terms) <= {TARGET, PREDICTED}:
-            return {ONE: sum(part.terms.values())}
+            return Polynomial({ROW_LOSS: divergence})
+        terms = part.quantity.terms
+        if alone and set(terms) <= {TARGET, PREDICTED}:
+            return Polynomial.of({ONE: sum(terms.values())})
         return None
 
     # -- selections -----------------------------------------------------------------------------
@@ -299,7 +214,7 @@ class IndexRegion:
     def _selected(self, node: ir.Node) -> Part | None:
         condition, chosen, other = node.inputs
         assert condition is not None and chosen is not None and other is not None
-        part = self.part(other)
+        part = self.reader.tensor(other)
         number = self.viewer.filler(chosen, other)
         if part is None or number is None or self.viewer.info.shape(node.outputs[0]) != self.viewer.info.shape(other):
             return None
@@ -315,31 +230,31 @@ class IndexRegion:
         return part if self._is_masked(part, condition) else None
 
     def _tests_nan(self, test: ir.Node | None) -> bool:
-        """14: is this IsNaN of a target?"""
-        tested = None if test is None or not is_op(test, "IsNaN") else self.part(test.inputs[0])
-        return tested is not None and tested.only(TARGET) is not None
+        """12: is this IsNaN of a target?"""
+        tested = None if test is None or not is_op(test, "IsNaN") else self.reader.tensor(test.inputs[0])
+        return tested is not None and tested.quantity.coefficient(TARGET) is not None
 
     def _guarded(self, part: Part, test: ir.Node) -> Part | None:
-        """15."""
-        tested = self._beside_zero(test)
-        if tested is None or tested.only(TARGET) is None or not all(power[Factor.TARGET] > 0 for power in part.terms):
+        """13."""
+        tested, terms = self._beside_zero(test), part.quantity.terms
+        if tested is None or tested.quantity.coefficient(TARGET) is None:
             return None
-        return _part({_with_safe_log(power): factor for power, factor in part.terms.items()}, part.dims)
+        if not all(power[Factor.TARGET] > 0 for power in terms):
+            return None
+        return Tensor(Polynomial({_with_safe_log(power): factor for power, factor in terms.items()}), part.dims)
 
     def _where_positive(self, part: Part, test: ir.Node) -> Part | None:
-        """16."""
+        """14."""
         tested = self._beside_zero(test)
-        slope = None if tested is None else tested.only(RECTIFIED)
+        slope = None if tested is None else tested.quantity.coefficient(RECTIFIED)
         if tested is None or slope is None or slope <= 0:
             return None
-        return _part(
-            {_product(power, POSITIVE): factor for power, factor in part.terms.items()},
-            self.tracer.aligned(part.dims, tested.dims),
-        )
+        terms = {product(power, POSITIVE): factor for power, factor in part.quantity.terms.items()}
+        return Tensor.of(Polynomial(terms), self.tracer.aligned(part.dims, tested.dims))
 
     def _is_masked(self, part: Part, condition: ir.Value) -> bool:
-        """17: is a part 0 wherever this condition of a mask holds?"""
-        distributions = all(power[Factor.TARGET] + power[Factor.PREDICTED] > 0 for power in part.terms)
+        """15: is a part 0 wherever this condition of a mask holds?"""
+        distributions = all(power[Factor.TARGET] + power[Factor.PREDICTED] > 0 for power in part.quantity.terms)
         along = part.dims == self.rows_and_keys
         return along and distributions and any(self._excludes(mask, condition) for mask in self.masks)
 
@@ -348,17 +263,13 @@ class IndexRegion:
         value, zero = test.inputs[0], test.inputs[1]
         if value is None or zero is None or self.viewer.filler(zero, value) != 0.0:
             return None
-        return self.part(value)
+        return self.reader.tensor(value)
 
     def _excludes(self, mask: Mask, condition: ir.Value) -> bool:
         """Is a condition true where this mask excludes, and nowhere else?"""
-        own, negated = stripped(condition, self.tracer)
-        theirs, other = stripped(mask.value, self.tracer)
+        own, negated = bare(condition, self.viewer.info)
+        theirs, other = bare(mask.value, self.viewer.info)
         return own is theirs and negated == (other if mask.when else not other)
-
-
-def _product(one: Monomial, other: Monomial) -> Monomial:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
 def _with_safe_log(power: Monomial) -> Monomial:
@@ -367,12 +278,3 @@ def _with_safe_log(power: Monomial) -> Monomial:
     result[Factor.SAFE_LOG_TARGET] += result[Factor.LOG_TARGET]
     result[Factor.LOG_TARGET] = 0
     return tuple(result)
-
-
-def _scaled(terms: Terms, factor: float) -> Terms:
-    return {power: each * factor for power, each in terms.items()}
-
-
-def _part(terms: Terms, dims: Arrangement | None) -> Part | None:
-    usable = bool(terms) and all(math.isfinite(each) and each != 0.0 for each in terms.values())
-    return Part(terms, dims) if usable and dims is not None else None

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.destination import adapted, destination_of, gradient_dims, moved_to, put_at
+from fa_compiler.passes.backward.behind import Place
+from fa_compiler.passes.backward.destination import GradientCompanion, destination_of, gradient_dims, moved_to, put_at
 from fa_compiler.passes.backward.index_loss import IndexLoss
-from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
-from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.match import Gradient, Role
 from fa_compiler.passes.backward.scattered import scattered
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter
-from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.layout.axes import AxisSpace
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import NO_EMPTY_ROWS
 from fa_compiler.passes.sparse.call import SparseNode
@@ -47,27 +47,15 @@ OUTPUTS: dict[Role, str] = {
 
 
 @dataclass
-class ListedBackward:
+class ListedBackward(GradientCompanion):
     """Emits the gradient as the companion of an attention to selected keys (see sparse/call.py). `every_row` says
     whether every row has to be proven to have a key."""
 
-    record: GradientMatch
-    emitter: Emitter
-    every_row: bool
-    nodes: list[ir.Node] = field(default_factory=list)
+    every_row: bool = field(kw_only=True)
     failure: Decline | None = None
     """Why the loss of an indexer could not be built."""
     refused: str = ""
     """Why an attention to selected keys keeps the dense pair, for the report."""
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        """The gradient of the output."""
-        return () if self.record.dy is None else (self.record.dy,)
-
-    def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both."""
-        return adapted(self.record, match)
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
         """Is what rows without a key or a defined softmax give the gradients the operator's?"""
@@ -79,18 +67,18 @@ class ListedBackward:
             self.refused = f"{reason}; --assume {NO_EMPTY_ROWS} if there is no such row"
         return not self.refused
 
-    def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
+    def gathered(self, match: AttentionMatch, read: Sequence[Gathered], space: AxisSpace) -> bool:
         """Are the gradients added up where keys and values were gathered from? Then they are taken from there."""
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
             return False
-        tracer = Tracer(match, Viewer(self.emitter.facts, match.space))
+        tracer = Tracer(match, Viewer(self.emitter.facts, space))
         roles, rope = match.roles, match.rope
         sources = {"key": (match.key, read[0], roles.head_dim), "value": (match.value, read[1], roles.value_head_dim)}
         if rope is not None:
             sources["key_rope"] = rope.key, read[2], rope.head_dim
         gradients: list[Gradient] = []
-        for each in self.record.gradients:
+        for each in self.found.gradients:
             behind = each
             if each.role in sources:
                 found = scattered(each, *sources[each.role], tracer)
@@ -99,7 +87,7 @@ class ListedBackward:
                     return False
                 behind = found
             gradients.append(behind)
-        self.record = replace(self.record, gradients=tuple(gradients))
+        self.record = space.settle(replace(self.found, gradients=tuple(gradients)))
         return True
 
     def build(

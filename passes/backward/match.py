@@ -17,11 +17,11 @@ from typing import Literal
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import places_behind
+from fa_compiler.passes.backward.behind import Place, places_behind
 from fa_compiler.passes.backward.divergence import Divergence, match_divergence
-from fa_compiler.passes.backward.place import Place
+from fa_compiler.passes.backward.polynomials import Tensor
 from fa_compiler.passes.backward.quantities import MaskedRows, Quantity
-from fa_compiler.passes.backward.region import Region, Tensor
+from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import seeds
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.axes import Arrangement
@@ -31,7 +31,7 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.routes import Route, paths
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
+from fa_compiler.passes.nodes import distinct_consumers, is_op, nodes_behind, reached, reads_shape, reads_type
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add
 from fa_compiler.passes.surgery import depends
@@ -84,7 +84,8 @@ class GradientMatch:
 
 @dataclass(frozen=True)
 class Pair:
-    """An attention with its gradient. What rows without a key give is not looked at yet: see empty_rows.py."""
+    """An attention with its gradient, in one space. What rows without a key give is not looked at yet: see
+    empty_rows.py."""
 
     forward: AttentionMatch
     backward: GradientMatch
@@ -140,8 +141,8 @@ class _Finder:
     matcher: Matcher
 
     def __post_init__(self) -> None:
-        self.viewer = Viewer(self.matcher.facts, self.match.space)
-        self.region = Region.of(self.match, self.derivation, self.viewer)
+        self.viewer = Viewer(self.matcher.facts, self.match.space.branch())
+        self.region = Region(self.match, self.derivation, self.viewer)
         self.gradients: list[Gradient] = []
         self.products: dict[ir.Node, bool] = {}
         self.dead: list[ir.Node] = []
@@ -170,12 +171,13 @@ class _Finder:
         dy = self.region.dy if self.gradients else None
         if dy is not None:
             self._check_output_gradient(dy)
-        resolved = self.viewer.space.resolve_all
-        shapes = tuple((node, resolved(self._tensor(value).dims)) for node, value in self.shapes)
+        space = self.viewer.space
+        shapes = tuple((node, self._tensor(value).dims) for node, value in self.shapes)
         match = replace(self.match, shapes=(*self.match.shapes, *shapes), types=(*self.match.types, *self.types))
         if dy is not None and not self._has_range(dy):
             match = replace(match, dtype=ir.DataType.FLOAT)
-        return Pair(match, GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence), self.derivation)
+        backward = GradientMatch(dy, tuple(self.gradients), tuple(self.dead), "", divergence)
+        return Pair(match.within(space), space.settle(backward), self.derivation)
 
     def _divergence(self, strangers: list[tuple[ir.Value, ir.Node | None]]) -> Divergence | None:
         """The loss that all readers belong to which are no part of the gradient, if it is one."""
@@ -186,8 +188,8 @@ class _Finder:
         except Decline as decline:
             raise PairDecline(decline.code, decline.reason, decline.culprit, decline.hint) from decline
 
-    def _tensor(self, value: ir.Value) -> Tensor:
-        tensor = self.region.tensor(value)
+    def _tensor(self, value: ir.Value) -> Tensor[Quantity]:
+        tensor = self.region.reader.tensor(value)
         if tensor is None:
             raise PairDecline(Code.SHAPE, f"the shape of {value.name!r} is needed elsewhere", value.producer())
         return tensor
@@ -200,7 +202,7 @@ class _Finder:
         late = self.derivation.steps.late_values
         seen: set[ir.Value] = set()
         while True:
-            inner = [value for value, tensor in self.region.tensors.items() if tensor is not None]
+            inner = [value for value, tensor in self.region.reader.tensors.items() if tensor is not None]
             fresh = [value for value in dict.fromkeys([*late, *inner]) if value not in seen]
             if not fresh:
                 return strangers
@@ -232,12 +234,12 @@ class _Finder:
                 self.gradients.append(found)
                 self.products[node] = True
                 return True
-        return self.region.tensor(node.outputs[0]) is not None
+        return self.region.reader.tensor(node.outputs[0]) is not None
 
     def _gradient(self, product: Contraction) -> Gradient | None:
         """A product that makes one of the three gradients."""
         for side in (0, 1):
-            tensor = self.region.tensor(product.operands[side])
+            tensor = self.region.reader.tensor(product.operands[side])
             if tensor is None or len(tensor.dims) != len(product.labels[side]):
                 continue
             found = self._of_scores(product, side, tensor) or self._of_value(product, side, tensor)
@@ -245,7 +247,7 @@ class _Finder:
                 return found
         return None
 
-    def _of_scores(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+    def _of_scores(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
         factor = tensor.quantity.score_gradient(self.region.dropout)
         if factor is None:
             return None
@@ -265,7 +267,7 @@ class _Finder:
             return self._placed(role, product, tensor, dims, total)
         return None
 
-    def _of_value(self, product: Contraction, side: int, tensor: Tensor) -> Gradient | None:
+    def _of_value(self, product: Contraction, side: int, tensor: Tensor[Quantity]) -> Gradient | None:
         factor = tensor.quantity.probabilities(self.region.dropout)
         if factor is None or not self._sums(product, side, tensor.dims, "value"):
             return None
@@ -283,7 +285,7 @@ class _Finder:
     def _sums(self, product: Contraction, side: int, dims: Arrangement, role: Role) -> bool:
         """Does the product sum over what this gradient sums over: the keys, or the rows and perhaps heads or batch?"""
         space = self.viewer.space
-        roles = self.match.roles.refined(space)
+        roles = space.settle(self.match.roles)
         by_label = dict(zip(product.labels[side], dims, strict=True))
         summed = [axis for each in product.summed for axis in space.resolve(by_label[each])]
         if role in ("query", "query_rope"):
@@ -291,9 +293,11 @@ class _Finder:
         shared = {*roles.batch, *roles.heads}
         return set(roles.q_seq) <= set(summed) and set(summed) - set(roles.q_seq) <= shared
 
-    def _placed(self, role: Role, product: Contraction, tensor: Tensor, dims: Arrangement, factor: float) -> Gradient:
+    def _placed(
+        self, role: Role, product: Contraction, tensor: Tensor[Quantity], dims: Arrangement, factor: float
+    ) -> Gradient:
         """The places behind the product; sums may run over heads or batch."""
-        roles = self.match.roles.refined(self.viewer.space)
+        roles = self.viewer.space.settle(self.match.roles)
         start = Place(product.output, dims, factor)
         places = places_behind(start, (*roles.batch, *roles.heads), self.region.tracer)
         return Gradient(role, product.node, tensor.quantity, places)
@@ -303,7 +307,7 @@ class _Finder:
     def _foreign(self, value: ir.Value, reader: ir.Node | None) -> Decline:
         """Why the pair cannot be fused, given a reader that does not belong to the gradient."""
         who = "it is a model output" if reader is None else f"{label(reader)} reads it"
-        tensor = self.region.tensors.get(value)
+        tensor = self.region.reader.tensors.get(value)
         culprit = value.producer() if reader is None else reader
         if is_op(reader, "Where"):
             reason = f"{label(reader)} puts something into the gradient where the forward part does not mask"
@@ -342,7 +346,7 @@ class _Finder:
             reason = f"the output's gradient {dy.base.name!r} is of float64, which no operator takes"
             raise PairDecline(Code.DTYPE, reason, self.gradients[0].node)
         space = self.viewer.space
-        roles = self.match.roles.refined(space)
+        roles = space.settle(self.match.roles)
         wanted = {*roles.batch, *roles.heads, *roles.q_seq, *roles.value_head_dim}
         if {axis for dim in space.resolve_all(dy.dims) for axis in dim} != wanted:
             reason = f"the axes of the output's gradient {dy.base.name!r} are not those of the output"
@@ -351,12 +355,9 @@ class _Finder:
 
 def dead_branch(node: ir.Node, limit: int = 16) -> list[ir.Node]:
     """The node and all behind it when nobody needs what they compute, else nothing."""
-    pending, seen = [node], [node]
-    while pending:
-        for output in pending.pop().outputs:
-            if output.is_graph_output() or len(seen) > limit:
-                return []
-            fresh = [reader for reader in distinct_consumers(output) if reader not in seen]
-            seen.extend(fresh)
-            pending.extend(fresh)
-    return seen
+    found: list[ir.Node] = []
+    for each in reached([node], nodes_behind):
+        if len(found) == limit or any(output.is_graph_output() for output in each.outputs):
+            return []
+        found.append(each)
+    return found

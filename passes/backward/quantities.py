@@ -6,32 +6,28 @@
     L    the row sums of the exponentials (decomposed softmax): exp(s - max) is P * L
     F    what dropout multiplies by: 0, or 1 / keep; then D are the row sums of P * F * G
 
-Every exporter writes the gradient of the scores in its own way: P*G - P*D, P*(G - D), G/L - D/L times the
-exponentials. As polynomials they are all equal, whatever the order of sums, products and factors. That is algebra over
-the real numbers; only rounding differs.
-
-The algebra holds in every row that attends a key, for P is 0 wherever a mask excludes. What a value is in a row that is
-masked everywhere depends on the spelling, which `Rows` keeps track of.
+The algebra (polynomials.py) holds in every row that attends a key, for P is 0 wherever a mask excludes. What a value is
+in a row that is masked everywhere depends on the spelling, which `MaskedRows` keeps track of.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeVar
 
-Monomial = tuple[int, int, int, int, int]
-"""The powers of P, G, D, L and F."""
-_Powers = TypeVar("_Powers", bound=tuple[int, ...])
+from fa_compiler.passes.backward.polynomials import Monomial, Polynomial
 
-MAX_POWER = 4
-"""Higher powers do not occur in a gradient."""
-TOLERANCE = 2.0**-20
-"""Two factors this close are one number, rounded twice."""
 FACTORS = 2.0**60
 """What is so many times an operator's result, or a part of it as small, may be infinite or 0 where that is not."""
+
+P: Monomial = (1, 0, 0, 0, 0)
+G: Monomial = (0, 1, 0, 0, 0)
+D: Monomial = (0, 0, 1, 0, 0)
+L: Monomial = (0, 0, 0, 1, 0)
+E: Monomial = (1, 0, 0, 1, 0)
+"""The exponentials: P * L."""
+F: Monomial = (0, 0, 0, 0, 1)
+PD: Monomial = (1, 0, 1, 0, 0)
 
 
 class MaskedRows(Enum):
@@ -66,57 +62,52 @@ class MaskedRows(Enum):
 
 @dataclass(frozen=True)
 class Quantity:
-    """A sum of monomials with their coefficients, and what it is in fully masked rows.
+    """A polynomial in P, G, D, L and F, and what it is in rows that are masked everywhere.
 
     `raw` says whether probabilities before their guard have a part in it, in whatever rows; `zeroed` which of the
     forward part's selections have put zeros into it, and `spoilt` whether it was computed from something with such
     zeros: where P is not 0 at masked keys it is not the polynomial then.
     """
 
-    terms: Mapping[Monomial, float]
+    polynomial: Polynomial
     rows: MaskedRows = MaskedRows.SAME
     raw: bool = False
     zeroed: frozenset[int] = frozenset()
     spoilt: bool = False
 
+    @staticmethod
+    def of(monomial: Monomial, factor: float = 1.0, rows: MaskedRows = MaskedRows.SAME, raw: bool = False) -> Quantity:
+        """A number times one monomial."""
+        return Quantity(Polynomial({monomial: factor}), rows, raw)
+
     def times(self, other: Quantity) -> Quantity | None:
         """The product; None when a power grows beyond what a gradient holds."""
-        result: dict[Monomial, float] = {}
-        for left, a in self.terms.items():
-            for right, b in other.terms.items():
-                p, g, d, length, f = (x + y for x, y in zip(left, right, strict=True))
-                monomial = (p, g, d, length, f)
-                if max(map(abs, monomial)) > MAX_POWER or f > 1:
-                    return None
-                result[monomial] = result.get(monomial, 0.0) + a * b
-        return _checked(result, self.rows.times(other.rows), self, other)
+        found = self.polynomial.times(other.polynomial)
+        if found is None or any(dropped > 1 for *_, dropped in found.terms):
+            return None
+        return _made(found, self.rows.times(other.rows), self, other)
 
     def plus(self, other: Quantity, sign: float = 1.0) -> Quantity | None:
         """The sum or difference; terms that cancel up to rounding are gone."""
-        return _checked(sum_of(self.terms, other.terms, sign), self.rows.plus(other.rows), self, other)
+        return _made(self.polynomial.plus(other.polynomial, sign), self.rows.plus(other.rows), self, other)
 
     def scaled(self, factor: float) -> Quantity | None:
         """Every term times a number."""
-        found = _checked({monomial: each * factor for monomial, each in self.terms.items()}, self.rows, self)
-        return None if found is None else replace(self, terms=found.terms)
+        found = self.polynomial.scaled(factor)
+        return None if found is None else replace(self, polynomial=found)
 
     def to_power(self, power: int) -> Quantity | None:
         """An integer power of row sums of exponentials, the only quantity that is divided by."""
-        if len(self.terms) != 1:
-            return None
-        ((monomial, factor),) = self.terms.items()
-        if monomial != (0, 0, 0, monomial[3], 0) or abs(power) * max(abs(monomial[3]), 1) > MAX_POWER:
-            return None
-        return _checked({(0, 0, 0, monomial[3] * power, 0): factor**power}, self.rows, self)
+        return _made(self.polynomial.to_power(power, divisors=(L.index(1),)), self.rows, self)
 
     def row_sum(self, dropout: bool) -> Quantity | None:
         """The sum over the keys: of P * G, with F if there is dropout, it is D, and L may be taken out of it."""
         result: dict[Monomial, float] = {}
-        for (p, g, d, length, f), factor in self.terms.items():
+        for (p, g, d, length, f), factor in self.polynomial.terms.items():
             if (p, g, f) != (1, 1, int(dropout)):
                 return None
             result[(0, 0, d + 1, length, 0)] = factor
-        return _checked(result, self.rows, self)
+        return _made(Polynomial.of(result), self.rows, self)
 
     def selected(self, selection: int, selections: int) -> Quantity:
         """With zeros where one of the forward part's selections masks: a row all of them mask together is zeros."""
@@ -126,47 +117,21 @@ class Quantity:
 
     def guarded(self) -> Quantity:
         """With zeros where the guard puts them, in rows in which P is 0 for the same reason."""
-        scaled_by_p = all(monomial[0] > 0 for monomial in self.terms)
+        scaled_by_p = all(monomial[0] > 0 for monomial in self.polynomial.terms)
         same = scaled_by_p and self.rows in (MaskedRows.SAME, MaskedRows.RAW)
         return replace(self, rows=MaskedRows.SAME if same else MaskedRows.OTHER)
 
     def probabilities(self, dropout: bool) -> float | None:
         """c of c * P, or c * P * F if there is dropout, None for anything else."""
-        return self.terms.get((1, 0, 0, 0, int(dropout))) if len(self.terms) == 1 else None
+        return self.polynomial.coefficient((1, 0, 0, 0, int(dropout)))
 
     def score_gradient(self, dropout: bool) -> float | None:
         """c of c * (P*G - P*D), with F beside G if there is dropout, None for anything else."""
-        product: Monomial = (1, 1, 0, 0, int(dropout))
-        if set(self.terms) != {product, PD}:
-            return None
-        factor = self.terms[product]
-        return factor if math.isclose(factor, -self.terms[PD], rel_tol=TOLERANCE) else None
+        return self.polynomial.difference((1, 1, 0, 0, int(dropout)), PD)
 
 
-P: Monomial = (1, 0, 0, 0, 0)
-G: Monomial = (0, 1, 0, 0, 0)
-D: Monomial = (0, 0, 1, 0, 0)
-L: Monomial = (0, 0, 0, 1, 0)
-E: Monomial = (1, 0, 0, 1, 0)
-F: Monomial = (0, 0, 0, 0, 1)
-PD: Monomial = (1, 0, 1, 0, 0)
-
-
-def sum_of(one: Mapping[_Powers, float], other: Mapping[_Powers, float], sign: float) -> dict[_Powers, float]:
-    """The sum or difference of two polynomials; terms that cancel up to rounding are gone."""
-    result = dict(one)
-    for monomial, factor in other.items():
-        mine = result.get(monomial, 0.0)
-        total = mine + sign * factor
-        if abs(total) <= TOLERANCE * abs(mine):
-            result.pop(monomial)
-        else:
-            result[monomial] = total
-    return result
-
-
-def _checked(terms: dict[Monomial, float], rows: MaskedRows, *sources: Quantity) -> Quantity | None:
-    if not terms or not all(math.isfinite(factor) and factor != 0.0 for factor in terms.values()):
-        return None
+def _made(found: Polynomial | None, rows: MaskedRows, *sources: Quantity) -> Quantity | None:
+    """The polynomial that was computed from these."""
     raw = any(source.raw for source in sources)
-    return Quantity(terms, rows, raw, spoilt=any(source.spoilt or source.zeroed for source in sources))
+    spoilt = any(source.spoilt or source.zeroed for source in sources)
+    return None if found is None else Quantity(found, rows, raw, spoilt=spoilt)

@@ -1,21 +1,23 @@
 """The values between the probabilities and the gradients, each as the quantity it is (see quantities.py).
 
-Grammar, from the probabilities downwards and, where another operand comes in, upwards to the product that made it:
+Grammar, from the probabilities downwards and, where another operand comes in, upwards to the product that made it. The
+code cites the numbers of the cases; c is a number:
 
-    region := what the forward part left: the probabilities, exponentials and their row sums
-            | dO V^T in any spelling of the product: G
-            | layout(region) | Cast(region) | c * region | region / c | -region
-            | region + region | region - region | Sum(region, ...) | region * region | region / L | Pow(L, n) | 1 / L
-            | ReduceSum(region) over the keys             of P*G, with powers of L before it
-            | ReduceSum(dO * O) over the values' depth    D, as FlashAttention's backward part computes it
-            | ReduceSum(region) over a size of 1          jax: of what is repeated behind it
-            | Einsum(region, region), summed over the keys and nothing else
-            | SoftmaxGrad_13(region, region), SoftmaxGrad          com.microsoft: P * (g - rowsum(P * g))
-            | Where(c, region, 0) | Where(c, 0, region)   c the condition of a selection on the scores, of the guard, or
+    region :=
+      1     what the forward part left                    the probabilities, exponentials and their row sums
+      2   | dO V^T in any spelling of the product         G
+      3   | arithmetic of regions                         layout, casts, factors, products, sums: see polynomials.py
+      4   | Pow(L, n) | Reciprocal(L) | c / L
+      5   | ReduceSum(region) over the keys               of P*G, with powers of L before it
+      6   | ReduceSum(dO * O) over the values' depth      D, as FlashAttention's backward part computes it
+      7   | ReduceSum(region) over a size of 1            jax: of what is repeated behind it
+      8   | Einsum(region, region)                        summed over the keys and nothing else
+      9   | SoftmaxGrad_13(region, region), SoftmaxGrad   com.microsoft: P * (g - rowsum(P * g))
+     10   | Where(c, region, 0) | Where(c, 0, region)     c the condition of a selection on the scores, of the guard, or
                                                           the drop mask
-            | Cast(drop mask)                             zeros and ones: keep * F
-            | DropoutGrad(region, drop mask, ratio)        com.microsoft: region * drop mask / (1 - ratio)
-            | DropoutGrad(region, ...)                     not in training mode: the region itself
+     11   | Cast(drop mask)                               zeros and ones: keep * F
+     12   | DropoutGrad(region, drop mask, ratio)         com.microsoft: region * drop mask / (1 - ratio)
+          | DropoutGrad(region, ...)                      not in training mode: the region itself
 
 Zeros put where the forward part masks change nothing in a row that attends a key, for in the end everything there is
 multiplied by a probability of 0. Zeros put anywhere else change the gradient: not accepted.
@@ -26,35 +28,26 @@ one without keys included: there O was made of the same P. Who else reads O does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import D, E, F, G, L, MaskedRows, P, Quantity
-from fa_compiler.passes.backward.tracing import Tracer, seeds, stripped
+from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.patterns import Bind, OneOf, Op, match
 from fa_compiler.passes.score_ops import Select
 
-MAX_DEPTH = 40
-"""Operands that come from further up are no part of a gradient."""
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A quantity and the axes of the tensor that holds it."""
-
-    quantity: Quantity
-    dims: Arrangement
-
-
-Combine = Callable[[Quantity, Quantity], Quantity | None]
+BASE = Bind("base")
+POWER = OneOf((Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE)))  # 4
 
 
 @dataclass
@@ -64,19 +57,15 @@ class Region:
     match: AttentionMatch
     derivation: Derivation
     viewer: Viewer
-    tracer: Tracer
     dy: View | None = None
-    tensors: dict[ir.Value, Tensor | None] = field(default_factory=dict)
-    _depth: int = 0
 
-    @staticmethod
-    def of(match: AttentionMatch, derivation: Derivation, viewer: Viewer) -> Region:
-        """The region with what the forward part left in it."""
-        region = Region(match, derivation, viewer, Tracer(match, viewer))
-        region._seed(match.anchor)
-        return region
+    def __post_init__(self) -> None:
+        self.tracer = Tracer(self.match, self.viewer)
+        self.reader = PolynomialReader[Quantity](self.tracer, self._of_node)
+        self._put_forward(self.match.anchor)
 
-    def _seed(self, anchor: SoftmaxAnchor) -> None:
+    def _put_forward(self, anchor: SoftmaxAnchor) -> None:
+        """1."""
         after = self.derivation.steps.after
         where = None if after.guard is None else after.guard.where
         raw = where is not None
@@ -85,12 +74,10 @@ class Region:
         for node in anchor.nodes:
             made = node.outputs[0]
             if is_op(node, "Exp") and made is not anchor.output:
-                self._put(made, Quantity({E: 1.0}, rows, raw), scores)
+                self.reader.put(made, Quantity.of(E, 1.0, rows, raw), scores)
             elif is_op(node, "ReduceSum") and anchor.axis is not None:
-                kept: Arrangement = ((),) if int_attr(node, "keepdims", 1) else ()
-                dims = (*scores[: anchor.axis], *kept, *scores[anchor.axis + 1 :])
-                self._put(made, Quantity({L: 1.0}, rows, raw), dims)
-        self._put(anchor.output, Quantity({P: 1.0}, rows, raw), scores)
+                self.reader.put(made, Quantity.of(L, 1.0, rows, raw), left_by(node, scores, {anchor.axis}))
+        self.reader.put(anchor.output, Quantity.of(P, 1.0, rows, raw), scores)
         for node in after.nodes:
             if is_op(node, "Mul", "Div"):
                 # What is behind follows by the grammar.
@@ -99,35 +86,21 @@ class Region:
                 rows, raw = MaskedRows.SAME, False
             own = self.derivation.probabilities.seen.get(node.outputs[0])
             if own is not None and not is_op(node, "IsNaN"):
-                self._put(node.outputs[0], Quantity({P: 1.0}, rows, raw), own)
+                self.reader.put(node.outputs[0], Quantity.of(P, 1.0, rows, raw), own)
 
     @property
     def dropout(self) -> bool:
         """Are probabilities dropped?"""
         return self.match.dropout is not None
 
-    def _put(self, value: ir.Value, quantity: Quantity, dims: Arrangement) -> None:
-        self.tensors[value] = Tensor(quantity, self.viewer.space.resolve_all(dims))
-
     # -- one value ------------------------------------------------------------------------------
 
-    def tensor(self, value: ir.Value | None) -> Tensor | None:
-        """What a value is; None when it is nothing that the grammar knows."""
-        if value is None:
+    def _of_node(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """What a node makes; None when it is nothing that the grammar knows."""
+        if node.graph is not self.match.node.graph:
             return None
-        if value not in self.tensors:
-            if self._depth >= MAX_DEPTH:
-                return None
-            node = value.producer()
-            if node is None or node.graph is not self.match.node.graph or value is not node.outputs[0]:
-                return None
-            self.tensors[value] = None
-            self._depth += 1
-            made = self._of_node(node)
-            self.tensors[value] = None if made is None or self._may_be_larger(value, made.dims) else made
-            self._depth -= 1
-        found = self.tensors[value]
-        return None if found is None else Tensor(found.quantity, self.viewer.space.resolve_all(found.dims))
+        made = self._made_by(node)
+        return None if made is None or self._may_be_larger(node.outputs[0], made.dims) else made
 
     def _may_be_larger(self, value: ir.Value, dims: Arrangement) -> bool:
         """Has a value a size of its own along an axis of the probabilities, which then may be 1 in some run? There an
@@ -138,24 +111,15 @@ class Region:
         sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
-    def _of_node(self, node: ir.Node) -> Tensor | None:
-        if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:
+    def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
+        if is_op(node, "Cast") and (kept := self._kept(node.inputs[0])) is not None:  # 11
             return kept
-        step = self.tracer.look_through(node)
-        if step is not None:
-            return self._rearranged(node, *step)
-        if is_op(node, "Mul"):
-            return self._combined(node, lambda a, b: a.times(b))
-        if is_op(node, "Add", "Sum"):
-            return self._combined(node, lambda a, b: a.plus(b))
-        if is_op(node, "Sub"):
-            return self._combined(node, lambda a, b: a.plus(b, -1.0))
-        if is_op(node, "Div"):
-            return self._divided(node)
-        if is_op(node, "Pow", "Reciprocal"):
+        if (made := self.reader.made_by(node)) is not None:  # 3
+            return made
+        if is_op(node, "Pow", "Reciprocal", "Div"):  # 4
             return self._power(node)
         if is_op(node, "ReduceSum"):
-            return self._summed(node)
+            return self._output_sum(node) or self._summed(node)
         if is_op(node, "Where"):
             return self._selected(node)
         if node.domain == "com.microsoft" and node.op_type in ("SoftmaxGrad", "SoftmaxGrad_13"):
@@ -165,9 +129,9 @@ class Region:
         product = any_contraction(node, self.viewer.info)
         return None if product is None else self._product(product)
 
-    def _dropout_gradient(self, node: ir.Node) -> Tensor | None:
-        """The gradient through a Dropout with a known mask, or through one that is switched off."""
-        tensor, mode, given = self.tensor(node.inputs[0]), input_of(node, 3), input_of(node, 2)
+    def _dropout_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """12: the gradient through a Dropout with a known mask, or through one that is switched off."""
+        tensor, mode, given = self.reader.tensor(node.inputs[0]), input_of(node, 3), input_of(node, 2)
         flag = constant(mode, limit=1)
         ratio = None if given is None else self.viewer.info.scalar(given)
         if tensor is None or (mode is not None and flag is None):
@@ -179,85 +143,45 @@ class Region:
         scaled = kept.quantity.scaled(1.0 / (1.0 - ratio)) if kept and ratio and 0.0 < ratio < 1.0 else None
         if kept is None or scaled is None:
             return None
-        return _tensor(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
+        return Tensor.of(tensor.quantity.times(scaled), self.tracer.aligned(tensor.dims, kept.dims))
 
-    def _kept(self, value: ir.Value | None) -> Tensor | None:
-        """The drop mask, of zeros and ones: `keep` times F."""
+    def _kept(self, value: ir.Value | None) -> Tensor[Quantity] | None:
+        """11: the drop mask, of zeros and ones, which is `keep` times F."""
         dropout = self.match.dropout
         known = None if dropout is None else self.tracer.trace(value, {dropout.mask: dropout.dims})
         if dropout is None or known is None:
             return None
-        return Tensor(Quantity({F: dropout.keep}), known.dims)
+        return Tensor(Quantity.of(F, dropout.keep), known.dims)
 
-    def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Tensor | None:
-        tensor = self.tensor(source)
-        if tensor is None:
+    def _power(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """4."""
+        found = match(POWER, node.outputs[0], self.viewer.info)
+        tensor = None if found is None else self.reader.tensor(found["base"])
+        if found is None or tensor is None:
             return None
-        if self.viewer.factor(node) is not None:
-            return _tensor(tensor.quantity.scaled(factor), tensor.dims)
-        dims = self.viewer.rearranged(node, tensor.dims)
-        return None if dims is None else Tensor(tensor.quantity, dims)
-
-    def _combined(self, node: ir.Node, combine: Combine) -> Tensor | None:
-        tensors = self._all(node.inputs)
-        if tensors is None:
+        number, exponent = self._number(found.get("number"), 1.0), self._number(found.get("exponent"), -1.0)
+        if number is None or exponent is None or not exponent.is_integer():
             return None
-        result = tensors[0]
-        for other in tensors[1:]:
-            dims = self.tracer.aligned(result.dims, other.dims)
-            combined = _tensor(combine(result.quantity, other.quantity), dims)
-            if combined is None:
-                return None
-            result = combined
-        return result
+        power = tensor.quantity.to_power(int(exponent))
+        return None if power is None else Tensor.of(power.scaled(number), tensor.dims)
 
-    def _all(self, values: Sequence[ir.Value | None]) -> list[Tensor] | None:
-        """Every value as a tensor; the first that is none ends it, so that little is looked at in vain."""
-        result: list[Tensor] = []
-        for value in values:
-            tensor = self.tensor(value)
-            if tensor is None:
-                return None
-            result.append(tensor)
-        return result or None
+    def _number(self, value: ir.Value | None, absent: float) -> float | None:
+        return absent if value is None else self.viewer.info.scalar(value)
 
-    def _divided(self, node: ir.Node) -> Tensor | None:
-        below = self.tensor(node.inputs[1])
-        inverse = None if below is None else below.quantity.to_power(-1)
-        if below is None or inverse is None:
-            return None
-        above = self.tensor(node.inputs[0])
-        if above is not None:
-            dims = self.tracer.aligned(above.dims, below.dims)
-            return _tensor(above.quantity.times(inverse), dims)
-        number = None if node.inputs[0] is None else self.viewer.info.scalar(node.inputs[0])
-        return None if number is None else _tensor(inverse.scaled(number), below.dims)
-
-    def _power(self, node: ir.Node) -> Tensor | None:
-        tensor = self.tensor(node.inputs[0])
-        number = -1.0 if node.op_type == "Reciprocal" else None
-        if number is None and (exponent := input_of(node, 1)) is not None:
-            number = self.viewer.info.scalar(exponent)
-        if tensor is None or number is None or not number.is_integer():
-            return None
-        return _tensor(tensor.quantity.to_power(int(number)), tensor.dims)
-
-    def _summed(self, node: ir.Node) -> Tensor | None:
-        """The sum over the keys, or over a size of 1, which is no sum; or that of dO * O."""
-        if (found := self._output_sum(node)) is not None:
-            return found
-        tensor, axes = self.tensor(node.inputs[0]), reduced_axes(node)
+    def _summed(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """5 and 7: the sum over the keys, or over a size of 1, which is no sum."""
+        tensor, axes = self.reader.tensor(node.inputs[0]), reduced_axes(node)
         if tensor is None or axes is None or len(axes) != 1:
             return None
         axis = axes[0] % len(tensor.dims)
-        kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
         columns = self.are_columns(tensor.dims[axis])
         if not columns and tensor.dims[axis]:
             return None
         total = tensor.quantity.row_sum(self.dropout) if columns else tensor.quantity
-        return _tensor(total, (*tensor.dims[:axis], *kept, *tensor.dims[axis + 1 :]))
+        return Tensor.of(total, left_by(node, tensor.dims, {axis}))
 
-    def _output_sum(self, node: ir.Node) -> Tensor | None:
+    def _output_sum(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """6."""
         product, axes = producer(node.inputs[0]), reduced_axes(node)
         if self.dy is None or product is None or not is_op(product, "Mul") or axes is None or len(axes) != 1:
             return None
@@ -269,11 +193,8 @@ class Region:
             if first is None or second is None or dims is None:
                 continue
             axis = axes[0] % len(dims)
-            if space.resolve(dims[axis]) != space.resolve(self.match.roles.value_head_dim):
-                continue
-            kept: tuple[Axes, ...] = ((),) if int_attr(node, "keepdims", 1) else ()
-            quantity = Quantity({D: 1.0}).scaled(first.factor * second.factor)
-            return _tensor(quantity, (*dims[:axis], *kept, *dims[axis + 1 :]))
+            if space.resolve(dims[axis]) == space.resolve(self.match.roles.value_head_dim):
+                return Tensor.of(Quantity.of(D).scaled(first.factor * second.factor), left_by(node, dims, {axis}))
         return None
 
     def are_columns(self, axes: Axes) -> bool:
@@ -281,8 +202,9 @@ class Region:
         space = self.viewer.space
         return space.resolve(axes) == space.resolve(self.match.roles.kv_seq)
 
-    def _softmax_gradient(self, node: ir.Node) -> Tensor | None:
-        tensors = self._all(node.inputs[:2])
+    def _softmax_gradient(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """9."""
+        tensors = self.reader.all(node.inputs[:2])
         if tensors is None:
             return None
         gradient, softmax = tensors
@@ -297,33 +219,33 @@ class Region:
         weighted = softmax.quantity.times(gradient.quantity)
         total = None if weighted is None else weighted.row_sum(self.dropout)
         inner = None if total is None else gradient.quantity.plus(total, -1.0)
-        return None if inner is None else _tensor(softmax.quantity.times(inner), dims)
+        return None if inner is None else Tensor.of(softmax.quantity.times(inner), dims)
 
     # -- selections -----------------------------------------------------------------------------
 
-    def _selected(self, node: ir.Node) -> Tensor | None:
-        """Zeros where the forward part masks, or where its guard does."""
+    def _selected(self, node: ir.Node) -> Tensor[Quantity] | None:
+        """10: zeros where the forward part masks, or where its guard does."""
         for index, keep in ((1, True), (2, False)):
             zero = node.inputs[3 - index]
             if zero is None or not self._is_zero(zero):
                 continue
-            tensor = self.tensor(node.inputs[index])
+            tensor = self.reader.tensor(node.inputs[index])
             if tensor is not None:
-                return _tensor(self._masked(node.inputs[0], keep, tensor), tensor.dims)
+                return Tensor.of(self._masked(node.inputs[0], keep, tensor), tensor.dims)
         return None
 
     def _is_zero(self, value: ir.Value) -> bool:
         return self.viewer.facts.sets.of(value) == frozenset((0.0,)) or self.viewer.info.scalar(value) == 0.0
 
-    def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor) -> Quantity | None:
+    def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
-        own, negated = stripped(condition, self.tracer)
+        own, negated = bare(condition, self.viewer.info)
         kept = self._kept(own)
         if kept is not None and keep != negated and self.tracer.aligned(tensor.dims, kept.dims) is not None:
             return tensor.quantity.times(kept.quantity)
         selections = [term for term in self.derivation.steps.scores.terms if isinstance(term, Select)]
         for index, term in enumerate(selections):
-            theirs, other = stripped(term.operand.value, self.tracer)
+            theirs, other = bare(term.operand.value, self.viewer.info)
             if keep ^ negated == term.keep ^ other and self._same(own, theirs, term.operand.dims, tensor):
                 return tensor.quantity.selected(index, len(selections))
         guard = self.derivation.steps.after.guard
@@ -332,14 +254,14 @@ class Region:
         where = guard.where
         test, chosen, _ = where.inputs
         assert test is not None and chosen is not None
-        chosen_is_kept = self.tensors.get(chosen) is not None
-        theirs, other = stripped(test, self.tracer)
+        chosen_is_kept = self.reader.tensors.get(chosen) is not None
+        theirs, other = bare(test, self.viewer.info)
         dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)
         if keep ^ negated != chosen_is_kept ^ other or not self._same(own, theirs, dims, tensor):
             return None
         return tensor.quantity.guarded()
 
-    def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor) -> bool:
+    def _same(self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
         if own is None or theirs is None:
             return False
@@ -354,8 +276,8 @@ class Region:
 
     # -- products -------------------------------------------------------------------------------
 
-    def _product(self, product: Contraction) -> Tensor | None:
-        """dO V^T, or the row sums of a product of two tensors of the region."""
+    def _product(self, product: Contraction) -> Tensor[Quantity] | None:
+        """2 and 8: dO V^T, or the row sums of a product of two tensors of the region."""
         values = seeds(self.match.value.stops)
         for side in (0, 1):
             known = self.tracer.trace(product.operands[side], values)
@@ -367,11 +289,12 @@ class Region:
             dims, factor = output
             if self._runs_over(product, side, known.dims, self.match.roles.value_head_dim):
                 out = self.arranged(product, side, known.dims, dims)
-                return _tensor(Quantity({G: 1.0}).scaled(known.factor * factor * product.factor), out)
+                return Tensor.of(Quantity.of(G).scaled(known.factor * factor * product.factor), out)
         return self._row_products(product) if is_op(product.node, "Einsum") else None
 
-    def _row_products(self, product: Contraction) -> Tensor | None:
-        tensors = self._all(product.operands)
+    def _row_products(self, product: Contraction) -> Tensor[Quantity] | None:
+        """8."""
+        tensors = self.reader.all(product.operands)
         if tensors is None or set(product.labels[0]) != set(product.labels[1]):
             return None
         one, other = tensors
@@ -382,7 +305,7 @@ class Region:
         if dims is None or total is None or not self._runs_over(product, 0, dims, self.match.roles.kv_seq):
             return None
         by_label = dict(zip(product.labels[0], dims, strict=True))
-        return _tensor(total.scaled(product.factor), tuple(by_label[label] for label in product.out))
+        return Tensor.of(total.scaled(product.factor), tuple(by_label[label] for label in product.out))
 
     def _runs_over(self, product: Contraction, side: int, dims: Arrangement, axes: Axes) -> bool:
         """Does the product sum over exactly these axes?"""
@@ -441,7 +364,3 @@ def _equal(one: ir.Value, other: ir.Value) -> bool:
     if arrays[0] is None or arrays[1] is None or arrays[0].dtype != arrays[1].dtype:
         return False
     return np.array_equal(arrays[0], arrays[1])
-
-
-def _tensor(quantity: Quantity | None, dims: Arrangement | None) -> Tensor | None:
-    return None if quantity is None or dims is None else Tensor(quantity, dims)

@@ -17,9 +17,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.backward.behind import places_behind
+from fa_compiler.passes.backward.behind import Place, places_behind
 from fa_compiler.passes.backward.match import Gradient
-from fa_compiler.passes.backward.place import Place
 from fa_compiler.passes.backward.tracing import Tracer
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.layout.layout import COPY_COST

@@ -10,7 +10,7 @@ Casts between float types are looked through in both directions: they only round
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import int_attr, is_op
 
 MAX_STEPS = 64
 ANY_FLOAT = (*FLOATS, ir.DataType.DOUBLE)
@@ -88,7 +88,7 @@ class Tracer:
         mine, theirs = space.resolve(one), space.resolve(other)
         if mine == theirs:
             return True
-        roles, rope = self.match.roles.refined(space), self.match.rope
+        roles, rope = space.settle(self.match.roles), self.match.rope
         bound = {
             *(() if rope is None else space.resolve(rope.head_dim)),
             *(*roles.batch, *roles.heads, *roles.kv_heads, *roles.q_seq),
@@ -118,16 +118,7 @@ def seeds(view_stops: tuple[tuple[ir.Value, Arrangement], ...]) -> dict[ir.Value
     return dict(view_stops)
 
 
-def stripped(value: ir.Value | None, tracer: Tracer) -> tuple[ir.Value | None, bool]:
-    """A condition without casts between booleans and without Not; and whether it was negated."""
-    negated = False
-    while value is not None:
-        node = value.producer()
-        if node is None or not is_op(node, "Cast", "Identity", "Not"):
-            break
-        source = node.inputs[0]
-        if source is None or tracer.viewer.info.dtype(source) != ir.DataType.BOOL:
-            break
-        negated ^= node.op_type == "Not"
-        value = source
-    return value, negated
+def left_by(node: ir.Node, dims: Arrangement, chosen: Collection[int]) -> Arrangement:
+    """What a reduction over the `chosen` dimensions leaves of an arrangement."""
+    keep = int_attr(node, "keepdims", 1) == 1
+    return tuple(() if place in chosen else dim for place, dim in enumerate(dims) if keep or place not in chosen)

@@ -290,7 +290,7 @@ class Decoding:
         ]
 
     def _quantised(self, view: View, target: Arrangement, depth: Axes) -> Cache | None:
-        dims = self.match.space.resolve_all(view.base_dims)
+        dims = view.base_dims
         found = quantised(view.base, dims, self.match.dtype, self.builder.info)
         plan = moves(dims, target)
         if found is None or plan is None:

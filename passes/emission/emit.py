@@ -8,28 +8,28 @@ FlashAttentionScore (prompt.py), and a FlashAttentionScore otherwise. The layout
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs, verify
-from fa_compiler.passes.build import PREFIX, Builder, Mover
+from fa_compiler.op_registry import get, verify
+from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission import prompt
 from fa_compiler.passes.emission.decode import Decoding
-from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, destination_places, layout_plan
+from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
-from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.emission.node_view import node_view, registry_node
 from fa_compiler.passes.emission.paging import Pages, find_pages
 from fa_compiler.passes.emission.quantised import requantised
 from fa_compiler.passes.emission.step import Step
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
-from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
@@ -60,10 +60,7 @@ class Fused:
 
 
 class Companion(Protocol):
-    """Nodes that are emitted together with an attention because they read its results.
-
-    The only companion is the gradient (backward/emit.py).
-    """
+    """Nodes that are emitted together with an attention because they read its results."""
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -71,6 +68,10 @@ class Companion(Protocol):
 
     def adapted(self, match: AttentionMatch) -> AttentionMatch:
         """The match with roles that serve both the attention and the companion."""
+
+
+class DenseCompanion(Companion, Protocol):
+    """A companion of a FlashAttentionScore: its gradient (backward/emit.py)."""
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The companion's cost in one layout; None when it is impossible there."""
@@ -100,7 +101,7 @@ class Emitter:
         """What the user asked for."""
         return self.facts.options
 
-    def emit(self, match: AttentionMatch, companion: Companion | None = None) -> Fused:
+    def emit(self, match: AttentionMatch, companion: DenseCompanion | None = None) -> Fused:
         """Add the fused node, and the companion if there is one, and replace the matched results by theirs.
 
         A Decline is raised before any use of a value is changed.
@@ -112,22 +113,20 @@ class Emitter:
                 raise
             return self._emit(replace(match, mask=match.mask.dense), companion)
 
-    def _emit(self, match: AttentionMatch, companion: Companion | None) -> Fused:
-        places = destination_places(match, self.facts)
-        match = match.refined()
+    def _emit(self, match: AttentionMatch, companion: DenseCompanion | None) -> Fused:
+        match, places = placed(match, self.facts)
         notes: list[str] = []
         if companion is not None:
             match = companion.adapted(match)
         elif self.options.decoding:
             try:
-                pages = find_pages(match, Viewer(self.facts, match.space))
-                if pages is not None:
-                    return self._emit_at(match.refined(), places, None, notes, pages)
+                if (found := find_pages(match, self.facts)) is not None:
+                    paged, pages = found
+                    return self._emit_at(paged, paged.space.settle(places), None, notes, pages)
             except Decline as decline:
                 hint = f" ({decline.hint})" if decline.hint else ""
                 name = label(decline.culprit or match.node)
                 notes.append(f"{name}: pages are gathered, not read where they lie: {decline.reason}{hint}")
-            match = match.refined()
         try:
             return self._emit_at(match, places, companion, notes)
         except Decline:
@@ -137,20 +136,15 @@ class Emitter:
     def _emit_at(
         self,
         match: AttentionMatch,
-        places: list[Place],
-        companion: Companion | None,
+        places: Sequence[Place],
+        companion: DenseCompanion | None,
         remarks: list[str],
         pages: Pages | None = None,
     ) -> Fused:
         """Emit with the cheapest of these places. Raises Decline, also where `pages` cannot be read in place."""
         plan = self._best_layout(match, places, companion, pages)
-        space, builder = match.space, self.builder
-        witnesses = [
-            (value, space.resolve_all(dims))
-            for view in (*match.views, *(companion.views if companion is not None else ()))
-            for value, dims in view.stops
-        ]
-        mover = Mover(builder, space, witnesses)
+        builder, views = self.builder, (*match.views, *(companion.views if companion is not None else ()))
+        mover = Mover(builder, match.space, [stop for view in views for stop in view.stops])
         query, key, value, *ropes = (
             mover.apply(builder.cast(source.value, match.dtype), source.dims, source.plan) for source in plan.operands
         )
@@ -213,17 +207,16 @@ class Emitter:
     def _best_layout(
         self,
         match: AttentionMatch,
-        places: list[Place],
-        companion: Companion | None,
+        places: Sequence[Place],
+        companion: DenseCompanion | None,
         pages: Pages | None,
     ) -> LayoutPlan:
-        destinations = [(value, match.space.resolve_all(dims), saved) for value, dims, saved in places]
         names: tuple[str, ...] = tuple(LAYOUTS) if match.mask.packed is None else (PACKED,)
         if prompt.is_wanted(self.options):
             names = tuple(name for name in names if name in prompt.LAYOUTS)
         if pages is not None:
             names = pages.layouts
-        plans = [plan for name in names if (plan := layout_plan(match, name, destinations, self.builder.info))]
+        plans = [plan for name in names if (plan := layout_plan(match, name, places, self.builder.info))]
         plans = [replace(plan, paged=pages is not None) for plan in plans]
         costs = [(plan.cost, plan) for plan in plans]
         if companion is not None:
@@ -252,18 +245,9 @@ class Emitter:
         if match.dropout is not None:
             attrs["keep_prob"] = match.dropout.keep
         attrs.update(self._row_attrs(match))
-        present = {name: value for name, value in inputs.items() if value is not None}
-        name = self.builder.names.new(f"{PREFIX}_{OP}")
-        node = ir.Node(
-            DOMAIN,
-            OP,
-            place_inputs(spec, present),
-            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
-            num_outputs=len(spec.outputs),
-            name=name,
-        )
+        node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
-            output.name = self._output_name(name, declared.name, statistics)
+            output.name = self._output_name(node.name or "", declared.name, statistics)
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
@@ -271,7 +255,7 @@ class Emitter:
         self.made.append(node)
         return node
 
-    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: Companion | None) -> ir.Node:
+    def _prompt(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
         """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
             raise Decline(Code.ILLEGAL, f"{self.options.product} has no operator for a gradient", match.node)
@@ -367,11 +351,10 @@ class Emitter:
         if sink.view is None:
             numbers = np.full(self._size(match, heads), sink.number, dtype=np.float32)
             return self.builder.constant(numbers, "sink")
-        own = match.space.resolve_all(sink.view.base_dims)
-        plan = moves(own, (heads,))
+        plan = moves(sink.view.base_dims, (heads,))
         if plan is None:
             raise Decline(Code.SHAPE, "the sink is not one number for each head", match.node)
-        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), own, plan)
+        return mover.apply(self.builder.cast(sink.view.base, ir.DataType.FLOAT), sink.view.base_dims, plan)
 
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""

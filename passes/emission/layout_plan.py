@@ -7,12 +7,13 @@ absorbed as long as nothing else reads the values between.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
+from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -76,12 +77,11 @@ class LayoutPlan:
         return sum(source.cost for source in read) + cost(self.destination.plan) - self.destination.saved
 
 
-def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
-    """The output of the second product, and the values behind it that only rearrange it.
-
-    Following them may split axes of the match further.
+def placed(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, tuple[Place, ...]]:
+    """The match, and the places where its result can go: the output of the second product, and the values behind it
+    that only rearrange it. The axes of the returned match are split as far as these values need it.
     """
-    viewer = Viewer(facts, match.space)
+    viewer = Viewer(facts, match.space.branch())
     value, dims, saved = match.output, match.output_dims, 0
     places = [(value, dims, saved)]
     while (reader := only_reader(value)) is not None and reader.inputs[0] is value and is_op(reader, *LAYOUT_OPS):
@@ -91,10 +91,12 @@ def destination_places(match: AttentionMatch, facts: Facts) -> list[Place]:
         saved += COPY_COST if reader.op_type == "Transpose" else 1
         value, dims = reader.outputs[0], moved
         places.append((value, dims, saved))
-    return places
+    if viewer.space.knows_no_more(match.space):
+        return match.with_heads(), tuple(places)
+    return match.within(viewer.space).with_heads(), viewer.space.settle(tuple(places))
 
 
-def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], info: ShapeInfo) -> LayoutPlan | None:
+def layout_plan(match: AttentionMatch, name: str, destinations: Sequence[Place], info: ShapeInfo) -> LayoutPlan | None:
     """The layout `name` with its cheapest sources and destination.
 
     None where an operand or the result cannot be brought into this layout.
@@ -121,7 +123,7 @@ def layout_plan(match: AttentionMatch, name: str, destinations: list[Place], inf
     return None if best is None else LayoutPlan(name, tuple(operands), targets[0][1], output, best)
 
 
-def best_destination(output: Arrangement, places: list[Place]) -> Destination | None:
+def best_destination(output: Arrangement, places: Sequence[Place]) -> Destination | None:
     """The place that costs least for a result arranged as `output`, after the saved cost is subtracted.
 
     None where the result can be brought to none of the places.
@@ -137,7 +139,7 @@ def best_destination(output: Arrangement, places: list[Place]) -> Destination | 
     return best
 
 
-def cheapest_source(view: View, target: Arrangement, space: AxisSpace, info: ShapeInfo) -> Source | None:
+def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> Source | None:
     """The stop of a view from which the target costs least; None where it can be reached from no stop.
 
     Of equal stops the last is taken, which needs the fewest new nodes. A stop that may lack an axis in some run
@@ -149,11 +151,10 @@ def cheapest_source(view: View, target: Arrangement, space: AxisSpace, info: Sha
         if index:
             maker = value.producer()
             kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
-        own = space.resolve_all(dims)
-        plan = moves(own, target)
-        if plan is None or space.short_dims(own, info.shape(value)):
+        plan = moves(dims, target)
+        if plan is None or space.short_dims(dims, info.shape(value)):
             continue
-        source = Source(value, own, plan, kept)
+        source = Source(value, dims, plan, kept)
         if best is None or source.cost <= best.cost:
             best = source
     return best

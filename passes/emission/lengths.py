@@ -150,7 +150,7 @@ def _read(mask: Masked, match: AttentionMatch, info: ShapeInfo, starts: bool) ->
     if truth is None:
         return None
     kept = negation(truth) if mask.when else truth
-    dims = match.space.resolve_all(mask.view.base_dims)
+    dims = mask.view.base_dims
     result: list[Length | Masked] = []
     for part in kept.parts if isinstance(kept, All) else (kept,):
         read = None

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry.constraints.common import compressed_mask
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Arrangement, Axes, product
+from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
@@ -28,6 +28,7 @@ from fa_compiler.passes.options import NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Floor, Masked, Scale, Select, Viewed
 from fa_compiler.passes.values.bounds import LIMITS
+from fa_compiler.passes.values.symbolic import product
 
 LARGEST = {
     ir.DataType.FLOAT: FLOAT32_MAX,
@@ -78,12 +79,11 @@ class MaskBuilder:
             raise Decline(Code.ILLEGAL, "packed sequences need opset 11 or newer", self._culprit)
         batch, _, rows, _ = self._groups
         view = self._whole(view)
-        own_dims = self.match.space.resolve_all(view.base_dims)
-        plan = moves(own_dims, (batch, rows))
+        plan = moves(view.base_dims, (batch, rows))
         if plan is None:
             raise Decline(Code.SHAPE, f"{view.base.name!r} could not be arranged by batch and token", self._culprit)
-        # The labels may have a batch of 1 in a run in which the operands have more: they are repeated to that number.
-        labels = self.mover.repeated(self.mover.apply(view.base, own_dims, plan), (batch, rows))
+        # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
+        labels = self.mover.repeated(self.mover.apply(view.base, view.base_dims, plan), (batch, rows))
         dtype, one = builder.info.dtype(labels), builder.ints([1])
         earlier, later, last = (
             builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
@@ -216,7 +216,7 @@ class MaskBuilder:
         return frozenset(wanted)
 
     def _owns(self, view: View, group: Axes) -> bool:
-        own = {axis for dim in view.base_dims for axis in self.match.space.resolve(dim)}
+        own = {axis for dim in view.base_dims for axis in dim}
         return any(axis in own for axis in group)
 
     def _excluded(self, part: Masked, full: frozenset[int]) -> ir.Value:
@@ -237,7 +237,7 @@ class MaskBuilder:
     def _arranged(self, value: ir.Value, view: View, full: frozenset[int]) -> ir.Value:
         """The value as [B|1, N|1, S1|1, S2|1], expanded along the groups in `full` and those it has an axis of."""
         space = self.match.space
-        own_dims = space.resolve_all(view.base_dims)
+        own_dims = view.base_dims
         rows = self.match.roles.q_seq
         for axis, dim in enumerate(own_dims):
             # A mask may have more rows than the query: then each of its rows is a row of the result.

@@ -1,18 +1,48 @@
-"""A fused node in the form the registry checks: tensors by REG_OP name, with their shapes and known contents."""
+"""Nodes of the registry's operators: how they are made, and the form in which the registry checks them: tensors by
+REG_OP name, with their shapes and known contents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import NodeView, TensorInfo, bind_inputs, bind_outputs, dtypes, get
+from fa_compiler.op_registry import (
+    DOMAIN,
+    NodeView,
+    OpSpec,
+    TensorInfo,
+    bind_inputs,
+    bind_outputs,
+    dtypes,
+    full_attrs,
+    get,
+    place_inputs,
+)
+from fa_compiler.passes.build import PREFIX, Builder
 from fa_compiler.passes.decline import label
 from fa_compiler.passes.nodes import constant
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTENT_LIMIT = 1 << 23
+
+
+def registry_node(
+    spec: OpSpec,
+    inputs: Mapping[str, ir.Value | None],
+    attrs: Mapping[str, int | float | str],
+    builder: Builder,
+) -> ir.Node:
+    """A node of an operator with its attributes in full; not yet in the graph, and without names for its outputs."""
+    return ir.Node(
+        DOMAIN,
+        spec.name,
+        place_inputs(spec, {name: value for name, value in inputs.items() if value is not None}),
+        [ir.convenience.convert_attribute(name, value) for name, value in full_attrs(spec, attrs).items()],
+        num_outputs=len(spec.outputs),
+        name=builder.names.new(f"{PREFIX}_{spec.name}"),
+    )
 
 
 def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:

@@ -31,6 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.build import INT64, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.quantised import Quantised, quantised
+from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.layout import COPY_COST, Move, cost, moves
 from fa_compiler.passes.layout.views import View, Viewer
@@ -82,8 +83,8 @@ class Pages:
 
     def block_table(self, match: AttentionMatch, pool: ir.Value, mover: Mover) -> ir.Value:
         """The table in int32, [batch, blocks of an entry], without negative indices."""
-        builder, dims = mover.builder, match.space.resolve_all(self.table.base_dims)
-        plan = moves(dims, (match.roles.batch, match.space.resolve(self.pages)))
+        builder, dims = mover.builder, self.table.base_dims
+        plan = moves(dims, (match.roles.batch, self.pages))
         if plan is None:
             raise Decline(Code.SHAPE, f"the block table {self.table.base.name!r} is not one row for each batch entry")
         table, dtype = self.table.base, builder.info.dtype(self.table.base)
@@ -114,13 +115,15 @@ class _Gathered:
     quantised: Quantised | None
 
 
-def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
-    """The pages an attention reads; None where its keys are not gathered as blocks of tokens.
+def find_pages(match: AttentionMatch, facts: Facts) -> tuple[AttentionMatch, Pages] | None:
+    """The pages an attention reads, and the match with the axes that were split to find them.
 
-    Raises Decline where they are, but the operator cannot read these pages. Axes of the match may be split.
+    None where the keys are not gathered as blocks of tokens. Raises Decline where they are, but the operator cannot
+    read these pages.
     """
+    viewer = Viewer(facts, match.space.branch())
     found = [_gathered(view, match, viewer) for view in (match.key, match.value)]
-    roles, space = match.roles.refined(viewer.space), viewer.space
+    roles, space = viewer.space.settle(match.roles), viewer.space
     parts = [None if each is None else _tokens(each, roles.kv_seq, space.resolve_all(each.data)) for each in found]
     if found[0] is None or parts[0] is None:
         return None
@@ -148,7 +151,8 @@ def find_pages(match: AttentionMatch, viewer: Viewer) -> Pages | None:
         ]
         key, value = pools
         if key is not None and value is not None:
-            return Pages(key, value, tables[0], pages, size, counts[0], layouts)
+            paged = Pages(key, value, tables[0], pages, size, counts[0], layouts)
+            return match.within(space).with_heads(), space.settle(paged)
     raise Decline(Code.SHAPE, "the blocks would have to be rearranged, all of them in each step", found[0].node)
 
 

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, place_inputs
+from fa_compiler.op_registry import bind_inputs, full_attrs, get
 from fa_compiler.op_registry.products import product
-from fa_compiler.passes.build import PREFIX, AttrValue, Builder
+from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.emission.node_view import registry_node
 from fa_compiler.passes.options import HALF_ATTENTION, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -111,19 +112,9 @@ def build(call: PromptCall, node: ir.Node, old: ir.Value, builder: Builder, opti
         dtype = ir.DataType.FLOAT16
         floats = [name for name in inputs if name != "atten_mask"]
         inputs |= {name: builder.cast(inputs[name], dtype) for name in floats}
-    spec = get(OP, options.cann)
-    attrs: dict[str, AttrValue] = full_attrs(spec, call.attrs)
-    name = builder.names.new(f"{PREFIX}_{OP}")
-    made = ir.Node(
-        DOMAIN,
-        OP,
-        place_inputs(spec, inputs),
-        [ir.convenience.convert_attribute(key, value) for key, value in attrs.items()],
-        num_outputs=len(spec.outputs),
-        name=name,
-    )
+    made = registry_node(get(OP, options.cann), inputs, call.attrs, builder)
     out = made.outputs[0]
-    out.name, out.dtype, out.shape = builder.names.new(f"{name}_attention_out"), dtype, old.shape
+    out.name, out.dtype, out.shape = builder.names.new(f"{made.name}_attention_out"), dtype, old.shape
     builder.info.set(out, builder.info.shape(old), dtype)
     builder.graph.append(made)
     return made

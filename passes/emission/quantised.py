@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.layout.axes import Arrangement, Axes, KnownAxes
 from fa_compiler.passes.nodes import constant, distinct_consumers, int_attr, is_op
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
@@ -46,7 +46,7 @@ class Quantised:
     zero_point: np.ndarray
     channels: Axes | None
 
-    def by_channel(self, heads: Axes, depth: Axes, space: AxisSpace) -> tuple[np.ndarray, np.ndarray] | None:
+    def by_channel(self, heads: Axes, depth: Axes, space: KnownAxes) -> tuple[np.ndarray, np.ndarray] | None:
         """Scales and zero points as [heads, depth]; None where they run along other axes."""
         form = tuple(space.size(axes).const or 0 for axes in (heads, depth))
         channels = () if self.channels is None else space.resolve(self.channels)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, full_attrs, get, place_inputs
-from fa_compiler.passes.build import PREFIX, Builder
+from fa_compiler.op_registry import get
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.emission.node_view import registry_node
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import Options
@@ -45,17 +46,9 @@ class Step:
         heads = {"num_heads": match.roles.heads, "num_key_value_heads": match.roles.kv_heads}
         attrs = {**self.attrs, "scale_value": float(np.float32(match.scale))}
         attrs |= {name: space.size(axes).const or 1 for name, axes in heads.items()}
-        name = builder.names.new(f"{PREFIX}_{OP}")
-        node = ir.Node(
-            DOMAIN,
-            OP,
-            place_inputs(spec, {name: value for name, value in self.inputs.items() if value is not None}),
-            [ir.convenience.convert_attribute(key, value) for key, value in full_attrs(spec, attrs).items()],
-            num_outputs=1,
-            name=name,
-        )
+        node = registry_node(spec, self.inputs, attrs, builder)
         out, shape = node.outputs[0], [space.size(dim) for dim in output]
-        out.name = builder.names.new(f"{name}_attention_out")
+        out.name = builder.names.new(f"{node.name}_attention_out")
         out.dtype = match.dtype if self.inputs.get("quant_scale2") is None else ir.DataType.INT8
         out.shape = ir.Shape([size.const for size in shape])
         builder.info.set(out, shape, out.dtype)

@@ -13,10 +13,11 @@ be proven, the view ends at that node; this is always sound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.values.symbolic import Dim, product
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,19 +29,12 @@ class Axis:
 
 Axes = tuple[Axis, ...]
 Arrangement = tuple[Axes, ...]
-
-
-def product(sizes: Iterable[Dim]) -> Dim:
-    """The product of sizes, 1 for none."""
-    total = Dim(1)
-    for size in sizes:
-        total = total * size
-    return total
+Record = TypeVar("Record")
 
 
 @dataclass
-class AxisSpace:
-    """The axes of one match, with what has been learnt about them.
+class KnownAxes:
+    """What is known of the axes of one match: which finer axes each one was split into, and which are the same.
 
     `_parts` maps an axis to the finer axes that replaced it, or to the axis that it was found equal to. An axis in
     `_open` stands for several dimensions whose sizes are not proven to be equal: one of these may be 1 in some run.
@@ -49,9 +43,13 @@ class AxisSpace:
     _parts: dict[Axis, Axes] = field(default_factory=dict)
     _open: tuple[Axis, ...] = ()
 
-    def new(self, size: Dim) -> Axes:
-        """The axes of a new dimension: one axis of this size, or no axis when the size is 1."""
-        return () if size.const == 1 else (Axis(size),)
+    def branch(self) -> AxisSpace:
+        """A space that starts from what is known here, and keeps to itself what it learns."""
+        return AxisSpace(dict(self._parts), self._open)
+
+    def knows_no_more(self, other: KnownAxes) -> bool:
+        """Has a branch learnt nothing that the other, which it starts from, does not know?"""
+        return len(self._parts) == len(other._parts)
 
     def resolve(self, axes: Iterable[Axis]) -> Axes:
         """The same axes in their finest known parts."""
@@ -68,9 +66,62 @@ class AxisSpace:
         """`resolve` for every dimension."""
         return tuple(self.resolve(dim) for dim in dims)
 
+    def settle(self, record: Record) -> Record:
+        """A record whose axes are in the finest parts known here: those of its tuples, mappings and dataclasses. A
+        space in it becomes this one."""
+        return self._settled(record)  # type: ignore[no-any-return]
+
+    def _settled(self, record: Any) -> Any:
+        if isinstance(record, KnownAxes):
+            return self
+        if isinstance(record, tuple):
+            parts = self.resolve(record) if isinstance(next(iter(record), None), Axis) else map(self._settled, record)
+            found = tuple(parts)
+            changed = len(found) != len(record) or any(a is not b for a, b in zip(found, record, strict=True))
+            return found if changed else record
+        if isinstance(record, Mapping):
+            entries = {key: self._settled(value) for key, value in record.items()}
+            return entries if any(entries[key] is not value for key, value in record.items()) else record
+        if not is_dataclass(record) or isinstance(record, type):
+            return record
+        own = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+        moved = {name: new for name, value in own.items() if (new := self._settled(value)) is not value}
+        return replace(record, **moved) if moved else record
+
     def size(self, axes: Iterable[Axis]) -> Dim:
         """The number of elements these axes run over."""
         return product(axis.size for axis in self.resolve(axes))
+
+    def short_dims(self, dims: Arrangement, shape: Sequence[Dim] | None) -> list[Axes]:
+        """The dimensions of a tensor of this shape that may have fewer elements than their axes in some run.
+
+        Such a dimension folds several axes into one. In some run one of these axes may have the size 1 in this tensor
+        and a larger size in another tensor. An axis that is a dimension of its own broadcasts in such a run. A folded
+        axis does not, and the size of its dimension does not show it. For an unknown shape the result is empty.
+        """
+        return [dim for dim, size in zip(dims, shape or (), strict=False) if self._may_be_short(dim, size)]
+
+    def _may_be_short(self, dim: Axes, size: Dim) -> bool:
+        if self.size(dim) == size:
+            return False
+        own = set(self.resolve(dim))
+        parts = [set(self.resolve((axis,))) for axis in self._open]
+        return any(own & part and own != part for part in parts)
+
+    def may_broadcast(self, axes: Axes) -> bool:
+        """Does one of these axes stand for several dimensions, one of which may be 1 in a run in which another is
+        larger?"""
+        own = set(self.resolve(axes))
+        return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
+
+
+@dataclass
+class AxisSpace(KnownAxes):
+    """The axes of a match that is being made: axes may still be split, and found to be the same."""
+
+    def new(self, size: Dim) -> Axes:
+        """The axes of a new dimension: one axis of this size, or no axis when the size is 1."""
+        return () if size.const == 1 else (Axis(size),)
 
     def reshape(self, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
         """Rearrange into dimensions of the target sizes, in row-major order; None when unproven."""
@@ -127,28 +178,6 @@ class AxisSpace:
                 self._open = (*self._open, *both)
                 return True
         return self.unify(one, other)
-
-    def short_dims(self, dims: Arrangement, shape: Sequence[Dim] | None) -> list[Axes]:
-        """The dimensions of a tensor of this shape that may have fewer elements than their axes in some run.
-
-        Such a dimension folds several axes into one. In some run one of these axes may have the size 1 in this tensor
-        and a larger size in another tensor. An axis that is a dimension of its own broadcasts in such a run. A folded
-        axis does not, and the size of its dimension does not show it. For an unknown shape the result is empty.
-        """
-        return [dim for dim, size in zip(dims, shape or (), strict=False) if self._may_be_short(dim, size)]
-
-    def _may_be_short(self, dim: Axes, size: Dim) -> bool:
-        if self.size(dim) == size:
-            return False
-        own = set(self.resolve(dim))
-        parts = [set(self.resolve((axis,))) for axis in self._open]
-        return any(own & part and own != part for part in parts)
-
-    def may_broadcast(self, axes: Axes) -> bool:
-        """Does one of these axes stand for several dimensions, one of which may be 1 in a run in which another is
-        larger?"""
-        own = set(self.resolve(axes))
-        return any(not own.isdisjoint(self.resolve((axis,))) for axis in self._open)
 
     def drop(self, axes: Axes) -> None:
         """Declare that a dimension has the size 1, because the operator that reads it fails in every other run."""

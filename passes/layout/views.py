@@ -25,13 +25,13 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, permutation
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
-from fa_compiler.passes.values.symbolic import Atom, Dim
+from fa_compiler.passes.values.symbolic import Atom, Dim, product
 
 WIDENING = {
     (ir.DataType.FLOAT16, ir.DataType.FLOAT),

@@ -103,12 +103,7 @@ class TermValues:
             return False
         if interval is None:
             return fill <= DOMINATING and is_score_like(term.operand.value, self.viewer)
-        size = largest = max(abs(interval[0]), abs(interval[1]))
-        for later in terms[index + 1 :]:
-            if isinstance(later, Scale):
-                size *= abs(later.factor)
-                largest = max(largest, size)
-        return largest < -fill * share
+        return _largest(max(abs(interval[0]), abs(interval[1])), terms[index + 1 :]) < -fill * share
 
     def may_be_above(self, terms: tuple[Term, ...], index: int) -> bool:
         """May an addend become +inf? An added mask of -inf then gives NaN and masks nothing.
@@ -122,12 +117,7 @@ class TermValues:
         interval = self.viewer.facts.bounds.of(term.operand.value)
         if interval is None:
             return holds_large(term.operand.value, self.viewer.facts.bounds)
-        size = largest = max(interval[1] * term.sign, interval[0] * term.sign)
-        for later in terms[index + 1 :]:
-            if isinstance(later, Scale):
-                size *= abs(later.factor)
-                largest = max(largest, size)
-        return not largest < FLOAT32_MAX
+        return not _largest(max(interval[1] * term.sign, interval[0] * term.sign), terms[index + 1 :]) < FLOAT32_MAX
 
     def is_harmless(self, terms: tuple[Term, ...], index: int) -> bool:
         """Is it impossible that this term makes a score -inf, alone or together with others? Two finite numbers of
@@ -163,3 +153,13 @@ def _scaled(values: frozenset[float], factor: float, dtype: ir.DataType | None) 
     if dtype != ir.DataType.FLOAT and any(math.isfinite(x) and abs(x) > FLOAT16_MAX for x in products):
         return None
     return products
+
+
+def _largest(size: float, later: tuple[Term, ...]) -> float:
+    """The largest that a number of this size becomes by the factors behind it."""
+    largest = size
+    for term in later:
+        if isinstance(term, Scale):
+            size *= abs(term.factor)
+            largest = max(largest, size)
+    return largest

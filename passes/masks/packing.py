@@ -37,14 +37,18 @@ import onnx_ir as ir
 
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement
-from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, producer, reduced_axes
+from fa_compiler.passes.nodes import constant, input_of, int_attr, is_op, reduced_axes
 from fa_compiler.passes.options import UNBROKEN
+from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.cases import whole
 from fa_compiler.passes.values.positions import LABELS, Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_DEPTH = 32
 ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+
+STEP = Op("Sub", Bind("later"), Bind("earlier"))
+COUNTED = Op("CumSum", Op("Cast", Op("Not", Op("Equal", STEP, Number(1.0)))), open_end=True)
 
 
 @dataclass(frozen=True)
@@ -99,24 +103,13 @@ class Runs:
 
     def counted(self, labels: ir.Value, axis: int) -> ir.Value | None:
         """The positions x of `counted` labels, as in the grammar above; None for other labels."""
-        node, shape = labels.producer(), self.info.shape(labels)
-        if not is_op(node, "CumSum") or node is None or node.inputs[0] is None or shape is None:
+        found = match(COUNTED, labels, self.info)
+        if found is None or self.info.shape(labels) is None:
             return None
-        if not self._counts(node, axis) or int_attr(node, "exclusive", 0) or int_attr(node, "reverse", 0):
+        difference, count = found.nodes[0], found.nodes[-1]
+        if not self._counts(count, axis) or int_attr(count, "exclusive", 0) or int_attr(count, "reverse", 0):
             return None
-        other = producer(_uncast(node.inputs[0]))
-        equal = producer(other.inputs[0]) if other is not None and is_op(other, "Not") else None
-        step = self._compared_with_one(equal) if equal is not None and is_op(equal, "Equal") else None
-        return self._stepped(step, axis) if step is not None and is_op(step, "Sub") else None
-
-    def _compared_with_one(self, equal: ir.Node) -> ir.Node | None:
-        left, right = equal.inputs
-        if left is None or right is None:
-            return None
-        for one, other in ((left, right), (right, left)):
-            if self.info.scalar(one) == 1.0:
-                return other.producer()
-        return None
+        return self._stepped(difference, axis)
 
     def _stepped(self, difference: ir.Node, axis: int) -> ir.Value | None:
         """The x of a difference x[t] - x[t - 1]; None for other differences. The difference of the first position,

@@ -9,11 +9,11 @@ A match goes through these stages; each is a record of its own, and what a later
     1. Steps            steps.py       the nodes around the softmax, and what they do to the scores
     2. KeySide          roles.py       which operand is the key
     3. Probabilities    behind.py      what the nodes behind the softmax do
-    4. ScoresWithSink             sinks.py       the sink, wherever it is written
+    4. ScoresWithSink   sinks.py       the sink, wherever it is written
     5. Masking          masking.py     what terms and guards come to
     6. Roles            roles.py       batch, heads, rows and columns
 
-What the steps on the way do to the axes is in simulation.py, what a guard behind the softmax means in row_guards.py,
+What the steps on the way do to the scores is in score_walk.py, what a guard behind the softmax means in guards.py,
 who else may read the inner values in interior.py.
 
 What is emitted from the record is in emit.py. Query, key and value are the operands of the two products,
@@ -113,7 +113,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         masking.plan,
         dtype,
         outputs[0] if outputs else after.product.output,
-        space.resolve_all(pv.out),
+        pv.out,
         sink=None if sunk is None else sunk.sink,
         dropout=probabilities.dropout,
         query_factors=scores.factors,
@@ -124,7 +124,7 @@ def _finished(steps: Steps) -> AttentionMatch:
         derivation=Derivation(steps, probabilities, masking),
     )
     roles.check_heads(match.views, steps)
-    return match.with_second_last()
+    return match.within(space.branch()).with_second_last()
 
 
 def _check_rows(steps: Steps) -> None:

@@ -12,12 +12,19 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.layout.operands import Operands
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.dropout import Dropout, drop_mask, dropped, kept_by
-from fa_compiler.passes.matching.factors import Factor
-from fa_compiler.passes.matching.simulation import Simulation
+from fa_compiler.passes.matching.factors import Factor, moderate, operand
+from fa_compiler.passes.matching.probabilities import ProbabilityPath, passed_on
+from fa_compiler.passes.matching.simulation import Simulated
+from fa_compiler.passes.matching.sinks import without_sink
 from fa_compiler.passes.matching.steps import Steps
+from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.values.slices import keeps_everything
 
 
 @dataclass(frozen=True)
@@ -35,20 +42,51 @@ class Probabilities:
         """Walk down to the product. Raises Decline."""
         anchor, after, scores, viewer = steps.anchor, steps.after, steps.scores, steps.viewer
         seen = dict(steps.dims)
-        walk = Simulation(viewer, seen)
         drops = [node for node in after.nodes if drop_mask(node, viewer) is not None] if steps.route.gradient else []
         if len(drops) != 1:
-            return Probabilities(*walk.after(anchor.output, after, scores), None, seen)
+            return Probabilities(*_walked(anchor.output, after, scores, viewer, seen), None, seen)
         (drop,) = drops
         index = after.nodes.index(drop)
         before, behind = replace(after, nodes=after.nodes[:index]), replace(after, nodes=after.nodes[index + 1 :])
-        dims, factors = walk.after(anchor.output, before, scores)
+        dims, factors = _walked(anchor.output, before, scores, viewer, seen)
         dropout, scale = dropped(drop, dims, viewer)
         seen[drop.outputs[0]] = dims
-        dims, more = walk.after(drop.outputs[0], behind, replace(scores, dims=dims))
+        dims, more = _walked(drop.outputs[0], behind, replace(scores, dims=dims), viewer, seen)
         return Probabilities(dims, (), kept_by(dropout, scale, (*factors, *more)), seen)
 
     def product(self, steps: Steps) -> Operands:
         """The product with the values, whose other operand these are. Raises Decline."""
         after = steps.after
         return Operands.of(after.product, steps.viewer, given=(after.side, self.dims), factors=False)
+
+
+def _walked(
+    start: ir.Value,
+    path: ProbabilityPath,
+    found: Simulated,
+    viewer: Viewer,
+    seen: dict[ir.Value, Arrangement],
+) -> tuple[Arrangement, tuple[Factor, ...]]:
+    """Walk the probabilities from `start` down to the product: their arrangement, and the factors on them."""
+    dims, sunk, value = found.dims, found.sunk, start
+    factors: list[Factor] = []
+    again = () if path.divided is None else path.divided.nodes
+    for node in path.nodes:
+        if node in again:
+            value = node.outputs[0]
+            seen[value] = dims
+            continue
+        if is_op(node, "Slice", "Split") and not keeps_everything(node, viewer.info):
+            dims = without_sink(node, dims, sunk, viewer)
+        elif (other := operand(node, value)) is not None:
+            factors.append(moderate(node, *other, dims, viewer, Code.PROBABILITY_TERM))
+        elif node.op_type not in ("IsNaN", "Where", "Add"):
+            moved = viewer.rearranged(node, dims)
+            if moved is None:
+                raise Decline(Code.SHAPE, f"what {node.op_type} does to the probabilities was not proven", node)
+            dims = moved
+        value = value if node.op_type == "IsNaN" else passed_on(node)
+        seen.update((output, dims) for output in node.outputs)
+    if sunk is not None and any(viewer.space.resolve(dim) == sunk.whole for dim in dims):
+        raise Decline(Code.PROBABILITY_TERM, "the sink's probability is not left out", sunk.step.node)
+    return dims, tuple(factors)

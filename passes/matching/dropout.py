@@ -1,6 +1,9 @@
 """Dropout on the probabilities: a mask of the scores' shape that is known beside them, as the operator's drop_mask.
 
-    dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one number known before the run
+    1   dropped := Mul(probabilities, m)        m = c * layout(Cast(keep)), keep boolean, c one number that is known
+                                                before the run
+
+m has any number of factors and operators that move elements, in any order, so that a walk reads it and no pattern.
 
 The operator multiplies a kept probability by 1 / keep_prob, so that keep_prob is 1 / c, other numbers on the
 probabilities taken into it. It takes one bit for each score, in the order batch, head, row, key, the first in the
@@ -26,7 +29,7 @@ from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import is_op
+from fa_compiler.passes.nodes import is_op, producer
 from fa_compiler.passes.report import Code
 
 MAX_STEPS = 16
@@ -43,50 +46,45 @@ class Dropout:
     keep: float
 
 
-def keep_mask(value: ir.Value | None, viewer: Viewer) -> ir.Value | None:
-    """The boolean that a tensor of zeros and one other number was cast from; None for any other tensor."""
+def _followed(value: ir.Value | None, viewer: Viewer) -> tuple[ir.Value, tuple[ir.Node, ...], float] | None:
+    """1: the boolean that a tensor of zeros and one other number was cast from, what moves elements behind it, and the
+    number; None for any other tensor."""
+    chain: list[ir.Node] = []
+    scale = 1.0
     for _ in range(MAX_STEPS):
-        node = value.producer() if value is not None else None
+        node = producer(value)
         if node is None:
             return None
         factor = viewer.factor(node)
         if factor is not None:
-            value = factor[0]
-        elif is_op(node, *LAYOUT_OPS, "Expand", "Cast"):
-            value = node.inputs[0]
-            if value is not None and viewer.info.dtype(value) == ir.DataType.BOOL:
-                return value if node.op_type == "Cast" else None
-        else:
+            value, scale = factor[0], scale * factor[1]
+            continue
+        if not is_op(node, *LAYOUT_OPS, "Expand", "Cast"):
             return None
+        chain.insert(0, node)
+        value = node.inputs[0]
+        if value is not None and viewer.info.dtype(value) == ir.DataType.BOOL:
+            return (value, tuple(chain), scale) if node.op_type == "Cast" else None
     return None
 
 
 def drop_mask(node: ir.Node, viewer: Viewer) -> ir.Value | None:
     """The operand of a Mul that is a drop mask."""
     operands = node.inputs if is_op(node, "Mul") else ()
-    return next((each for each in operands if keep_mask(each, viewer) is not None), None)
+    return next((each for each in operands if _followed(each, viewer) is not None), None)
 
 
 def dropped(drop: ir.Node, dims: Arrangement, viewer: Viewer) -> tuple[Dropout, float]:
     """What a Mul by a drop mask drops of probabilities of this arrangement, and the factor that comes with it. Raises
     Decline."""
     other = drop_mask(drop, viewer)
-    mask = keep_mask(other, viewer)
-    view = None if mask is None else viewer.base_view(mask)
-    if other is None or mask is None or view is None:
+    followed = _followed(other, viewer)
+    view = None if followed is None else viewer.base_view(followed[0])
+    if other is None or followed is None or view is None:
         raise Decline(Code.RANK, "the rank of a drop mask is unknown", drop)
-    chain, value, scale = [], other, 1.0
-    while value is not mask:
-        node = value.producer()
-        assert node is not None
-        factor = viewer.factor(node)
-        source = node.inputs[0] if factor is None else factor[0]
-        assert source is not None
-        scale *= 1.0 if factor is None else factor[1]
-        chain.extend([node] if factor is None else [])
-        value = source
+    mask, chain, scale = followed
     own: Arrangement | None = view.dims
-    for node in reversed(chain):
+    for node in chain:
         own = None if own is None else viewer.rearranged(node, own)
     wanted = viewer.alignment(other, dims, drop)
     if own is None or any(a and not viewer.space.unify(a, b) for a, b in zip(own, wanted, strict=True)):
@@ -110,12 +108,11 @@ def drop_bits(dropout: Dropout, groups: tuple[Axes, ...], builder: Builder, move
     """The mask as bits; `groups` are the axes of batch, heads, rows and keys."""
     if builder.opset < 11:
         raise Decline(Code.ILLEGAL, "a drop mask needs opset 11 or newer to be packed", dropout.node)
-    space, f32 = mover.space, ir.DataType.FLOAT
-    own = space.resolve_all(dropout.dims)
-    plan = moves(own, groups)
+    f32 = ir.DataType.FLOAT
+    plan = moves(dropout.dims, groups)
     if plan is None:
         raise Decline(Code.SHAPE, "the drop mask could not be arranged like the scores", dropout.node)
-    whole = mover.apply(dropout.mask, own, plan)
+    whole = mover.apply(dropout.mask, dropout.dims, plan)
     flat = builder.op("Reshape", [builder.cast(whole, f32), builder.ints([-1])], f32)
     count = builder.op("Shape", [flat], INT64)
     # Whole bytes: -n mod 8 zeros more.

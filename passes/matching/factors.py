@@ -84,12 +84,11 @@ def multiplied(
         if each.view is None:
             other = builder.constant(np.array(each.number, dtype=dtype.numpy()), "number")
         else:
-            own = mover.space.resolve_all(each.view.base_dims)
-            owned = {axis for dim in own for axis in dim}
+            owned = {axis for dim in each.view.base_dims for axis in dim}
             target = tuple(dim if any(axis in owned for axis in dim) else () for dim in dims)
-            plan = moves(own, target)
+            plan = moves(each.view.base_dims, target)
             assert plan is not None
-            other = mover.apply(builder.cast(each.view.base, dtype), own, plan)
+            other = mover.apply(builder.cast(each.view.base, dtype), each.view.base_dims, plan)
         value = builder.op("Div" if each.divides else "Mul", [value, other], dtype)
     return value
 

@@ -1,17 +1,22 @@
 """Tests whether a probability is infinite. None is, so these tests are removed.
 
-torch.nan_to_num is exported as a NaN guard and two of these tests.
+torch.nan_to_num is exported as a NaN guard and two of these tests. Grammar; the code cites the numbers of the cases:
 
-    never     := IsInf(p) | Equal(p, +-inf) | And(never, x) | And(x, never) | Cast(never, bool)
-    selection := Where(never, x, probabilities)            the probabilities, whatever x is, unless it enlarges them
+    never :=                                       a truth value that is never true
+      1     IsInf(p)                               also of a p that is cast to a wider float
+      2   | Equal(p, +-inf)
+      3   | And(never, x) | And(x, never)          with x also Greater(p, y), Less(p, y), which then decide nothing
+      4   | Cast(never, bool)
+    selection :=
+      5     Where(never, x, probabilities)         the probabilities, whatever x is, unless it enlarges them
 
-p is any value on the way from the softmax, or a wider float of it. A probability is NaN or between 0 and 1, and stays
-so behind a NaN guard.
+p is any value on the way from the softmax. A probability is NaN or between 0 and 1, and stays so behind a NaN guard.
+
+The tests are found from p downwards, for all that reads p has to be known: a pattern is read upwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -22,20 +27,22 @@ from fa_compiler.passes.nodes import is_op
 
 @dataclass
 class InfinityTests:
-    """The questions met so far on the way of one softmax's probabilities."""
+    """The tests met so far on the way of one softmax's probabilities: `nodes` compute them, `never` are the values that
+    are never true."""
 
     viewer: Viewer
     nodes: list[ir.Node] = field(default_factory=list)
     never: set[ir.Value] = field(default_factory=set)
 
     def ask(self, value: ir.Value) -> None:
-        """Find the questions about one value."""
+        """Find the tests of one value."""
         for node in _readers(value):
-            if is_op(node, "IsInf") or (is_op(node, "Equal") and self._with_infinity(node, value)):
+            if is_op(node, "IsInf") or (is_op(node, "Equal") and self._with_infinity(node, value)):  # 1 and 2
                 self._add(node)
-            elif is_op(node, "Cast") and self._widens(node):
-                inner = [reader for reader in _readers(node.outputs[0]) if is_op(reader, "IsInf")]
-                if inner and len(inner) == len(list(_readers(node.outputs[0]))):
+            elif is_op(node, "Cast") and self._widens(node):  # 1
+                behind = _readers(node.outputs[0])
+                inner = [reader for reader in behind if is_op(reader, "IsInf")]
+                if inner and len(inner) == len(behind):
                     self.nodes.append(node)
                     for reader in inner:
                         self._add(reader)
@@ -44,13 +51,13 @@ class InfinityTests:
                 self._take(node)
 
     def selects(self, node: ir.Node, value: ir.Value) -> bool:
-        """Is this a selection that always gives the value?"""
+        """5: does a Where always give the value?"""
         if not is_op(node, "Where") or node.inputs[0] not in self.never or node.inputs[2] is not value:
             return False
         return self.viewer.info.shape(node.outputs[0]) == self.viewer.info.shape(value)
 
     def stray(self, matched: list[ir.Node]) -> ir.Node | None:
-        """A question that somebody else asks, too."""
+        """A test whose result is read by something else than the matched nodes."""
         known = {id(node) for node in (*self.nodes, *matched)}
         for node in self.nodes:
             for output in node.outputs:
@@ -59,7 +66,7 @@ class InfinityTests:
         return None
 
     def _add(self, node: ir.Node) -> None:
-        """A node whose result is never true, and what follows from it."""
+        """3 and 4: take a node whose result is never true, and what follows from it."""
         pending = [node]
         while pending:
             current = pending.pop()
@@ -73,14 +80,12 @@ class InfinityTests:
                     pending.append(reader)
 
     def _take(self, node: ir.Node) -> None:
-        """A comparison that is asked beside a question that is never true, with the casts behind it."""
-        self.nodes.append(node)
-        for reader in _readers(node.outputs[0]):
-            if is_op(reader, "Cast"):
-                self.nodes.append(reader)
+        """3: take a comparison whose result is only read beside one that is never true, with the casts behind it."""
+        self.nodes.extend([node, *(reader for reader in _readers(node.outputs[0]) if is_op(reader, "Cast"))])
 
     def _only_beside_never(self, node: ir.Node) -> bool:
-        readers = list(_readers(node.outputs[0]))
+        """3: is every reader of a comparison, through casts, an And that is never true?"""
+        readers = _readers(node.outputs[0])
         behind = [each for reader in readers if is_op(reader, "Cast") for each in _readers(reader.outputs[0])]
         direct = [reader for reader in readers if not is_op(reader, "Cast")]
         found = [*behind, *direct]
@@ -96,9 +101,6 @@ class InfinityTests:
         return kinds in WIDENING
 
 
-def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    seen: set[int] = set()
-    for node, _ in value.uses():
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
+def _readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read a value, each once, dead ones among them."""
+    return list(dict.fromkeys(node for node, _ in value.uses()))

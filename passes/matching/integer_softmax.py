@@ -1,6 +1,6 @@
 """Softmaxes of quantised models that are no anchors, for they compute on 8-bit numbers: the report names them.
 
-QLinearSoftmax(scores, ...)       com.microsoft, as ONNX Runtime's quantiser writes it (QuantFormat.QOperator)
+1 QLinearSoftmax(scores, ...)       com.microsoft, as ONNX Runtime's quantiser writes it (QuantFormat.QOperator)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fa_compiler.passes.report import Code
 
 
 def is_integer_softmax(node: ir.Node) -> bool:
-    """Is this a softmax from quantised numbers to quantised numbers?"""
+    """1: is this a softmax from quantised numbers to quantised numbers?"""
     return (node.domain, node.op_type) == ("com.microsoft", "QLinearSoftmax")
 
 

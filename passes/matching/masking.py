@@ -1,7 +1,7 @@
 """What an attention's terms and guards come to: the mask plan, and what was decided on the way to it.
 
     terms     those of the scores; a mask by which probabilities are divided again (renormalised.py) is one more
-    guard     what a guard behind the softmax tests (row_guards.py), or a factor on the probabilities that is the mask
+    guard     what a guard behind the softmax tests (guards.py), or a factor on the probabilities that is the mask
     sink      beside the scores it makes a row without a key 0; as a gate or in the total alone it leaves NaN
 
 Refused beside a sink: a guard that tests the scores alone; a guard by the mask, unless the sink is proven to be less
@@ -25,8 +25,8 @@ from fa_compiler.passes.masks.structure import Grid
 from fa_compiler.passes.matching.behind import Probabilities
 from fa_compiler.passes.matching.bounded import BoundedScores
 from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.matching.guards import MaskedScores, only_mask, product_guard
 from fa_compiler.passes.matching.roles import KeySide
-from fa_compiler.passes.matching.row_guards import guard_of, only_mask, product_guard
 from fa_compiler.passes.matching.sinks import ScoresWithSink, sink_above
 from fa_compiler.passes.matching.steps import Steps
 from fa_compiler.passes.nodes import producer
@@ -51,7 +51,8 @@ class Masking:
         """The masking of an attention whose scores have this sink beside them. Raises Decline."""
         anchor, after, viewer, terms = steps.anchor, steps.after, steps.viewer, steps.scores.terms
         factors, seen = probabilities.factors, probabilities.seen
-        guard = tested = guard_of(after, terms, key.columns, viewer, seen)
+        masked = MaskedScores(terms, key.columns, viewer, seen)
+        guard = tested = RowGuard.NONE if after.guard is None else after.guard.meaning(masked)
         if after.divided is not None:
             terms = (*terms, BoundedScores(viewer.facts).mask_of(after.divided, key.columns, viewer, seen))
             guard = RowGuard.NAN if after.divided.zeros else RowGuard.NONE

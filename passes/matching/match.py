@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.layout.axes import Arrangement, AxisSpace
+from fa_compiler.passes.layout.axes import Arrangement, KnownAxes
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.behind import Probabilities
@@ -33,6 +33,10 @@ class Derivation:
 class AttentionMatch:
     """All that is needed to replace one attention; nothing in the graph has been changed.
 
+    All axes are in the finest parts that `space` knows, and it learns no more of them. Where matching goes on from
+    here, for a gradient, a list of keys or a place for the result, it has a branch of the space for itself, and takes
+    the match along (`within`).
+
     The views' dimensions are those of the product's operands. `output` is the product's value with the arrangement
     `output_dims`; `dtype` is the type to compute in. `shapes` are Shape nodes outside the match that read an inner
     value, with that value's arrangement, and `types` CastLike nodes that take their type from one: their results are
@@ -40,7 +44,7 @@ class AttentionMatch:
     """
 
     anchor: SoftmaxAnchor
-    space: AxisSpace
+    space: KnownAxes
     query: View
     key: View
     value: View
@@ -88,22 +92,18 @@ class AttentionMatch:
         rope = () if self.rope is None else (self.rope.query, self.rope.key)
         return (self.query, self.key, self.value, *rope)
 
-    def refined(self) -> AttentionMatch:
-        """The same match after axes may have been split further, which may tell heads from batch."""
-        roles = self.roles.refined(self.space)
-        if not roles.heads:
-            batch, heads = batch_and_heads([roles.batch])
-            roles = replace(
-                roles, batch=batch, heads=heads, kv_heads=shared_heads(self.key, self.value, heads, self.space)
-            )
-        rope = None if self.rope is None else replace(self.rope, head_dim=self.space.resolve(self.rope.head_dim))
-        return replace(
-            self,
-            roles=roles,
-            rope=rope,
-            output_dims=self.space.resolve_all(self.output_dims),
-            shapes=tuple((reader, self.space.resolve_all(dims)) for reader, dims in self.shapes),
-        )
+    def within(self, space: KnownAxes) -> AttentionMatch:
+        """The same match in a branch of its space, where axes may have been split further."""
+        return replace(space.settle(replace(self, derivation=None)), derivation=self.derivation)
+
+    def with_heads(self) -> AttentionMatch:
+        """The same match with heads told from batch, where there were none and axes are split now."""
+        roles = self.roles
+        if roles.heads:
+            return self
+        batch, heads = batch_and_heads([roles.batch])
+        kv_heads = shared_heads(self.key, self.value, heads, self.space)
+        return replace(self, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads))
 
     @property
     def node(self) -> ir.Node:

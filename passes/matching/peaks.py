@@ -1,7 +1,11 @@
 """The maximum of a row as it is subtracted before exponentials: kept from being infinite, in TensorFlow's logarithms.
 
-    peak   := x | Where(finite, x, 0) | Add(Mul(x, b), t)      b the boolean `finite` as 0 and 1, t = 0 * (not finite)
-    finite := Not(Or(IsInf(x), IsNaN(x))) | Not(IsInf(x))
+    peak :=
+      1     x
+      2   | Where(finite, x, 0)
+      3   | Add(Mul(x, b), t)                        b the boolean `finite` as 0 and 1, t = 0 * (not finite)
+    finite :=
+      4     Not(IsInf(x)) | Not(Or(IsInf(x), IsNaN(x)))
 
 Where x is infinite or NaN, so is the softmax, whatever is subtracted: its row is NaN throughout, or that of the product
 with the values is.
@@ -16,17 +20,17 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 X = Bind("x")
 IS_INF, IS_NAN = Op("IsInf", X, plain=True), Op("IsNaN", X, plain=True)
-FINITE = Op("Not", OneOf((IS_INF, Op("Or", IS_INF, IS_NAN))), name="finite")
+FINITE = Op("Not", OneOf((IS_INF, Op("Or", IS_INF, IS_NAN))), name="finite")  # 4
 OPPOSITE = Op("Not", Bind("finite"))
 PEAK = OneOf(
     (
-        Op("Where", FINITE, X, Number(0.0)),
-        Op("Add", Op("Mul", X, Op("Cast", FINITE)), Op("Mul", Number(0.0), Op("Cast", OPPOSITE))),
+        Op("Where", FINITE, X, Number(0.0)),  # 2
+        Op("Add", Op("Mul", X, Op("Cast", FINITE)), Op("Mul", Number(0.0), Op("Cast", OPPOSITE))),  # 3
     )
 )
 
 
 def finite_peak(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
-    """The x of a peak, and the nodes that keep it finite, in order; the value itself where nothing does."""
+    """The x of a peak, and the nodes that keep it finite, in order; the value itself where nothing does (1)."""
     found = match(PEAK, value, info)
     return (value, ()) if found is None else (found["x"], found.nodes)

@@ -6,32 +6,25 @@ Grammar, from the softmax's output downwards, every value read by nothing else:
       2     | layout(probabilities)                        what views.py looks through
       3     | Cast(probabilities)                          to any type, as long as the product takes them in the
                                                            narrowest of the types they had
-      4     | Where(IsNaN(probabilities), 0, probabilities)          the NaN guard
-      5     | Where(ReduceMax(t, -1) == -inf, 0, probabilities)      the bias guard
-      6     | Where(any(scores != -inf), probabilities, 0)           the score guard, as score_guard.py spells it
-      7     | Where(c, 0, probabilities) | Where(c, probabilities, 0)   the selection guard, c true where the one mask
-                                                           on the scores masks or does not; one guard in all
-      8     | Where(never true, x, probabilities)          see infinity_tests.py
-      9     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0 and 1 of the one mask
-                                                           on the scores, instead of a guard, see row_guards.py
-     10     | probabilities masked and divided by their sum          see renormalised.py
-     11     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
+      4     | guarded(probabilities)                       see guards.py; one guard in all
+      5     | Where(never true, x, probabilities)          see infinity_tests.py
+      6     | Mul(probabilities, t) | Div(probabilities, t)          see factors.py; t also the 0 and 1 of the one mask
+                                                           on the scores, instead of a guard, see guards.py
+      7     | probabilities masked and divided by their sum          see renormalised.py
+      8     | Add(probabilities, t)                        t all 0, of no larger size: what is left of a Where that
                                                            tf2onnx writes as p * b + 0 * (1 - b)
-     12     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
-     13     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
-     14 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
+      9     | Slice(probabilities) | Split(probabilities)  only the column of a sink dropped, see sinks.py
+     10     | Slice(probabilities)                         as large as they are, forwards: it leaves out nothing
+     11 output := product(probabilities, value) | product(value, probabilities), summed over the softmax's axis, or
                over all the dimensions that this axis was taken apart into
 
 The casts are sound because the operator rounds its result to the type of the values in any case, and rounding the
-probabilities first only adds an error of that type's precision. A guard turns rows without a defined softmax into
-zeros: the NaN guard all of them, the bias guard those in which the bias t is -inf throughout, the score guard those in
-which the softmax's input is. The selection guard does so to rows that are masked everywhere, for elsewhere a masked
-probability is 0 already. A guard is recorded, and the mask's plan has to honour it.
+probabilities first only adds an error of that type's precision. A guard is recorded, and the mask's plan has to honour
+it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -41,19 +34,12 @@ from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction, unknown_rank
 from fa_compiler.passes.layout.views import Viewer, is_inference_dropout
 from fa_compiler.passes.matching.factors import operand
+from fa_compiler.passes.matching.guards import Guard, Guarded, guard_behind
 from fa_compiler.passes.matching.infinity_tests import InfinityTests
 from fa_compiler.passes.matching.renormalised import Renormalised, renormalised
-from fa_compiler.passes.matching.score_guard import score_tests
 from fa_compiler.passes.matching.scores import QUANTISED, QUANTISING
 from fa_compiler.passes.movers import LAYOUT_OPS
-from fa_compiler.passes.nodes import (
-    data_readers,
-    distinct_consumers,
-    int_attr,
-    is_op,
-    only_reader,
-    reduced_axes,
-)
+from fa_compiler.passes.nodes import data_readers, distinct_consumers, int_attr, is_op, only_reader, reduced_axes
 from fa_compiler.passes.report import Code
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
@@ -62,21 +48,6 @@ NAN_GUARD = "where a guard against NaN is meant, write it in this way: 0 first, 
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-
-
-@dataclass(frozen=True)
-class Guard:
-    """A guard and the node that applies it: the NaN guard when nothing else is given.
-
-    `bias` is the tensor the bias guard tests; `tests` are the nodes with which the score guard tests the scores;
-    `condition` and `keep` say where the selection guard keeps probabilities.
-    """
-
-    where: ir.Node
-    bias: ir.Value | None = None
-    condition: ir.Value | None = None
-    keep: bool = False
-    tests: tuple[ir.Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,7 +111,7 @@ class _Walk:
         return None
 
     def path(self, product: Contraction) -> ProbabilityPath:
-        """14: the way to this product. Raises Decline."""
+        """11: the way to this product. Raises Decline."""
         if product.operands[0] is product.operands[1]:
             raise Decline(Code.NO_VALUE_MATMUL, "the probabilities are multiplied by themselves", product.node)
         made = [self.softmax_output, *(output for node in self.nodes for output in node.outputs)]
@@ -153,7 +124,7 @@ class _Walk:
         return ProbabilityPath(product, side, tuple(self.nodes), self.guard, tests, divided=self.divided)
 
     def _consumers(self) -> list[ir.Node]:
-        """Who reads the elements, without the tests of 8."""
+        """Who reads the elements, without the tests of 5."""
         self.infinity.ask(self.current)
         readers = [node for node in data_readers(self.current) if self.among is None or node in self.among]
         if self.current.is_graph_output():
@@ -162,7 +133,7 @@ class _Walk:
         return [node for node in readers if node not in self.infinity.nodes]
 
     def _take_division(self, consumers: list[ir.Node]) -> bool:
-        """10."""
+        """7."""
         if len(consumers) != 1 or self.divided is not None or self.guard is not None:
             return False
         self.divided = renormalised(self.current, consumers[0], self.viewer.info)
@@ -173,10 +144,10 @@ class _Walk:
         return True
 
     def _take_guard(self, consumers: list[ir.Node]) -> bool:
-        """4 to 7."""
-        found = _nan_guard(self.current, consumers, self.viewer, self.among)
-        if found is None and not (len(consumers) == 1 and self.infinity.selects(consumers[0], self.current)):
-            found = _zeroing(self.softmax_output, self.current, consumers, self.viewer)
+        """4."""
+        if len(consumers) == 1 and self.infinity.selects(consumers[0], self.current):
+            return False
+        found = guard_behind(Guarded(self.softmax_output, self.current, consumers, self.viewer, self.among))
         if found is None:
             return False
         if self.guard is not None or self.divided is not None:
@@ -187,7 +158,7 @@ class _Walk:
         return True
 
     def _check_passes(self, node: ir.Node) -> None:
-        """2, 3, 8, 9 and 11 to 13."""
+        """2, 3, 5, 6 and 8 to 10."""
         if (unknown := unknown_rank(node, self.viewer.info)) is not None:
             raise Decline(Code.RANK, f"the rank of {unknown!r} is unknown", node)
         if _passes_on(node, self.current, self.viewer) or operand(node, self.current) is not None:
@@ -201,7 +172,7 @@ class _Walk:
 
 
 def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """2, 3 and 11 to 13."""
+    """2, 3 and 8 to 10."""
     if adds_nothing(node, current, viewer):
         return True
     if node.inputs[0] is not current:
@@ -212,7 +183,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
 
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
-    """Is 0 added to a value, and its size kept?"""
+    """8: is 0 added to a value, and its size kept?"""
     others = [value for value in node.inputs if value is not current] if is_op(node, "Add") else []
     if len(others) != 1 or others[0] is None or viewer.info.shape(node.outputs[0]) != viewer.info.shape(current):
         return False
@@ -231,62 +202,6 @@ def _check_types(values: list[ir.Value], operand: ir.Value, viewer: Viewer) -> N
     types = {viewer.info.dtype(value) for value in values} & set(SIXTEEN_BITS)
     if types and types != {viewer.info.dtype(operand)}:
         raise Decline(Code.CAST, "the probabilities are rounded to 16 bits on the way", operand.producer())
-
-
-def _nan_guard(
-    value: ir.Value, consumers: list[ir.Node], viewer: Viewer, among: Collection[ir.Node] | None
-) -> Guard | None:
-    """The NaN guard, when exactly an IsNaN and a Where read the value and make it up."""
-    if len(consumers) != 2:
-        return None
-    test = next((node for node in consumers if is_op(node, "IsNaN")), None)
-    where = next((node for node in consumers if is_op(node, "Where")), None)
-    if test is None or where is None or where.inputs[0] is not test.outputs[0] or where.inputs[2] is not value:
-        return None
-    flag = test.outputs[0]
-    readers = [node for node in data_readers(flag) if among is None or node in among]
-    private = len(readers) == 1 and not flag.is_graph_output()
-    return Guard(where) if private and _is_zero(where.inputs[1], value, viewer) else None
-
-
-def _zeroing(softmax: ir.Value, value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Guard | None:
-    """The guard of bias, scores or selection, when a Where alone reads the value and puts 0 into it."""
-    where = consumers[0] if len(consumers) == 1 else None
-    if where is None or not is_op(where, "Where") or value not in where.inputs[1:]:
-        return None
-    keep = where.inputs[1] is value
-    tests = score_tests(where.inputs[0], keep, softmax, viewer.info)
-    if not _is_zero(where.inputs[2 if keep else 1], value, viewer):
-        return None
-    if tests:
-        return Guard(where, tests=tests)
-    bias = None if keep else _tested_bias(where)
-    test = where.inputs[0].producer() if where.inputs[0] is not None else None
-    if bias is not None and test is not None and any(_is_number(x, -math.inf, viewer) for x in test.inputs):
-        return Guard(where, bias=bias)
-    return Guard(where, condition=where.inputs[0], keep=keep)
-
-
-def _tested_bias(where: ir.Node) -> ir.Value | None:
-    """The t of `Where(ReduceMax(t, last axis, keepdims=1) == c, ...)`."""
-    test = where.inputs[0].producer() if where.inputs[0] is not None else None
-    if not is_op(test, "Equal"):
-        return None
-    assert test is not None
-    for tested in test.inputs:
-        reduce = tested.producer() if tested is not None else None
-        if is_op(reduce, "ReduceMax") and reduce is not None and int_attr(reduce, "keepdims", 1) == 1:
-            axes = reduced_axes(reduce)
-            return reduce.inputs[0] if axes == [-1] else None
-    return None
-
-
-def _is_number(value: ir.Value | None, number: float, viewer: Viewer) -> bool:
-    return value is not None and viewer.info.scalar(value) == number
-
-
-def _is_zero(value: ir.Value | None, beside: ir.Value, viewer: Viewer) -> bool:
-    return value is not None and viewer.filler(value, beside) == 0.0
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node]) -> Decline:

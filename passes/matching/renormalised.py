@@ -1,11 +1,14 @@
 """Probabilities that are masked behind the softmax and divided by what is left of them, as jax2onnx writes a mask.
 
-Grammar, x read by nothing but the sum and the division, the sum by nothing but the guard and the division:
+Grammar; the code cites the numbers of the cases. Nothing but the sum and the division reads x, nothing but the guard
+and the division reads the sum:
 
-    x            := Mul(probabilities, m) | Where(m, probabilities, 0) | Where(m, 0, probabilities)
-    sum          := ReduceSum(x, keys, keepdims=1)
-    renormalised := Div(x, sum)
-                  | Where(some, Div(x, Where(some, sum, 1)), 0)    some := Greater(sum, 0)
+    x :=
+      1     Mul(probabilities, m)
+      2   | Where(m, probabilities, 0) | Where(m, 0, probabilities)
+    renormalised :=
+      3     Div(x, sum)                                                sum := ReduceSum(x, keys, keepdims=1)
+      4   | Where(some, Div(x, Where(some, sum, 1)), 0)                some := Greater(sum, 0)
 
 This is the softmax of scores masked by -inf, and its rows without keys are NaN or, with the guard, 0, as long as no
 probability is rounded to 0 beside a masked key of a far greater score. That is the user's to say, by
@@ -19,14 +22,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
-from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, is_closed, match
+from fa_compiler.passes.patterns import Bind, Number, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 X = Bind("x")
-SUM = OneOf((Op("ReduceSum", X, name="sum"), Op("ReduceSum", X, Bind("axes"), name="sum")))
+SUM = Op("ReduceSum", X, open_end=True, name="sum")
 SOME = Op("Greater", SUM, Number(0.0), name="some")
-QUOTIENT = Op("Div", X, SUM)
-GUARDED = Op("Where", SOME, Op("Div", X, Op("Where", Bind("some"), SUM, Number(1.0))), Number(0.0))
+QUOTIENT = Op("Div", X, SUM)  # 3
+GUARDED = Op("Where", SOME, Op("Div", X, Op("Where", Bind("some"), SUM, Number(1.0))), Number(0.0))  # 4
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def renormalised(value: ir.Value, node: ir.Node, info: ShapeInfo) -> Renormalise
 
 
 def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """The condition, and whether it keeps where it is true."""
+    """1 and 2: the condition, and whether it keeps where it is true."""
     if is_op(node, "Mul"):
         other = next((each for each in node.inputs if each is not None and each is not value), None)
         return None if other is None or info.scalar(other) is not None else (other, True)

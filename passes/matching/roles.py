@@ -8,10 +8,10 @@ together; which of them count heads is free to choose.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace
+from fa_compiler.passes.layout.axes import Axes, Axis, AxisSpace, KnownAxes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.layers import holds_weights
@@ -38,10 +38,6 @@ class Roles:
     kv_seq: Axes
     head_dim: Axes
     value_head_dim: Axes
-
-    def refined(self, space: AxisSpace) -> Roles:
-        """The same roles in the finest parts known by now."""
-        return Roles(**{role.name: space.resolve(getattr(self, role.name)) for role in fields(self)})
 
     @staticmethod
     def of(steps: Steps, key: KeySide, row: str | None, pv: Operands, sunk: ScoresWithSink | None) -> Roles:
@@ -172,7 +168,7 @@ def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
     return merged, ()
 
 
-def shared_heads(key: View, value: View, heads: Axes, space: AxisSpace) -> Axes:
+def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
     """The head axes that key and value do not merely repeat.
 
     Query head n reads kv head n // group, so the repeated axes must be the fastest ones of the head dimension;

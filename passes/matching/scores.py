@@ -26,72 +26,116 @@ other is a term like any tensor, so either choice is right.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer, is_inference_dropout
-from fa_compiler.passes.masks.magnitudes import DOMINATING
+from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX
 from fa_compiler.passes.matching.factors import operand
-from fa_compiler.passes.matching.sinks import AddSink, sinks
+from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
+from fa_compiler.passes.matching.sinks import AddSink, sinks, with_sink
 from fa_compiler.passes.matching.softmax import shifted_by
 from fa_compiler.passes.movers import LAYOUT_OPS
 from fa_compiler.passes.nodes import input_of, is_op, is_weight
+from fa_compiler.passes.patterns import Bind, Number, Op, match
 from fa_compiler.passes.report import Code
-from fa_compiler.passes.score_ops import Add, Floor, Scale, ScoreOp, Select
+from fa_compiler.passes.score_ops import Add, Floor, Scale, Select, Term
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.slices import keeps_everything
 
 MAX_DEPTH = 100
 """More operators with two candidates than this between product and softmax are no attention."""
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
+LEFT_OF_ONE = Op("Sub", Number(1.0), Bind("keep"))
 QUANTISED = "fuse the model before it is quantised, or leave the products of attention out of the quantisation"
 
 
 @dataclass(frozen=True)
-class Rearrange:
-    """A layout operator or an exact cast on the scores."""
+class PutBeside(OwnStep):
+    """1."""
 
-    node: ir.Node
+    sink: AddSink
+
+    def walk(self, scores: ScoreWalk) -> None:
+        number = self.sink.number if self.sink.value is None else scores.viewer.facts.sets.only(self.sink.value)
+        scores.dims, scores.sunk = with_sink(self.sink, number, scores.dims, scores.viewer)
 
 
 @dataclass(frozen=True)
-class Multiply:
-    """Everything so far times `value`, or divided by it."""
+class Multiply(OwnStep):
+    """8: everything so far times `value`, or divided by it."""
 
-    node: ir.Node
     value: ir.Value
     divides: bool
 
+    def walk(self, scores: ScoreWalk) -> None:
+        scores.multiply_by(self.node, self.value, self.divides)
+
 
 @dataclass(frozen=True)
-class SubtractFrom:
-    """`value` less everything so far."""
+class SubtractFrom(OwnStep):
+    """9: `value` less everything so far."""
 
-    node: ir.Node
     value: ir.Value
 
+    def walk(self, scores: ScoreWalk) -> None:
+        scores.multiply(Scale(self.node, -1.0))
+        scores.add(Add(self.node, self.value))
+
 
 @dataclass(frozen=True)
-class SubtractMaximum:
-    """Everything so far less its maximum along `axis`, computed by `nodes`; only factors and layout are behind it."""
+class SubtractMaximum(OwnStep):
+    """12: everything so far less its maximum along `axis`, computed by `maximum`; only factors and layout are behind
+    it."""
 
-    node: ir.Node
     axis: int
-    nodes: tuple[ir.Node, ...]
+    maximum: tuple[ir.Node, ...]
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        return self.maximum
+
+    def walk(self, scores: ScoreWalk) -> None:
+        scores.shifted.append((self.node, scores.dims[self.axis]))
 
 
 @dataclass(frozen=True)
-class ZeroSelected:
-    """Everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
+class ZeroSelected(OwnStep):
+    """11: everything so far times `value`, of 0 and 1: the selection that follows puts in what this makes 0."""
 
-    node: ir.Node
     value: ir.Value
+    answers: ClassVar[bool] = False
+
+    def walk(self, scores: ScoreWalk) -> None:
+        if (endless := _infinite(scores)) is not None:
+            reason = f"{endless.node.op_type} may make scores infinite, and 0 times infinity is NaN"
+            raise Decline(Code.SCORE_TERM, reason, self.node)
+        if not (scores.viewer.facts.sets.of(self.value) or {math.nan}) <= {0.0, 1.0}:
+            raise Decline(Code.SCALE, f"the factor {self.value.name!r} is not proven to be 0 or 1", self.node)
 
 
-Step = ScoreOp[ir.Value] | Rearrange | SubtractMaximum | ZeroSelected | Multiply | SubtractFrom | AddSink
+def _infinite(scores: ScoreWalk) -> Term | None:
+    """The first term behind which scores may be infinite, by itself or as a sum or product with those before it. What a
+    term holds has to be known for a no; a finite score is lost beside the largest number."""
+    size = 0.0
+    for term in scores.terms:
+        match term:
+            case Add():
+                size += scores.viewer.facts.largest(term.operand.value)
+            case Select():
+                size = max(size, abs(term.fill))
+            case Scale():
+                size *= abs(term.factor)
+            case Floor():
+                size = max(size, abs(term.floor))
+        if not size <= FLOAT32_MAX:
+            return term
+    return None
 
 
 @dataclass(frozen=True)
@@ -104,7 +148,7 @@ class ScorePath:
     @property
     def nodes(self) -> tuple[ir.Node, ...]:
         """The product's node and every step's."""
-        parts = (step.nodes if isinstance(step, SubtractMaximum) else (step.node,) for step in self.steps)
+        parts = (step.nodes if isinstance(step, OwnStep) else (step.node,) for step in self.steps)
         return (self.product.node, *(node for part in parts for node in part))
 
 
@@ -264,9 +308,8 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
 
 def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is a number 1 less the other, where that is 0 or 1?"""
-    node = rest.producer()
-    if node is not None and is_op(node, "Sub") and node.inputs[0] is not None and node.inputs[1] is keep:
-        return info.scalar(node.inputs[0]) == 1.0
+    if match(LEFT_OF_ONE, rest, info, {"keep": keep}) is not None:
+        return True
     one, other = _flag(rest, info), _flag(keep, info)
     return one is not None and other is not None and one[0] is other[0] and one[1] != other[1]
 
@@ -305,7 +348,7 @@ def _peel_sink(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value] | None:
     """1."""
     for step, scores in sinks(node, viewer.info):
         if _leads_to_product(scores, viewer):
-            return step, scores
+            return PutBeside(node, step), scores
     return None
 
 

@@ -18,7 +18,8 @@ from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_like import is_score_like
-from fa_compiler.passes.matching.scores import Rearrange, find_scores
+from fa_compiler.passes.matching.score_walk import Rearrange
+from fa_compiler.passes.matching.scores import find_scores
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Scale
 

@@ -30,12 +30,11 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import AddSink, ScoresWithSink, apart, sink_of
 from fa_compiler.passes.movers import RESHAPES
 from fa_compiler.passes.nodes import distinct_consumers, int_attr, is_op, reduced_axes
-from fa_compiler.passes.patterns import Bind, OneOf, Op, Through, match
+from fa_compiler.passes.patterns import Bind, Op, Through, match
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-SCORES = Bind("scores")
-TOTAL = OneOf(tuple(Op("ReduceLogSumExp", *given, name="total") for given in ((SCORES,), (SCORES, Bind("axes")))))
+TOTAL = Op("ReduceLogSumExp", Bind("scores"), open_end=True, name="total")
 
 
 @dataclass(frozen=True)

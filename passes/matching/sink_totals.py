@@ -4,9 +4,13 @@ sink.
 Grammar, instead of the ReduceSum of softmax.py, where `peak` is what was subtracted from the scores:
 
     total := Add(ReduceSum(e), one)
-    one   := Exp(Sub(t, peak)) | Exp(Neg(peak)) | Mul(c, one)    c > 0 one number; t one number for each head, or for
-                                                                 all of them; without it the sink is log(c)
-    peak  := ReduceMax(scores) | Max(ReduceMax(scores), t)       for t = 0 also Relu and Clip(., 0)
+    one :=
+      1     Exp(Sub(t, peak)) | Exp(Neg(peak))                   t one number for each head, or for all of them; without
+                                                                 it the sink is 0
+      2   | Mul(c, one)                                          c > 0 one number: the sink is larger by log(c)
+    peak :=
+      3     ReduceMax(scores)
+      4   | Max(ReduceMax(scores), t)                            for t = 0 also Relu and Clip(., 0)
 
 Sound because e / (sum(e) + exp(t - peak)) is exp(x) / (sum(exp(x)) + exp(t)) whatever the peak is: the softmax beside
 one more score t (sinks.py). Where exp(t - peak) overflows, the row is 0 here and less than 1e-38 of its values there,
@@ -29,9 +33,9 @@ from fa_compiler.passes.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 X, FLOOR, PEAK = Bind("x"), Bind("floor"), Bind("peak")
-EXPONENTIAL = Op("Exp", OneOf((Op("Sub", Bind("sink"), PEAK), Op("Neg", PEAK))))
-ONE = OneOf((EXPONENTIAL, Op("Mul", Bind("weight"), EXPONENTIAL)))
-HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=True)))
+EXPONENTIAL = Op("Exp", OneOf((Op("Sub", Bind("sink"), PEAK), Op("Neg", PEAK))))  # 1
+ONE = OneOf((EXPONENTIAL, Op("Mul", Bind("weight"), EXPONENTIAL)))  # 2
+HELD = OneOf((Op("Relu", X, plain=True), Op(("Max", "Clip"), X, FLOOR, plain=True)))  # 4
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
 """Attention sinks: one more score in each row, which takes part in the softmax and has no value.
 
-Grammar, directly behind the last term of the scores, and again behind the softmax:
+Grammar, directly behind the last term of the scores, and again behind the softmax; the code cites the numbers of the
+cases:
 
-    sunk    := Concat(scores, t) | Concat(t, scores)    along the keys; t has size 1 there: one number for each head,
+    sunk :=
+      1     Concat(scores, t) | Concat(t, scores)       along the keys; t has size 1 there: one number for each head,
                                                         or for all of them
-             | Pad(scores, 1 in front or behind, c)     along the keys; the number c
-    dropped := Slice(probabilities) | Split(probabilities)    that leaves out exactly that column
+      2   | Pad(scores, 1 in front or behind, c)        along the keys; the number c
+    dropped :=
+      3     Slice(probabilities) | Split(probabilities)    that leaves out exactly that column
 
 This is the definition of the operator's input `sink`: exp(sink - max) is added to a row's sum. A row whose scores are
 all masked gives zeros, for the sink then has all of the probability.
@@ -71,14 +74,14 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[AddSink, ir.Value]]:
     if shape is None:
         return
     rank = len(shape)
-    if is_op(node, "Concat") and len(node.inputs) == 2:
+    if is_op(node, "Concat") and len(node.inputs) == 2:  # 1
         axis = int_attr(node, "axis", 0) % rank
         for index, value in enumerate(node.inputs):
             scores = node.inputs[1 - index]
             own = None if value is None else info.shape(value)
             if value is not None and scores is not None and own is not None and own[axis].const == 1:
                 yield AddSink(node, axis, index == 0, value), scores
-    elif is_op(node, "Pad") and node.inputs[0] is not None:
+    elif is_op(node, "Pad") and node.inputs[0] is not None:  # 2
         place, number = _padded(node, rank), _padding(node, info)
         if place is not None and number is not None:
             yield AddSink(node, place % rank, place < rank, None, number), node.inputs[0]
@@ -133,8 +136,8 @@ def _view(step: AddSink, dims: Arrangement, viewer: Viewer) -> Sink:
     return Sink(view)
 
 
-def dropped(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
-    """The arrangement without the sink's column; declines where the node leaves out anything else."""
+def without_sink(node: ir.Node, dims: Arrangement, found: ScoresWithSink | None, viewer: Viewer) -> Arrangement:
+    """3: the arrangement without the sink's column; declines where the node leaves out anything else."""
     decline = Decline(
         Code.PROBABILITY_TERM, f"{node.op_type} on the probabilities has no counterpart in the operator", node
     )

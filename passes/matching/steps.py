@@ -24,7 +24,7 @@ from fa_compiler.passes.matching.layers import layers_apart
 from fa_compiler.passes.matching.probabilities import RENORMALISED, ProbabilityPath, find_values, reaches_product
 from fa_compiler.passes.matching.routes import Route
 from fa_compiler.passes.matching.scores import ScorePath, find_scores
-from fa_compiler.passes.matching.simulation import Simulated, Simulation
+from fa_compiler.passes.matching.simulation import Simulated
 from fa_compiler.passes.matching.sink_gates import SinkGate, sink_gate
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import distinct_consumers, is_op, reads_shape, reads_type
@@ -79,7 +79,7 @@ class Steps:
             narrow = facts.info.dtype(after.product.output) != ir.DataType.FLOAT
             qk = Operands.of(before.product, viewer, widening=narrow)
             dims: dict[ir.Value, Arrangement] = {}
-            scores = Simulation(viewer, dims, ropes).before(before, qk)
+            scores = Simulated.of(before, qk, viewer, dims, ropes)
             dims[anchor.output] = scores.dims
         return Steps(anchor, route, before, after, gate, tuple(outside), qk, scores, dims, viewer)
 

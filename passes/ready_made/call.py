@@ -34,10 +34,8 @@ from fa_compiler.passes.nodes import input_of
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, Viewed
-from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.passes.values.symbolic import Dim
-from fa_compiler.passes.values.value_sets import ValueSets
 
 ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
 """Values of softmax_precision that round float32 scores."""
@@ -80,16 +78,6 @@ class Conversion:
     def info(self) -> ShapeInfo:
         """The shapes and types of values."""
         return self.facts.info
-
-    @property
-    def sets(self) -> ValueSets:
-        """The sets of numbers that values can hold."""
-        return self.facts.sets
-
-    @property
-    def bounds(self) -> Bounds:
-        """The bounds of the numbers that values can hold."""
-        return self.facts.bounds
 
     @property
     def options(self) -> Options:
@@ -278,7 +266,7 @@ class Conversion:
             raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
         kv_heads = shared_heads(key.view, value.view, heads, space)
         output = self.node.outputs[0]
-        return AttentionMatch(
+        match = AttentionMatch(
             SoftmaxAnchor(output, output, (), (self.node,)),
             space,
             query.view,
@@ -292,6 +280,7 @@ class Conversion:
             LAYOUTS[layout](batch, heads, rows, width),
             sink,
         )
+        return match.within(space.branch())
 
     def _type(self, query: Operand, key: Operand, value: Operand) -> ir.DataType:
         """The type to compute in: that of the result, or float32 where an operand has another type."""

@@ -180,7 +180,7 @@ class Keys:
         """
         call, builder = self.call, self.call.builder
         view, whole = call.aligned(full, scores), full is mask or filler > lowest
-        values, bounds = call.sets.of(mask), call.bounds.of(mask)
+        values, bounds = call.facts.sets.of(mask), call.facts.bounds.of(mask)
         excluding = frozenset() if values is None else frozenset(x for x in values if x <= lowest)
         if self.only_excludes(mask, lowest):
             return ([Masked(view)] if excluding or not whole else []), ()
@@ -207,7 +207,7 @@ class Keys:
 
     def only_excludes(self, mask: ir.Value, lowest: float) -> bool:
         """Is a float mask proven to hold nothing but 0 and excluding numbers?"""
-        values = self.call.sets.of(mask)
+        values = self.call.facts.sets.of(mask)
         return values is not None and all(x == 0.0 or x <= lowest for x in values)
 
     def length(self, measure: Measure) -> ir.Value:

@@ -257,7 +257,7 @@ class _Attention:
 
     def _adds(self, mask: ir.Value, keys: Keys, scores: Arrangement) -> bool:
         """Does the function body add a mask of 0 and finite numbers that outweigh the scores, and nothing else?"""
-        values = self.call.sets.of(mask)
+        values = self.call.facts.sets.of(mask)
         finite = values is not None and all(x == 0.0 or -math.inf < x <= DOMINATING for x in values)
         float32 = self.call.info.dtype(mask) == ir.DataType.FLOAT
         return finite and float32 and not self._in_runtime() and self._filled_up(mask, keys, scores) is mask
@@ -265,8 +265,8 @@ class _Attention:
     def _check_half(self, mask: ir.Value, lowest: float, cause: str) -> tuple[str, ...]:
         """What the user vouches for so that rounding the mask, or mask + score, decides no row. Raises Decline."""
         call = self.call
-        array, values = constant(mask), call.sets.of(mask)
-        numbers: Collection[float] | None = call.bounds.of(mask)
+        array, values = constant(mask), call.facts.sets.of(mask)
+        numbers: Collection[float] | None = call.facts.bounds.of(mask)
         if array is not None:
             numbers = [float(np.abs(array[array > lowest].astype(np.float32)).max(initial=0.0))]
         elif values is not None:

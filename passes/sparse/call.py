@@ -10,10 +10,10 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter, Fused
+from fa_compiler.passes.emission.emit import Companion, Emitter, Fused
 from fa_compiler.passes.emission.layout_plan import Place, best_destination, cheapest_source
 from fa_compiler.passes.emission.mask_builder import MaskBuilder
-from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -32,26 +32,16 @@ def is_plain(match: AttentionMatch) -> bool:
     return not mask.bias and mask.value is None and mask.nan_rows in ("", "zero")
 
 
-class Companion(Protocol):
-    """Nodes that are emitted together with an attention because they read its results.
-
-    The only companion is the gradient (backward/listed.py).
-    """
+class SparseCompanion(Companion, Protocol):
+    """A companion of a SparseFlashAttention: its gradient (backward/listed.py)."""
 
     every_row: bool
     """Must every row be proven to have a key?"""
 
-    @property
-    def views(self) -> tuple[View, ...]:
-        """The views of the companion's own operands."""
-
-    def adapted(self, match: AttentionMatch) -> AttentionMatch:
-        """The match with roles that serve both the attention and the companion."""
-
-    def gathered(self, match: AttentionMatch, read: Sequence[Gathered]) -> bool:
+    def gathered(self, match: AttentionMatch, read: Sequence[Gathered], space: AxisSpace) -> bool:
         """Is this the attention over the tensors that keys and values were gathered from, as `read` says?
 
-        In the match, key and value are the gathered tensors.
+        In the match, key and value are the gathered tensors. Axes may be split, in a branch of the match's space.
         """
 
     def takes(self, match: AttentionMatch, full: bool) -> bool:
@@ -67,7 +57,7 @@ class Companion(Protocol):
         """
 
 
-def taken(match: AttentionMatch, companion: Companion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
+def taken(match: AttentionMatch, companion: SparseCompanion, in_every_row: Callable[[], bool]) -> AttentionMatch | None:
     """The match as the companion takes it; None where the companion cannot express what rows without a key give.
 
     Where every row is proven to have a key, the match need not say what other rows give.
@@ -96,8 +86,7 @@ class SparseNode:
         match: AttentionMatch, sources: tuple[View, ...], tokens: Axes, emitter: Emitter, others: tuple[View, ...] = ()
     ) -> SparseNode:
         """A call that takes its sizes at run time from its operands and the `others`."""
-        views, resolve = (*match.views, *sources, *others), match.space.resolve_all
-        witnesses = [(stop, resolve(dims)) for view in views for stop, dims in view.stops]
+        witnesses = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
         return SparseNode(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
 
     @property
@@ -135,11 +124,11 @@ class SparseNode:
     def emit(
         self,
         inputs: dict[str, ir.Value],
-        places: list[Place],
+        places: Sequence[Place],
         word: str,
         mode: int = 0,
         block: int = 1,
-        beside: tuple[Companion, Selection | None] | None = None,
+        beside: tuple[SparseCompanion, Selection | None] | None = None,
     ) -> Fused | None:
         """Build the node, and the companion if there is one, and replace the attention's results by theirs.
 
@@ -152,9 +141,7 @@ class SparseNode:
         batches = {None if shape is None else shape[0] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name]) is not None}
         output = (roles.batch, roles.q_seq, roles.heads, roles.value_head_dim)
-        destination = best_destination(
-            output, [(place, space.resolve_all(dims), saved) for place, dims, saved in places]
-        )
+        destination = best_destination(output, places)
         if destination is None or len(batches) > 1 or len(of_rows) > 1:
             return None
         rows = RowsWithoutKeys(match.mask.empty_rows, match.mask.nan_rows == "zero")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, infer, place_inputs, verify
+from fa_compiler.op_registry import dtypes, get, infer, verify
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.passes.build import PREFIX, Builder
-from fa_compiler.passes.emission.node_view import node_view
+from fa_compiler.passes.build import Builder
+from fa_compiler.passes.emission.node_view import node_view, registry_node
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.values.shape_rules.context import Shape
 from fa_compiler.passes.values.symbolic import Dim
@@ -49,14 +49,7 @@ def domain_node(
         spec = get(op_type, options.cann)
     except RegistryError:
         return None
-    node = ir.Node(
-        DOMAIN,
-        op_type,
-        place_inputs(spec, dict(inputs)),
-        [ir.convenience.convert_attribute(name, entry) for name, entry in full_attrs(spec, attrs).items()],
-        num_outputs=len(spec.outputs),
-        name=builder.names.new(f"{PREFIX}_{op_type}"),
-    )
+    node = registry_node(spec, inputs, attrs, builder)
     wanted = wanted or {spec.outputs[0].name}
     for output, declared in zip(node.outputs, spec.outputs, strict=True):
         output.name = builder.names.new(f"{node.name}_{declared.name}") if declared.name in wanted else ""

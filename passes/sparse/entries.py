@@ -229,15 +229,13 @@ class _Maker:
         return Entries(indices, mode, node)
 
     def _indexer_inputs(self, scores: IndexScores, whole: Visible) -> dict[str, ir.Value]:
-        builder, space = self.builder, scores.space
-        stops = [(stop, space.resolve_all(dims)) for view in scores.views for stop, dims in view.stops]
-        mover = Mover(builder, space, stops)
+        builder = self.builder
+        mover = Mover(builder, scores.space, [stop for view in scores.views for stop in view.stops])
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
-            own = space.resolve_all(view.base_dims)
-            plan = moves(own, wanted)
+            plan = moves(view.base_dims, wanted)
             assert plan is not None
-            arranged.append(mover.apply(view.base, own, plan))
+            arranged.append(mover.apply(view.base, view.base_dims, plan))
         query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")

@@ -17,18 +17,19 @@ cpu_empty_rows says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, destination_places
+from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
-from fa_compiler.passes.nodes import is_op, producer
-from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
+from fa_compiler.passes.nodes import is_op, producer, reached
+from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
 from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
@@ -45,7 +46,7 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion | None = None) -> Selected | None:
+def emit_selected(match: AttentionMatch, emitter: Emitter, companion: SparseCompanion | None = None) -> Selected | None:
     """Replace an attention to selected keys by a SparseFlashAttention, together with its companion if there is one.
 
     Returns None where the attention is not accepted (see above); nothing is replaced then.
@@ -56,24 +57,21 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: Companion 
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    places = destination_places(match, emitter.facts)
+    match, places = placed(match, emitter.facts)
     try:
-        return _emit(_heads_apart(match.refined()), places, emitter, companion)
+        return _emit(_heads_apart(match), places, emitter, companion)
     except Decline:
         return None
 
 
 def _may_select(mask: ir.Value) -> bool:
     """Is there a ScatterElements among the nearest nodes that a mask is made from?"""
-    pending, known = [mask], {mask}
-    while pending and len(known) < 4 * MAX_PARTS:
-        node = producer(pending.pop(0))
-        if is_op(node, "ScatterElements"):
-            return True
-        above = [] if node is None else [value for value in node.inputs if value is not None and value not in known]
-        pending.extend(above)
-        known.update(above)
-    return False
+
+    def above(value: ir.Value) -> list[ir.Value]:
+        node = producer(value)
+        return [] if node is None else [each for each in node.inputs if each is not None]
+
+    return any(is_op(producer(value), "ScatterElements") for value in reached([mask], above, 4 * MAX_PARTS))
 
 
 def _heads_apart(match: AttentionMatch) -> AttentionMatch:
@@ -83,7 +81,7 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
     or rows. Any such choice is right, because attention does the same for every index of each of these axes.
     """
     roles, space = match.roles, match.space
-    known = {axis for part in match.mask.masked for dim in space.resolve_all(part.view.base_dims) for axis in dim}
+    known = {axis for part in match.mask.masked for dim in part.view.base_dims for axis in dim}
 
     def apart(axes: Axes) -> tuple[Axes, Axes]:
         others = tuple(axis for axis in axes if axis not in known)
@@ -99,7 +97,9 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
     return replace(match, roles=replace(roles, batch=batch, heads=heads, kv_heads=kv_heads, q_seq=rows))
 
 
-def _emit(match: AttentionMatch, places: list[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
+def _emit(
+    match: AttentionMatch, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
+) -> Selected | None:
     builder = emitter.builder
     if companion is not None:
         match = companion.adapted(match)

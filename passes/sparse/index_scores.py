@@ -73,8 +73,9 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
     for scores, mask in unmasked(ranked, facts):
         if info.shape(scores) != whole:
             continue
-        if (found := _ScoreReader(Viewer(facts, AxisSpace()), mask).read(scores)) is not None:
-            return found
+        space = AxisSpace()
+        if (found := _ScoreReader(Viewer(facts, space), mask).read(scores)) is not None:
+            return space.settle(found)
     return None
 
 

@@ -30,6 +30,7 @@ positive, unless the list comes from a TopK, which gives none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,15 +38,15 @@ import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
 from fa_compiler.passes.emission.emit import Emitter
-from fa_compiler.passes.emission.layout_plan import Place, destination_places
+from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.facts import Facts
-from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
-from fa_compiler.passes.sparse.call import Companion, SparseNode, is_plain, taken
+from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
 from fa_compiler.passes.sparse.fuse import Selected
@@ -90,23 +91,21 @@ class Listed:
         """May entries be negative?"""
         return self.top is None
 
-    def resolved(self) -> Listed:
-        """The same, with its axes in the finest parts known by now."""
-        space = self.match.space
-        match = replace(self.match, roles=self.match.roles.refined(space))
-        return replace(self, match=match, tokens=space.resolve(self.tokens))
+    def within(self, space: AxisSpace) -> Listed:
+        """The same in a branch of its space, where axes may have been split further."""
+        return Listed(self.match.within(space), space.settle(self.read), space.resolve(self.tokens))
 
     @property
     def lists(self) -> Arrangement:
         """The arrangement of sparse_indices, [B,S1,N2 or 1,K]."""
-        roles, space = self.match.roles, self.match.space
-        own = {axis for dim in self.indices.base_dims for axis in space.resolve(dim)}
+        roles = self.match.roles
+        own = {axis for dim in self.indices.base_dims for axis in dim}
         heads = roles.kv_heads if own.intersection(roles.kv_heads) else ()
         return roles.batch, roles.q_seq, heads, roles.kv_seq
 
 
 def emit_listed(
-    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: Companion | None = None
+    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
 
@@ -115,8 +114,8 @@ def emit_listed(
     """
     if not is_plain(match):
         return None
-    places = destination_places(match, emitter.facts)
-    listed = _listed(match.refined(), emitter)
+    match, places = placed(match, emitter.facts)
+    listed = _listed(match, emitter)
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
@@ -130,8 +129,8 @@ def emit_listed(
 
 
 def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
-    viewer, builder = Viewer(emitter.facts, match.space), emitter.builder
-    space, rope = match.space, match.rope
+    space, rope, builder = match.space.branch(), match.rope, emitter.builder
+    viewer = Viewer(emitter.facts, space)
     views = (match.key, match.value, *(() if rope is None else (rope.key,)))
     depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
     found: list[Gathered] = []
@@ -147,33 +146,31 @@ def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
             return None
         if not space.unify(key.tokens, other.tokens):
             return None
-    match = match.refined()
-    columns, tokens = match.roles.kv_seq, space.resolve(key.tokens)
-    indices = [_axes(each.indices, match) for each in found]
-    if any(each != indices[0] for each in indices) or not _fits(key, columns, match):
+    match, known = match.within(space).with_heads(), space.settle(tuple(found))
+    columns, tokens = match.roles.kv_seq, known[0].tokens
+    indices = [_axes(each.indices) for each in known]
+    if any(each != indices[0] for each in indices) or not _fits(known[0], columns, space):
         return None
     shared = [
-        tuple(axis for axis in _axes(each.source, match) if axis not in tokens and axis not in space.resolve(depth))
-        for each, depth in zip(found, depths, strict=True)
+        tuple(axis for axis in _axes(each.source) if axis not in tokens and axis not in space.resolve(depth))
+        for each, depth in zip(known, depths, strict=True)
     ]
     if any(set(each) != set(shared[0]) for each in shared):
         return None
     roles = _roles(match, shared[0], tuple(axis for axis in indices[0] if axis not in columns))
     if roles is None:
         return None
-    return Listed(replace(match, roles=roles), tuple(found), tokens)
+    return Listed(replace(match, roles=roles), known, tokens)
 
 
-def _axes(view: View, match: AttentionMatch) -> Axes:
-    return tuple(axis for dim in match.space.resolve_all(view.base_dims) for axis in dim)
+def _axes(view: View) -> Axes:
+    return tuple(axis for dim in view.base_dims for axis in dim)
 
 
-def _fits(key: Gathered, columns: Axes, match: AttentionMatch) -> bool:
+def _fits(key: Gathered, columns: Axes, space: AxisSpace) -> bool:
     """Is the list proven to have at most as many entries as there are tokens? A TopK lists no key twice."""
-    space = match.space
     if key.top is not None:
-        axis = int_attr(key.top, "axis", -1)
-        return space.resolve(key.indices.base_dims[axis]) == columns
+        return key.indices.base_dims[int_attr(key.top, "axis", -1)] == columns
     count, tokens = space.size(columns).const, space.size(key.tokens).const
     return count is not None and tokens is not None and count <= tokens
 
@@ -200,22 +197,26 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
     )
 
 
-def _emit(listed: Listed, places: list[Place], emitter: Emitter, companion: Companion | None) -> Selected | None:
+def _emit(
+    listed: Listed, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
+) -> Selected | None:
     whole = None
     if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
-        size = listed.match.space.size(listed.tokens)
-        whole = visible_slots(listed.match, listed.indices, size, emitter.facts)
-        listed = listed.resolved()  # reading the slots may have unified axes
+        space = listed.match.space.branch()
+        size = space.size(listed.tokens)
+        whole = visible_slots(listed.match, listed.indices, size, Viewer(emitter.facts, space))
+        listed = listed.within(space)  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
         slots = listed
         match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, emitter.facts))
-        if match is None or not companion.gathered(match, slots.read):
+        if match is None or not companion.gathered(match, slots.read, space := match.space.branch()):
             return None
-        listed = replace(listed, match=match)
+        listed = replace(listed, match=match).within(space)
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
     call = SparseNode.of(listed.match, listed.sources, listed.tokens, emitter, others)
+    places = listed.match.space.settle(places)
     inputs = call.inputs()
     close = CLOSE_RANKS in emitter.options.assume
     ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
@@ -246,15 +247,14 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
         return False
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     sizes = Sizes(*map(space.size, (roles.batch, roles.q_seq, listed.tokens)))
-    return space.resolve_all(listed.indices.base_dims) == wanted and ranks_causally(top, sizes, facts)
+    return listed.indices.base_dims == wanted and ranks_causally(top, sizes, facts)
 
 
 def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, ir.Value]) -> Entries | None:
     """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
-    match, builder, resolve = listed.match, call.builder, listed.match.space.resolve_all
-    roles, facts = match.roles, call.emitter.facts
+    builder, roles, facts = call.builder, listed.match.roles, call.emitter.facts
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
-    if listed.top is None or resolve(listed.indices.base_dims) != wanted:
+    if listed.top is None or listed.indices.base_dims != wanted:
         return None
     query, key = builder.info.shape(inputs["query"]), builder.info.shape(inputs["key"])
     if query is None or key is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import is_op, producer
@@ -27,10 +26,10 @@ NEGATED = {"Greater": "LessOrEqual", "Less": "GreaterOrEqual", "GreaterOrEqual":
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 
 
-def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, facts: Facts) -> Visible | None:
+def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, viewer: Viewer) -> Visible | None:
     """What the masks of an attention to gathered keys leave visible; None where they are no mask of keys.
 
-    `indices` is the list, and `tokens` is the number of keys.
+    `indices` is the list, and `tokens` is the number of keys. The viewer works in a branch of the match's axes.
     """
     found = Visible()
     for part in match.mask.masked:
@@ -41,19 +40,19 @@ def visible_slots(match: AttentionMatch, indices: View, tokens: Dim, facts: Fact
             node = producer(node.inputs[0])
         if node is None or not is_op(node, *FLIPPED):
             return None
-        if not _is_causal(node, when, part.view, match, indices, tokens, facts):
+        if not _is_causal(node, when, part.view, match, indices, tokens, viewer):
             return None
         found = found & Visible(causal=True)
     return found
 
 
 def _is_causal(
-    node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, facts: Facts
+    node: ir.Node, when: bool, mask: View, match: AttentionMatch, indices: View, tokens: Dim, viewer: Viewer
 ) -> bool:
     """Is a comparison equal to `when` exactly at the entries behind their row?"""
-    result, space, info = node.outputs[0], match.space, facts.info
+    result, space, info = node.outputs[0], viewer.space, viewer.info
     shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
-    rows = [place for place, dim in enumerate(dims) if dim == match.roles.q_seq]
+    rows = [place for place, dim in enumerate(dims) if dim == space.resolve(match.roles.q_seq)]
     if shape is None or len(shape) != len(dims) or len(rows) != 1:
         return False
     positions = Positions(info, shape)
@@ -66,15 +65,15 @@ def _is_causal(
             continue
         first = tokens - space.size(match.roles.q_seq) + (1 if word == "GreaterOrEqual" else 0)
         if bound == Affine.index(rows[0], len(shape)) + Affine.number(first, len(shape)) and _is_list(
-            entry, mask, match, indices, facts
+            entry, mask, indices, viewer
         ):
             return True
     return False
 
 
-def _is_list(entry: ir.Value, mask: View, match: AttentionMatch, indices: View, facts: Facts) -> bool:
+def _is_list(entry: ir.Value, mask: View, indices: View, viewer: Viewer) -> bool:
     """Is a value the list, slot by slot?"""
-    viewer, info = Viewer(facts, match.space), facts.info
+    info = viewer.info
     view = viewer.walked(entry, mask.base_dims)
     while view is not None and view.base is not indices.base and is_op(maker := producer(view.base), "Cast"):
         assert maker is not None
@@ -83,5 +82,5 @@ def _is_list(entry: ir.Value, mask: View, match: AttentionMatch, indices: View, 
         view = viewer.walked(source, view.base_dims) if exact and source is not None else None
     if view is None or view.base is not indices.base:
         return False
-    resolve = match.space.resolve_all
+    resolve = viewer.space.resolve_all
     return resolve(view.base_dims) == resolve(indices.base_dims)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace, product
+from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.layout import COPY_COST, LAYOUTS, Expand, Reshape, Transpose, Units, cost, moves
 from fa_compiler.passes.nodes import permutation
-from fa_compiler.passes.values.symbolic import Dim
+from fa_compiler.passes.values.symbolic import Dim, product
 
 Array = npt.NDArray[np.int64]
 
@@ -30,6 +32,43 @@ def numbered(dims: Arrangement, order: Axes) -> Array:
     elements = np.arange(math.prod(sizes)).reshape(sizes)
     flat = [order.index(axis) for each in dims for axis in each]
     return elements.transpose(flat).reshape([math.prod(axis.size.const or 0 for axis in each) for each in dims])
+
+
+# -- Branches ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """A record with axes at every depth that `settle` looks into."""
+
+    name: str
+    axes: Axes
+    parts: tuple[Arrangement, ...]
+    named: Mapping[str, Axes]
+    space: AxisSpace
+
+
+def test_a_branch_keeps_what_it_learns_to_itself() -> None:
+    space = AxisSpace()
+    (whole,) = dims = space.new(Dim(6))
+    branch = space.branch()
+    parts = branch.reshape((dims,), [Dim(2), Dim(3)])
+    assert parts is not None and branch.resolve(dims) == (*parts[0], *parts[1])
+    assert space.resolve(dims) == (whole,)
+    assert branch.branch().resolve(dims) == branch.resolve(dims)
+
+
+def test_a_record_is_settled_in_the_finest_parts_of_its_axes() -> None:
+    space = AxisSpace()
+    split, whole = space.new(Dim(6)), space.new(Dim(5))
+    held = Held("a", split, ((split, whole), ((),)), {"b": split, "c": whole}, space)
+    assert space.settle(held) is held
+    branch = space.branch()
+    branch.reshape((split,), [Dim(2), Dim(3)])
+    parts = branch.resolve(split)
+    assert len(parts) == 2
+    assert branch.settle(held) == Held("a", parts, ((parts, whole), ((),)), {"b": parts, "c": whole}, branch)
+    assert branch.settle((whole, "x", 3)) == (whole, "x", 3)
 
 
 # -- Reshape ----------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Values of a graph as polynomials in the few quantities that a gradient is made of.
+
+Every exporter writes a gradient in its own way: P*G - P*D, P*(G - D), G/L - D/L times the exponentials. As polynomials
+they are all equal, whatever the order of sums, products and factors. That is algebra over the real numbers; only
+rounding differs.
+
+Which quantities there are, and what operators besides arithmetic make of them, is said by two grammars: region.py for
+the gradient of attention, index_region.py for that of an indexer's loss. They share what is here. The code cites the
+numbers of the cases; c is a number:
+
+    tensor :=
+      1     what a grammar has put in, or reads by itself
+      2   | layout(tensor) | Cast(tensor) | c * tensor | tensor / c | -tensor            what tracing.py looks through
+      3   | tensor * tensor
+      4   | tensor + tensor | Sum(tensor, ...) | tensor - tensor
+      5   | tensor / tensor                            the divisor one that has an inverse: see `to_power`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+import onnx_ir as ir
+
+from fa_compiler.passes.backward.tracing import Tracer
+from fa_compiler.passes.layout.axes import Arrangement
+from fa_compiler.passes.nodes import is_op
+
+Monomial = tuple[int, ...]
+"""The power of each quantity."""
+MAX_POWER = 4
+"""Higher powers do not occur in a gradient."""
+TOLERANCE = 2.0**-20
+"""Two factors this close are one number, rounded twice."""
+MAX_DEPTH = 40
+"""Operands that come from further up are no part of a gradient."""
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A sum of monomials, each with its coefficient: a finite number that is not 0."""
+
+    terms: Mapping[Monomial, float]
+
+    @staticmethod
+    def of(terms: Mapping[Monomial, float]) -> Polynomial | None:
+        """The polynomial of these terms; None where there is none, or a coefficient is 0 or no finite number."""
+        usable = bool(terms) and all(math.isfinite(factor) and factor != 0.0 for factor in terms.values())
+        return Polynomial(terms) if usable else None
+
+    def times(self, other: Polynomial) -> Polynomial | None:
+        """The product; None when a power grows beyond what a gradient holds."""
+        result: dict[Monomial, float] = {}
+        for left, a in self.terms.items():
+            for right, b in other.terms.items():
+                monomial = product(left, right)
+                if max(map(abs, monomial)) > MAX_POWER:
+                    return None
+                result[monomial] = result.get(monomial, 0.0) + a * b
+        return Polynomial.of(result)
+
+    def plus(self, other: Polynomial, sign: float = 1.0) -> Polynomial | None:
+        """The sum or difference; terms that cancel up to rounding are gone."""
+        result = dict(self.terms)
+        for monomial, factor in other.terms.items():
+            mine = result.get(monomial, 0.0)
+            total = mine + sign * factor
+            if abs(total) <= TOLERANCE * abs(mine):
+                result.pop(monomial)
+            else:
+                result[monomial] = total
+        return Polynomial.of(result)
+
+    def scaled(self, factor: float) -> Polynomial | None:
+        """Every term times a number."""
+        return Polynomial.of({monomial: each * factor for monomial, each in self.terms.items()})
+
+    def to_power(self, power: int, divisors: Collection[int] = ()) -> Polynomial | None:
+        """An integer power of a number times powers of the `divisors`, the places of the quantities that are divided
+        by; None for anything else."""
+        if len(self.terms) != 1:
+            return None
+        ((monomial, factor),) = self.terms.items()
+        others = any(exponent for place, exponent in enumerate(monomial) if place not in divisors)
+        if others or abs(power) * max(1, *map(abs, monomial)) > MAX_POWER:
+            return None
+        return Polynomial.of({tuple(exponent * power for exponent in monomial): factor**power})
+
+    def coefficient(self, wanted: Monomial) -> float | None:
+        """c of c times this monomial; None for anything else."""
+        return self.terms.get(wanted) if len(self.terms) == 1 else None
+
+    def difference(self, first: Monomial, second: Monomial) -> float | None:
+        """c of c * (first - second); None for anything else."""
+        if set(self.terms) != {first, second}:
+            return None
+        factor = self.terms[first]
+        return factor if math.isclose(factor, -self.terms[second], rel_tol=TOLERANCE) else None
+
+
+def product(one: Monomial, other: Monomial) -> Monomial:
+    """The product of two monomials."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+class Algebra(Protocol):
+    """A polynomial, and what a grammar keeps beside it."""
+
+    def times(self, other: Self) -> Self | None: ...
+    def plus(self, other: Self, sign: float = 1.0) -> Self | None: ...
+    def scaled(self, factor: float) -> Self | None: ...
+    def to_power(self, power: int) -> Self | None: ...
+
+
+Q = TypeVar("Q", bound=Algebra)
+
+
+@dataclass(frozen=True)
+class Tensor(Generic[Q]):
+    """A polynomial and the axes of the tensor that holds it."""
+
+    quantity: Q
+    dims: Arrangement
+
+    @staticmethod
+    def of(quantity: Q | None, dims: Arrangement | None) -> Tensor[Q] | None:
+        """The tensor, where both are known."""
+        return None if quantity is None or dims is None else Tensor(quantity, dims)
+
+
+@dataclass
+class PolynomialReader(Generic[Q]):
+    """Reads values as tensors of one grammar, which `grammar` asks for what a node makes. `tensors` are the values that
+    were read, None for those that are no tensor of the grammar; what is known from the start is put there."""
+
+    tracer: Tracer
+    grammar: Callable[[ir.Node], Tensor[Q] | None]
+    tensors: dict[ir.Value, Tensor[Q] | None] = field(default_factory=dict)
+    _depth: int = 0
+
+    def put(self, value: ir.Value, quantity: Q, dims: Arrangement) -> None:
+        """Say what a value is."""
+        self.tensors[value] = Tensor(quantity, dims)
+
+    def tensor(self, value: ir.Value | None) -> Tensor[Q] | None:
+        """What a value is; None when it is nothing that the grammar knows."""
+        if value is None:
+            return None
+        if value not in self.tensors:
+            node = value.producer()
+            if self._depth >= MAX_DEPTH or node is None or value is not node.outputs[0]:
+                return None
+            self.tensors[value] = None
+            self._depth += 1
+            self.tensors[value] = self.grammar(node)
+            self._depth -= 1
+        found = self.tensors[value]
+        return None if found is None else Tensor(found.quantity, self.tracer.viewer.space.resolve_all(found.dims))
+
+    def all(self, values: Sequence[ir.Value | None]) -> list[Tensor[Q]] | None:
+        """Every value as a tensor; the first that is none ends it, so that little is looked at in vain."""
+        result: list[Tensor[Q]] = []
+        for value in values:
+            tensor = self.tensor(value)
+            if tensor is None:
+                return None
+            result.append(tensor)
+        return result or None
+
+    def made_by(self, node: ir.Node) -> Tensor[Q] | None:
+        """2 to 5: what arithmetic makes; None for any other operator."""
+        step = self.tracer.look_through(node)
+        if step is not None:
+            return self._rearranged(node, *step)
+        if is_op(node, "Mul"):
+            return self._combined(node, lambda a, b: a.times(b))
+        if is_op(node, "Add", "Sum"):
+            return self._combined(node, lambda a, b: a.plus(b))
+        if is_op(node, "Sub"):
+            return self._combined(node, lambda a, b: a.plus(b, -1.0))
+        return self._divided(node) if is_op(node, "Div") else None
+
+    def _rearranged(self, node: ir.Node, source: ir.Value, factor: float) -> Tensor[Q] | None:
+        """2."""
+        tensor, viewer = self.tensor(source), self.tracer.viewer
+        if tensor is None:
+            return None
+        if viewer.factor(node) is not None:
+            return Tensor.of(tensor.quantity.scaled(factor), tensor.dims)
+        return Tensor.of(tensor.quantity, viewer.rearranged(node, tensor.dims))
+
+    def _combined(self, node: ir.Node, combine: Callable[[Q, Q], Q | None]) -> Tensor[Q] | None:
+        """3 and 4."""
+        tensors = self.all(node.inputs)
+        if tensors is None:
+            return None
+        result = tensors[0]
+        for other in tensors[1:]:
+            dims = self.tracer.aligned(result.dims, other.dims)
+            combined = Tensor.of(combine(result.quantity, other.quantity), dims)
+            if combined is None:
+                return None
+            result = combined
+        return result
+
+    def _divided(self, node: ir.Node) -> Tensor[Q] | None:
+        """5."""
+        below = self.tensor(node.inputs[1])
+        inverse = None if below is None else below.quantity.to_power(-1)
+        above = None if inverse is None else self.tensor(node.inputs[0])
+        if below is None or inverse is None or above is None:
+            return None
+        return Tensor.of(above.quantity.times(inverse), self.tracer.aligned(above.dims, below.dims))

@@ -1,0 +1,330 @@
+"""Guards behind the softmax: what puts zeros into probabilities, and what that means for the mask.
+
+Grammar of a guarded value, p the probabilities, read by nothing else; the code cites the numbers of the cases:
+
+    guarded :=
+      1     Where(IsNaN(p), 0, p)                          the NaN guard
+      2   | Where(keep, p, 0) | Where(drop, 0, p)          the score guard: has a row any score but -inf? As torch's
+                                                           decomposition of a safe softmax writes it
+      3   | Where(ReduceMax(t, last axis, keepdims=1) == -inf, 0, p)      the bias guard: t the one bias on the scores
+      4   | Where(c, p, 0) | Where(c, 0, p)                the selection guard: c keeps a probability exactly where the
+                                                           one mask leaves a score
+    keep :=
+      5     any(Not(test))                                 any(x) := ReduceMax(x, last axis, keepdims=1)
+      6   | Not(drop)
+      7   | Cast(keep)                                     from booleans to numbers, or back
+    drop :=
+      8     all(test)                                      all(x) := ReduceMin(x, last axis, keepdims=1)
+          | Not(keep) | Cast(drop)                         as 6 and 7
+    test :=
+      9     Equal(scores, -inf)                            scores the very input of the softmax, or what it was before
+                                                           its own maximum was subtracted
+
+Casts (7) and negations (6) may also lie between the reduction and the test. They come in any number and at any place,
+so that a walk with a state reads them, and no pattern.
+
+A guard turns rows without a defined softmax into zeros: the NaN guard all of them, the bias guard those in which the
+bias is -inf throughout, the score guard those in which the scores are. The selection guard does so to rows that are
+masked everywhere, for elsewhere a masked probability is 0 already. So does a factor on the probabilities that is 0 and
+1 like the one mask (`product_guard`). The one mask is a selection or addend, the only selection among the terms, or the
+only term of both kinds; the guard's condition is the mask's own, or one that positions.py reads as the same formula,
+of the same shape and along the same axes.
+
+Refused: a guard that tests something else, or along other axes. A new kind of guard is one class here, and a row of
+`GUARDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.masks.row_guard import RowGuard
+from fa_compiler.passes.masks.structure import kept
+from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.nodes import data_readers, int_attr, is_op, reduced_axes
+from fa_compiler.passes.patterns import Bind, Number, OneOf, Op, match
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, MaskTerm, Select, Term
+from fa_compiler.passes.values.formula import negation
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+MAX_STEPS = 12
+
+P, OTHER, SCORES = Bind("probabilities"), Bind("other"), Bind("scores")
+NAN_TEST = Op("Where", Op("IsNaN", P, name="flag"), OTHER, P)  # 1
+BIAS_MAXIMUM = Op("ReduceMax", Bind("bias"), open_end=True, name="maximum")
+BIAS_TEST = Op("Where", Op("Equal", BIAS_MAXIMUM, Number(-math.inf)), OTHER, P)  # 3
+CHOICE = OneOf(tuple(Op("Where", Bind("condition"), *branches) for branches in ((P, OTHER), (OTHER, P))))  # 2 and 4
+SHIFTED = Op("Sub", SCORES, Bind("maximum"))
+EXPONENTIALS = OneOf((Op("Softmax", SCORES), Op(("Softmax", "Exp"), SHIFTED)))
+SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total"))))  # 9
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Probabilities that may be guarded: what the softmax gave, what was made of it by now, and the nodes that read
+    that. With `among` only these nodes count as readers."""
+
+    softmax: ir.Value
+    value: ir.Value
+    readers: Sequence[ir.Node]
+    viewer: Viewer
+    among: Collection[ir.Node] | None
+
+    def chosen(self) -> tuple[ir.Node, ir.Value, bool] | None:
+        """The Where that alone reads the probabilities and puts 0 into them, its condition, and whether it keeps them
+        where that is true."""
+        where = self.readers[0] if len(self.readers) == 1 else None
+        found = None if where is None else match(CHOICE, where.outputs[0], self.viewer.info, {P.name: self.value})
+        if where is None or found is None or not self.is_zero(found["other"]):
+            return None
+        return where, found["condition"], where.inputs[1] is self.value
+
+    def is_zero(self, value: ir.Value) -> bool:
+        """Is a tensor 0 throughout, and no larger than the probabilities?"""
+        return self.viewer.filler(value, self.value) == 0.0
+
+
+@dataclass(frozen=True)
+class MaskedScores:
+    """What a guard is compared with: the terms of the scores, the axes of the keys, and the arrangement of every value
+    between the two products."""
+
+    terms: tuple[Term, ...]
+    columns: Axes
+    viewer: Viewer
+    seen: Mapping[ir.Value, Arrangement]
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard and the node that applies it. `tests` are nodes that compute its condition, and go with it."""
+
+    where: ir.Node
+    tests: tuple[ir.Node, ...] = ()
+
+    def meaning(self, masked: MaskedScores) -> RowGuard:
+        """What the guard means for the mask. Raises Decline."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NanGuard(Guard):
+    """1."""
+
+    @staticmethod
+    def read(asked: Guarded) -> Guard | None:
+        """The guard, when exactly an IsNaN and a Where read the probabilities and make it up."""
+        where = next((node for node in asked.readers if is_op(node, "Where")), None)
+        found = None if where is None else match(NAN_TEST, where.outputs[0], asked.viewer.info, {P.name: asked.value})
+        if where is None or found is None or set(asked.readers) != set(found.nodes):
+            return None
+        flag = found["flag"]
+        readers = [node for node in data_readers(flag) if asked.among is None or node in asked.among]
+        private = len(readers) == 1 and not flag.is_graph_output()
+        return NanGuard(where) if private and asked.is_zero(found["other"]) else None
+
+    def meaning(self, masked: MaskedScores) -> RowGuard:
+        return RowGuard.NAN
+
+
+@dataclass(frozen=True)
+class ScoreGuard(Guard):
+    """2: exact, for the rows that it makes 0 are those whose scores are -inf throughout."""
+
+    @staticmethod
+    def read(asked: Guarded) -> Guard | None:
+        """The guard, with the nodes that test the scores."""
+        if (chosen := asked.chosen()) is None:
+            return None
+        where, condition, keep = chosen
+        tests = score_tests(condition, keep, asked.softmax, asked.viewer.info)
+        return ScoreGuard(where, tests) if tests else None
+
+    def meaning(self, masked: MaskedScores) -> RowGuard:
+        tested = self.tests[0].inputs[0]
+        dims, resolve = None if tested is None else masked.seen.get(tested), masked.viewer.space.resolve
+        if not dims or resolve(dims[-1]) != resolve(masked.columns):
+            reason = "the guard tests the scores along another axis than the keys'"
+            raise Decline(Code.PROBABILITY_TERM, reason, self.where)
+        return RowGuard.SCORES
+
+
+@dataclass(frozen=True)
+class BiasGuard(Guard):
+    """3: `bias` is the tensor that is tested."""
+
+    bias: ir.Value | None = None
+
+    @staticmethod
+    def read(asked: Guarded) -> Guard | None:
+        """The guard, with what it tests."""
+        if (chosen := asked.chosen()) is None:
+            return None
+        found = match(BIAS_TEST, chosen[0].outputs[0], asked.viewer.info, {P.name: asked.value})
+        reduce = None if found is None else found["maximum"].producer()
+        if found is None or reduce is None or int_attr(reduce, "keepdims", 1) != 1 or reduced_axes(reduce) != [-1]:
+            return None
+        return BiasGuard(chosen[0], bias=found["bias"])
+
+    def meaning(self, masked: MaskedScores) -> RowGuard:
+        """The guard has to test the one bias there is, along the same axes."""
+        space, terms = masked.viewer.space, masked.terms
+        term = terms[0] if len(terms) == 1 else None
+        if isinstance(term, Add) and term.operand.value is self.bias and term.sign > 0 and term.operand.dims:
+            own = space.resolve_all(term.operand.dims)
+            guarded = space.resolve_all(masked.seen[self.where.outputs[0]])[-len(own) :]
+            rows = list(zip(own[:-1], guarded[:-1], strict=False))
+            same_rows = len(own) == len(guarded) and all(not mine or mine == theirs for mine, theirs in rows)
+            if same_rows and own[-1] in ((), space.resolve(masked.columns)):
+                return RowGuard.BIAS
+        reason = "the guard tests something other than the bias of the scores"
+        raise Decline(Code.PROBABILITY_TERM, reason, self.where)
+
+
+@dataclass(frozen=True)
+class SelectionGuard(Guard):
+    """4: probabilities are kept where `condition` equals `keep`."""
+
+    condition: ir.Value | None = None
+    keep: bool = False
+
+    @staticmethod
+    def read(asked: Guarded) -> Guard | None:
+        """The guard of any condition."""
+        chosen = asked.chosen()
+        return None if chosen is None else SelectionGuard(chosen[0], condition=chosen[1], keep=chosen[2])
+
+    def meaning(self, masked: MaskedScores) -> RowGuard:
+        """Zeros where the one mask masks."""
+        mask, viewer = only_mask(masked.terms), masked.viewer
+        if mask is not None and self.condition is not None:
+            dims = viewer.alignment(self.condition, masked.seen[self.where.outputs[0]], self.where)
+            if _keeps(self.condition, self.keep, dims, mask, viewer):
+                return RowGuard.SELECTION
+        raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", self.where)
+
+
+GUARDS: tuple[Callable[[Guarded], Guard | None], ...] = (
+    NanGuard.read,
+    ScoreGuard.read,
+    BiasGuard.read,
+    SelectionGuard.read,
+)
+"""The kinds of guards, tried in order."""
+
+
+def guard_behind(asked: Guarded) -> Guard | None:
+    """The guard that probabilities are read by, if any."""
+    return next((found for read in GUARDS if (found := read(asked)) is not None), None)
+
+
+def score_tests(condition: ir.Value | None, keep: bool, softmax: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ...]:
+    """The nodes that compute the condition of a score guard, first the comparison; none when it is no such guard.
+
+    `keep` says whether the guard keeps a probability where the condition is true.
+    """
+    nodes: list[ir.Node] = []
+    reduced = False
+    value, wanted = condition, keep
+    while value is not None and len(nodes) < MAX_STEPS:
+        node = value.producer()
+        if node is None or value.is_graph_output() or sum(1 for _ in value.uses()) != 1:
+            return ()
+        nodes.append(node)
+        if is_op(node, "Not"):  # 6
+            wanted = not wanted
+        elif is_op(node, "ReduceMax", "ReduceMin"):  # 5 and 8
+            shape = info.shape(node.inputs[0]) if node.inputs[0] is not None else None
+            last = shape is not None and reduced_axes(node) in ([-1], [len(shape) - 1])
+            # A maximum asks for any score that is kept, a minimum whether all are dropped.
+            fits = wanted == (node.op_type == "ReduceMax")
+            if reduced or not fits or not last or int_attr(node, "keepdims", 1) != 1:
+                return ()
+            reduced = True
+        elif is_op(node, "Equal"):  # 9
+            return tuple(reversed(nodes)) if reduced and not wanted and _of_scores(node, softmax, info) else ()
+        elif not is_op(node, "Cast") or not _keeps_truth(node, info):
+            return ()
+        value = node.inputs[0]
+    return ()
+
+
+def _keeps_truth(cast: ir.Node, info: ShapeInfo) -> bool:
+    """7: is a cast from booleans to numbers, or from numbers to booleans?"""
+    source = cast.inputs[0]
+    kinds = (None if source is None else info.dtype(source)), info.dtype(cast.outputs[0])
+    return None not in kinds and ir.DataType.BOOL in kinds
+
+
+def _of_scores(equal: ir.Node, softmax: ir.Value, info: ShapeInfo) -> bool:
+    """9: is this Equal(scores, -inf)?"""
+    scores, number = equal.inputs[0], equal.inputs[1]
+    if scores is None or number is None or info.scalar(number) != -math.inf:
+        return False
+    return match(SOFTMAX_OF_SCORES, softmax, info, {SCORES.name: scores}) is not None
+
+
+def product_guard(
+    factors: tuple[Factor, ...],
+    terms: tuple[Term, ...],
+    viewer: Viewer,
+) -> Factor | None:
+    """The factor on the probabilities that is 0 where the one mask masks, and 1 elsewhere."""
+    mask = only_mask(terms)
+    for each in factors:
+        if mask is None or each.view is None or each.value is None or each.divides:
+            continue
+        numbers = viewer.facts.sets.of(each.value)
+        if numbers is not None and numbers <= {0.0, 1.0} and _keeps(each.value, True, each.view.dims, mask, viewer):
+            return each
+    return None
+
+
+def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
+    """The one mask of a guard, the only selection or else the only term; None where there is no such term."""
+    masks = [term for term in terms if isinstance(term, Add | Select)]
+    selects = [term for term in masks if isinstance(term, Select)]
+    found = selects or masks
+    return found[0] if len(found) == 1 else None
+
+
+def _keeps(
+    condition: ir.Value,
+    keep: bool,
+    dims: Arrangement,
+    mask: MaskTerm,
+    viewer: Viewer,
+) -> bool:
+    """Is a condition, which runs along these axes, `keep` exactly where the mask leaves a score as it is?"""
+    if viewer.space.resolve_all(dims) != viewer.space.resolve_all(mask.operand.dims):
+        return False
+    if isinstance(mask, Select):
+        (own, turned), (other, turned_too) = (bare(each, viewer.info) for each in (mask.operand.value, condition))
+        if own is other:
+            return (mask.keep ^ turned) == (keep ^ turned_too)
+    shape = viewer.info.shape(condition)
+    if shape is None or shape != viewer.info.shape(mask.operand.value):
+        return False
+    positions = viewer.facts.positions(shape)
+    truth, left = positions.truth(condition, positions.every), kept(mask, positions)
+    return truth is not None and left == (truth if keep else negation(truth))
+
+
+def bare(condition: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
+    """A condition without the casts of booleans and negations around it, and whether these negate it."""
+    value, negated = condition, False
+    while value is not None and is_op(node := value.producer(), "Cast", "Identity", "Not") and node is not None:
+        source = node.inputs[0]
+        if source is None or info.dtype(source) != ir.DataType.BOOL:
+            break
+        negated ^= node.op_type == "Not"
+        value = source
+    return value, negated

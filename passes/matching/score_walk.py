@@ -1,0 +1,140 @@
+"""Scores on their way from the product of query and key to the softmax, as arrangements of axes.
+
+What a bias knows, too (score_ops.py), and what only moves elements is carried out here. Any other step says itself what
+it does (scores.py), by what is here: a new kind of step is added there alone.
+
+Refused: a step whose effect on the axes was not proven; a factor on a mask or bias that is no number; masks in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from fa_compiler.passes.decline import Decline
+from fa_compiler.passes.layout.axes import Arrangement, Axes
+from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.matching.factors import Factor, moderate
+from fa_compiler.passes.matching.sinks import ScoresWithSink
+from fa_compiler.passes.report import Code
+from fa_compiler.passes.score_ops import Add, Floor, Placed, Scale, ScoreOp, Select, Term
+
+
+@dataclass(frozen=True)
+class Rearrange:
+    """A layout operator or an exact cast on the scores."""
+
+    node: ir.Node
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A step that says itself what it does. `answers`: it has to be proven not to enlarge the scores; else the step
+    behind it has to answer for both."""
+
+    node: ir.Node
+    answers: ClassVar[bool] = True
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """All nodes of the step, its own the last."""
+        return (self.node,)
+
+    def walk(self, scores: ScoreWalk) -> None:
+        """Do to the scores what the step does. Raises Decline."""
+        raise NotImplementedError
+
+
+Step = ScoreOp[ir.Value] | Rearrange | OwnStep
+
+
+@dataclass
+class ScoreWalk:
+    """Scores on their way to the softmax: `scores` is the value that was reached, of the arrangement `dims`.
+
+    `scale` and `factors` are what their product is multiplied by, and `terms` what was done to them besides. `shifted`
+    are the nodes that subtract a maximum, each with the axis it runs along; `sunk` is a sink beside the scores. `joins`
+    says whether what a step adds becomes a part of the scores, and no term.
+    """
+
+    viewer: Viewer
+    seen: dict[ir.Value, Arrangement]
+    scores: ir.Value
+    dims: Arrangement
+    scale: float
+    joins: Callable[[Add[ir.Value], ScoreWalk], bool]
+    terms: list[Term] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)
+    shifted: list[tuple[ir.Node, Axes]] = field(default_factory=list)
+    sunk: ScoresWithSink | None = None
+
+    def __post_init__(self) -> None:
+        self.product = self.scores
+        self.seen[self.scores] = self.dims
+
+    def take(self, step: Step) -> None:
+        """Go one step on. Raises Decline."""
+        if isinstance(step, Rearrange):
+            self._rearrange(step.node)
+        else:
+            self._check_type(step.node)
+        match step:
+            case Scale():
+                self.multiply(step)
+            case Add():
+                self.add(step)
+            case Select(node, condition, keep, fill):
+                self.terms.append(Select(node, self._placed(condition, node), keep, fill))
+            case Floor():
+                self.terms.extend([step] if self.terms else [])
+            case OwnStep():
+                step.walk(self)
+        output = step.node.outputs[0]
+        self.seen[output] = self.dims
+        self.scores = output if not isinstance(step, OwnStep) or step.answers else self.scores
+
+    def multiply(self, step: Scale) -> None:
+        """Multiply by a number. Raises Decline."""
+        self._check_sign(step.node, step.factor)
+        self.scale *= step.factor
+        self.terms.extend([step] if self.terms else [])
+
+    def multiply_by(self, node: ir.Node, value: ir.Value, divides: bool) -> None:
+        """Multiply by a tensor, or divide by it. Raises Decline."""
+        if self.terms:
+            reason = "a mask or bias is multiplied by something that is not one known number"
+            raise Decline(Code.SCALE, reason, node)
+        known = self.viewer.facts.bounds.of(value) if self.shifted else (0.0, 0.0)
+        self._check_sign(node, -1.0 if known is None else known[0])
+        self.factors.append(moderate(node, value, divides, self.dims, self.viewer, Code.SCALE))
+
+    def add(self, step: Add[ir.Value]) -> None:
+        """Add a tensor. Raises Decline."""
+        if not self.joins(step, self):
+            self.terms.append(Add(step.node, self._placed(step.operand, step.node), step.sign))
+
+    def _placed(self, value: ir.Value, node: ir.Node) -> Placed:
+        """What a step combines with the scores. It fits if the result has the shape of what the step is done to."""
+        fits = self.viewer.info.shape(self.scores) == self.viewer.info.shape(node.outputs[0])
+        return Placed(value, self.viewer.alignment(value, self.dims, node), fits)
+
+    def _rearrange(self, node: ir.Node) -> None:
+        moved = self.viewer.rearranged(node, self.dims)
+        if moved is None:
+            raise Decline(Code.SHAPE, f"what {node.op_type} does to the scores was not proven", node)
+        self.dims = moved
+
+    def _check_type(self, node: ir.Node) -> None:
+        info = self.viewer.info
+        if info.dtype(node.outputs[0]) == ir.DataType.DOUBLE:
+            own = info.dtype(self.product) == ir.DataType.DOUBLE
+            reason = "the scores are computed in float64, which rounds masks otherwise"
+            raise Decline(Code.DTYPE if own else Code.CAST, reason, node)
+
+    def _check_sign(self, node: ir.Node, factor: float) -> None:
+        if self.shifted and factor < 0:
+            reason = "the scores are or may be subtracted from their maximum, so that one of +inf makes its row NaN"
+            raise Decline(Code.SCORE_TERM, reason, node)
