@@ -16,6 +16,16 @@ struct Variant {
   Decoding decode;
 };
 
+// Declares the kernels of one variant, in namespace fa. Each instruction set compiles them from kernel/, the reference has
+// its own.
+#define FA_DECLARE_KERNELS(isa)                                \
+  namespace isa {                                              \
+  Outcome attention(const Problem&, const Runtime&);           \
+  Outcome gradient(const Gradients&, const Runtime&);          \
+  Outcome decode(const Decode&, const Runtime&);               \
+  extern const sparse::Kernels sparse_kernels;                 \
+  }
+
 // The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when
 // the name is unknown or the machine lacks the instructions.
 const Variant& chosen_variant();

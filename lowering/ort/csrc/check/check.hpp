@@ -10,7 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "../attention.hpp"
+#include "../variants.hpp"
+
+namespace fa {
+FA_DECLARE_KERNELS(baseline)
+FA_DECLARE_KERNELS(reference)
+}  // namespace fa
 
 namespace fa::check {
 

@@ -3,15 +3,6 @@
 #include "../decode.hpp"
 #include "check.hpp"
 
-namespace fa {
-namespace baseline {
-Outcome decode(const Decode&, const Runtime&);
-}
-namespace reference {
-Outcome decode(const Decode&, const Runtime&);
-}
-}  // namespace fa
-
 namespace fa::check {
 namespace {
 

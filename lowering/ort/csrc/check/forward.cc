@@ -2,15 +2,6 @@
 
 #include "attention.hpp"
 
-namespace fa {
-namespace baseline {
-Outcome attention(const Problem&, const Runtime&);
-}
-namespace reference {
-Outcome attention(const Problem&, const Runtime&);
-}
-}  // namespace fa
-
 namespace fa::check {
 
 // Each way through the kernel (few rows, rows in the lanes, packed panels) with sizes that no vector divides, and each term.

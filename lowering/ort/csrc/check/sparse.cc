@@ -6,15 +6,6 @@
 #include "../sparse/problem.hpp"
 #include "check.hpp"
 
-namespace fa {
-namespace baseline {
-extern const sparse::Kernels sparse_kernels;
-}
-namespace reference {
-extern const sparse::Kernels sparse_kernels;
-}
-}  // namespace fa
-
 namespace fa::check {
 namespace {
 

@@ -5,9 +5,6 @@
 
 namespace fa::FA_ISA {
 
-FA_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-FA_INLINE uint32_t to_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
-
 FA_INLINE float widen_bfloat16(uint16_t x) { return from_bits(uint32_t{x} << 16); }
 
 // Exponent and mantissa move to their place and one multiplication corrects the exponent's bias, which
@@ -22,30 +19,8 @@ FA_INLINE float widen_float16(uint16_t x) {
 // The same for vectors.
 FA_INLINE Vec widen_bfloat16s(HalfVec x) { return (Vec)(__builtin_convertvector(x, BitVec) << 16); }
 
-FA_INLINE Vec widen_float16s(HalfVec x) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
-#elif defined(__F16C__)
-  return (Vec)_mm256_cvtph_ps((__m128i)x);
-#else
-  const BitVec bits = __builtin_convertvector(x, BitVec);
-  const BitVec magnitude = (bits & 0x7fffu) << 13;
-  const BitVec scaled = (BitVec)((Vec)magnitude * 0x1p112f);
-  const BitVec wide = magnitude >= (0x1fu << 23) ? magnitude | 0x7f800000u : scaled;
-  return (Vec)(wide | (bits & 0x8000u) << 16);
-#endif
-}
-
-FA_INLINE Vec widen_int8s(Int8Vec x) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x));
-#elif defined(__AVX2__)
-  const __m128i bytes = _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
-  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-#else
-  return __builtin_convertvector(x, Vec);
-#endif
-}
+FA_INLINE Vec widen_float16s(HalfVec x) { return Isa::widen_float16s(x); }
+FA_INLINE Vec widen_int8s(Int8Vec x) { return Isa::widen_int8s(x); }
 
 FA_INLINE uint16_t narrow_bfloat16(float x) {
   const uint32_t bits = to_bits(x);
@@ -67,27 +42,8 @@ FA_INLINE uint16_t narrow_float16(float x) {
 }
 
 // The same for vectors.
-FA_INLINE HalfVec narrow_bfloat16s(Vec x) {
-  const auto bits = (BitVec)x;
-  const BitVec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return __builtin_convertvector(x != x ? (bits >> 16 | 0x40u) : rounded, HalfVec);
-}
-
-FA_INLINE HalfVec narrow_float16s(Vec x) {
-#if defined(__AVX512F__)
-  return (HalfVec)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
-#elif defined(__F16C__)
-  return (HalfVec)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
-#else
-  const auto magnitude = (BitVec)x & 0x7fffffffu;
-  const BitVec small = (BitVec)((Vec)magnitude + 0.5f) - to_bits(0.5f);
-  const BitVec normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  BitVec bits = magnitude < (113u << 23) ? small : normal;
-  bits = magnitude >= to_bits(65520.0f) ? 0x7c00u - BitVec{} : bits;
-  bits = magnitude > 0x7f800000u ? 0x7e00u - BitVec{} : bits;
-  return __builtin_convertvector(((BitVec)x >> 16 & 0x8000u) | bits, HalfVec);
-#endif
-}
+FA_INLINE HalfVec narrow_bfloat16s(Vec x) { return Isa::narrow_bfloat16s(x); }
+FA_INLINE HalfVec narrow_float16s(Vec x) { return Isa::narrow_float16s(x); }
 
 // Numbers of the type, narrowed where it has 16 bits, one vector at a time.
 struct WriteFloats {

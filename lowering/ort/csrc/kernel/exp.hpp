@@ -29,34 +29,7 @@ FA_INLINE Vec exp_nonpositive(Vec x) {
   return clear_where(clamped == low, p * power);
 }
 
-// 2^x by the same polynomial in r / ln 2, without splitting: x - n is exact. Where there is an instruction for 2^n times a
-// number, it spares the comparison, too.
-FA_INLINE Vec exp2_nonpositive(Vec x) {
-#if defined(__AVX512F__)
-  const Vec clamped = greater(splat(-160.0f), x);  // -inf - -inf would be NaN
-  const Vec n = (Vec)_mm512_maskz_roundscale_ps(0xffff, (__m512)clamped, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-  constexpr float kLowest = -126.0f;
-  constexpr float kRounder = 12582912.0f;
-  const Vec low = splat(kLowest);
-  const Vec clamped = greater(low, x);
-  const Vec shifted = clamped + kRounder;
-  const Vec n = shifted - kRounder;
-#endif
-  const Vec r = clamped - n;
-  Vec p = r * 1.534581201e-4f + 1.339993121e-3f;
-  p = p * r + 9.618488964e-3f;
-  p = p * r + 5.550328787e-2f;
-  p = p * r + 2.402264690e-1f;
-  p = p * r + 6.931472083e-1f;
-  p = p * r + 1.0f;
-#if defined(__AVX512F__)
-  return (Vec)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
-#else
-  const Vec power = (Vec)(((BitVec)shifted << 23) + 0x3f800000u);
-  return clear_where(clamped == low, p * power);
-#endif
-}
+FA_INLINE Vec exp2_nonpositive(Vec x) { return Isa::exp2_nonpositive(x); }
 
 inline constexpr float kLog2E = 1.44269504f;
 

@@ -1,4 +1,4 @@
-// The matrix product that attention and its gradient are made of: a tile of kTileRows x kVectors vectors of sums held in
+// The matrix product that attention and its gradient are made of: a tile of kMicroRows x kVectors vectors of sums held in
 // registers while k runs, C = A B, C += A B or C = C diag(alpha) + A B.
 //
 // B and C are lines of vectors; A is read one number at a time and broadcast, and a tile takes rows or columns of it.
@@ -6,7 +6,7 @@
 // Forward, B and C are panels: vectors of query rows side by side, kPanel floats from one line to the next. A is K or V
 // as it lies in memory, so that neither is packed: of K a tile takes rows; of V, columns. B is 8 KB for a head size of 64
 // and stays in the first-level cache while K goes by; the probabilities (32 KB) come from there or from the second level,
-// two lines for 2 kTileRows products.
+// two lines for 2 kMicroRows products.
 //
 // With kPairs the 32 bits of a number of A or B are two bfloat16 that lie one after the other along the depth, which is
 // then half as long; their products are added as floats.
@@ -136,21 +136,21 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& up
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kParts; ++v) store(c.data + r * c.row + v * kLanes, widened(sum[r][v]));
+    for (int v = 0; v < kParts; ++v) store(c.data + r * c.row + v * kLanes, Isa::widened(sum[r][v]));
   }
   if (c.top == nullptr) return;
 #pragma GCC unroll 2
   for (int v = 0; v < kParts; ++v) {
     Vec largest = load(c.top + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) largest = greater(widened(sum[r][v]), largest);
+    for (int r = 0; r < kRows; ++r) largest = greater(Isa::widened(sum[r][v]), largest);
     store(c.top + v * kLanes, largest);
   }
 }
 
-// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
+// `rows` from 1 to kMicroRows: each count is a loop of its own, so that a short last tile does not pay for the missing
 // rows.
-template <int kVectors, Sums kSums, bool kPairs, class A, int kRows = kTileRows>
+template <int kVectors, Sums kSums, bool kPairs, class A, int kRows = kMicroRows>
 static void multiply(int64_t rows, A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {

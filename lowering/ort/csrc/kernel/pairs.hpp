@@ -9,11 +9,7 @@
 
 namespace fa::FA_ISA {
 
-#if defined(__AVX512BF16__)
-inline constexpr bool kHasPairs = true;
-#else
-inline constexpr bool kHasPairs = false;
-#endif
+inline constexpr bool kHasPairs = Isa::kHasPairs;
 
 // `x` in all lanes, bits and all: arithmetic on two bfloat16 would spoil them.
 FA_INLINE Vec splat_pair(float x) { return (Vec)(__builtin_bit_cast(int32_t, x) - IntVec{}); }
@@ -22,11 +18,7 @@ FA_INLINE Vec splat_pair(float x) { return (Vec)(__builtin_bit_cast(int32_t, x) 
 template <bool kPairs>
 FA_INLINE Vec add_products(Vec sum, Vec a, Vec b) {
   if constexpr (!kPairs) return sum + a * b;
-#if defined(__AVX512BF16__)
-  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-  return sum;
-#endif
+  return Isa::add_pair_products(sum, a, b);
 }
 
 template <bool kPairs>
@@ -42,36 +34,18 @@ FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
   high = (Vec)shuffle(even_bits, odd_bits, [](int i) { return i / 2 + kLanes + i % 2 * 2 * kLanes; });
 }
 
-// Both rounded to bfloat16, the second behind the first.
-FA_INLINE Vec narrow_both(Vec first, Vec second) {
-#if defined(__AVX512BF16__)
-  return (Vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-#else
-  (void)second;
-  return first;
-#endif
-}
-
 // Both rounded to bfloat16, `even` in the lower halves.
 FA_INLINE Vec pair_of(Vec even, Vec odd) {
-  const auto both = (ShortVec)narrow_both(even, odd);
+  const auto both = (ShortVec)Isa::narrow_operands(even, odd);
   return (Vec)shuffle(both, both, [](int i) { return i / 2 + i % 2 * kLanes; });
 }
 
 // Rounds `count` floats to bfloat16, pairs of them in the 32 bits of each float of the first half of the same memory. An
 // odd count is filled up with 0; what lies beyond up to a whole vector is written, too.
 FA_INLINE void narrow_to_pairs(float* row, int64_t count) {
-#if defined(__AVX512BF16__)
   row[count] = 0;
   auto* out = reinterpret_cast<char*>(row);
-  for (int64_t c = 0; c <= count; c += kLanes) {
-    const __m256bh half = _mm512_cvtneps_pbh((__m512)load(row + c));
-    __builtin_memcpy(out + c * 2, &half, sizeof half);
-  }
-#else
-  (void)row;
-  (void)count;
-#endif
+  for (int64_t c = 0; c <= count; c += kLanes) store_as(out + c * 2, Isa::narrow_operands(load(row + c)));
 }
 
 }  // namespace fa::FA_ISA

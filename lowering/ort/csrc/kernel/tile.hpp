@@ -189,8 +189,8 @@ static void look_ahead(const Span& span, int64_t block, int64_t end) {
   int64_t steps = 0;
   for (int64_t panel = 0; panel * kPanel < span.rows(); ++panel) {
     const int64_t keys = larger(0, span.s.windows[panel].end - span.s.windows[panel].begin);
-    steps += blocks_of(keys, kTileRows) * blocks_of(span.shape.depth, kStepDepth);
-    steps += blocks_of(problem.value_size, kTileRows) * blocks_of(blocks_of(keys, span.shape.unit), kStepDepth);
+    steps += blocks_of(keys, kMicroRows) * blocks_of(span.shape.depth, kStepDepth);
+    steps += blocks_of(problem.value_size, kMicroRows) * blocks_of(blocks_of(keys, span.shape.unit), kStepDepth);
   }
   upcoming.spread(steps);
 }
@@ -220,14 +220,14 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   const BiasRows bias = biased ? bias_rows(span, view, first) : BiasRows{};
   int64_t scored = window.begin;  // up to here the bias is added
   float* top = all_see_all(view) && !biased ? s.top : nullptr;
-  for (int64_t c = window.begin; c < window.end; c += kTileRows) {
-    if (fresh) ask_for_keys(span, data, first + c, smaller(kTileRows, window.end - c));
+  for (int64_t c = window.begin; c < window.end; c += kMicroRows) {
+    if (fresh) ask_for_keys(span, data, first + c, smaller(kMicroRows, window.end - c));
     span.upcoming.refill();
     const RowsOf keys{data.keys + (c - data_begin) * data.key_row, data.key_row};
-    multiply<kVectors, Sums::fresh, kPairs>(smaller(kTileRows, window.end - c), keys, Lines{queries}, depth,
+    multiply<kVectors, Sums::fresh, kPairs>(smaller(kMicroRows, window.end - c), keys, Lines{queries}, depth,
                                             Target{s.scores + c * kPanel, kPanel, nullptr, top}, span.upcoming);
     if (biased) {
-      const int64_t end = c + kTileRows;
+      const int64_t end = c + kMicroRows;
       const Window next{scored, end < window.end ? end - (end - window.begin) % kLanes : window.end};
       add_bias<kWhole>(span, view, bias, next);
       scored = next.end;
@@ -253,9 +253,9 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
   const float* values = data.values + (window.begin - data_begin) / kUnit * data.value_row;
   const Lines weights{s.scores + window.begin / kUnit * kPanel};
   const int64_t count = blocks_of(window.end - window.begin, kUnit);
-  for (int64_t d = 0; d < value_size; d += kTileRows) {
+  for (int64_t d = 0; d < value_size; d += kMicroRows) {
     span.upcoming.refill();
-    const int64_t columns = smaller(kTileRows, value_size - d);
+    const int64_t columns = smaller(kMicroRows, value_size - d);
     const ColumnsOf some{values + d, data.value_row};
     const Target sums{across + d * kPanel, kPanel, shrink};
     if (begun) {
@@ -269,7 +269,7 @@ static void attend_panel(const Span& span, int64_t panel, int64_t first, int64_t
 template <bool kPairs>
 static void attend_panels(const Span& span, int64_t first, int64_t keys, bool careful, bool fresh) {
   // Images of 196 patches and a class token have 5 rows beyond whole vectors: 2 % less time.
-  constexpr int kShort = kHalvesPay && !kPairs ? kHalf : 1;
+  constexpr int kShort = Isa::kHalvesPay && !kPairs ? kHalf : 1;
   const Window all = seen_by_some(span, keys);
   const BlockData data = block_data(span.problem, span.shape, span.sequence, span.plan.head, first + all.begin,
                                     all.end - all.begin, span.s.block, span.s.rows);

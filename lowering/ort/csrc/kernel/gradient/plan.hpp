@@ -15,7 +15,7 @@
 
 namespace fa::FA_ISA::grad {
 
-// At most. Multiples of every kTileRows and every kPanel; blocks of rows begin at an even row, for pairs.
+// At most. Multiples of every kMicroRows and every kPanel; blocks of rows begin at an even row, for pairs.
 inline constexpr int64_t kBlockKeys = 128;
 inline constexpr int64_t kBlockRows = 192;
 inline constexpr int64_t kWaveRows = 6 * kBlockRows;
@@ -69,7 +69,7 @@ struct Wave {
 
   int64_t per_head() const { return end - begin; }
   int64_t rows() const { return head_count * per_head(); }
-  int64_t block_rows() const { return even_part(rows(), kBlockRows, kTileRows); }
+  int64_t block_rows() const { return even_part(rows(), kBlockRows, kMicroRows); }
   int64_t head_of(int64_t r) const { return first_head + r / per_head(); }
   int64_t index_of(int64_t r) const { return begin + r % per_head(); }
 };
@@ -94,7 +94,7 @@ struct Pair {
   Pair(const Sequence& s, int64_t head, int64_t group_size, int64_t share)
       : sequence(&s), key_head(head), group(group_size), block_keys(even_part(s.key_length, kBlockKeys, kPanel)),
         blocks(blocks_of(s.key_length, larger(1, block_keys))), parts(smaller(larger(1, share), blocks)),
-        wave_rows(even_part(s.query_length, kWaveRows, kTileRows)) {
+        wave_rows(even_part(s.query_length, kWaveRows, kMicroRows)) {
     waves_per_head = blocks_of(s.query_length, wave_rows);
     heads = waves_per_head > 1 ? 1 : larger(1, smaller(group, kWaveRows / s.query_length));
     waves = waves_per_head * blocks_of(group, heads);
@@ -153,7 +153,7 @@ struct Scratch {
   float* rows;           // kLanes rows of K or V and one on its way, or two bias rows
   float* own;            // sums of a pair that is a part on its own: RowSums, dK, dV
   View* views;           // [kBlockRows]
-  Window* windows;       // [kBlockRows / kTileRows]
+  Window* windows;       // [kBlockRows / kMicroRows]
   uint8_t* hidden;       // [2][kScoreRow]
   uint8_t* empty;        // [kWaveRows]: rows without a key that have probabilities all the same
   uint8_t* silent;       // [kWaveRows]: rows whose probabilities cpu_nan_rows made 0
@@ -200,7 +200,7 @@ struct Scratch {
                                        keys_alone * (shape.columns() + shape.value_columns()));
     views = reinterpret_cast<View*>(end);
     windows = reinterpret_cast<Window*>(views + kBlockRows);
-    hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows / kTileRows);
+    hidden = reinterpret_cast<uint8_t*>(windows + kBlockRows / kMicroRows);
     empty = hidden + 2 * kScoreRow;
     silent = empty + kWaveRows;
     finite = silent + kWaveRows;

@@ -107,9 +107,9 @@ static void soften_pair(const Row& even, const Row& odd, const Problem& problem,
     const Weights b = weights_at<kPlain>(even, problem, c + kLanes, even_dots);
     const Weights x = weights_at<kPlain>(odd, problem, c, odd_dots);
     const Weights y = weights_at<kPlain>(odd, problem, c + kLanes, odd_dots);
-    put(narrow_both(a.p, b.p), narrow_both(x.p, y.p), p + c);
-    const Vec even_ds = narrow_both(a.ds, b.ds);
-    const Vec odd_ds = narrow_both(x.ds, y.ds);
+    put(Isa::narrow_operands(a.p, b.p), Isa::narrow_operands(x.p, y.p), p + c);
+    const Vec even_ds = Isa::narrow_operands(a.ds, b.ds);
+    const Vec odd_ds = Isa::narrow_operands(x.ds, y.ds);
     put(even_ds, odd_ds, ds + c);
     store(even_pairs + c / 2, even_ds);
     store(odd_pairs + c / 2, odd_ds);

@@ -54,9 +54,9 @@ static Window look(const Visit& v) {
     return within(open, problem, sequence, v.head_of(r), v.index_of(r), v.first_key, v.keys);
   };
   Window all{v.keys, 0};
-  for (int64_t tile = 0; tile * kTileRows < v.rows; ++tile) {
+  for (int64_t tile = 0; tile * kMicroRows < v.rows; ++tile) {
     Window window{v.keys, 0};
-    for (int64_t r = tile * kTileRows; r < smaller(v.rows, (tile + 1) * kTileRows); ++r) {
+    for (int64_t r = tile * kMicroRows; r < smaller(v.rows, (tile + 1) * kMicroRows); ++r) {
       s.views[r] = view(r);
       if (s.views[r].empty()) continue;
       window.begin = smaller(window.begin, s.views[r].begin / kLanes * kLanes);
@@ -175,12 +175,12 @@ static void soften(const Visit& v, Window all, int64_t begin, int64_t end) {
 // Rows that see a column of [from, to), and those between; the first one even.
 static Window rows_that_see(const Visit& v, int64_t from, int64_t to) {
   const auto sees = [&](int64_t r) { return v.s.views[r].begin < to && from < v.s.views[r].end; };
-  const auto meets = [&](int64_t r) { return v.s.windows[r / kTileRows].meets(from, to); };
+  const auto meets = [&](int64_t r) { return v.s.windows[r / kMicroRows].meets(from, to); };
   Window rows{0, v.rows};
-  while (rows.begin < rows.end && !meets(rows.begin)) rows.begin += kTileRows;
+  while (rows.begin < rows.end && !meets(rows.begin)) rows.begin += kMicroRows;
   while (rows.begin < rows.end && !sees(rows.begin)) ++rows.begin;
   rows.begin = rows.begin / 2 * 2;
-  while (rows.end > rows.begin && !meets(rows.end - 1)) rows.end = (rows.end - 1) / kTileRows * kTileRows;
+  while (rows.end > rows.begin && !meets(rows.end - 1)) rows.end = (rows.end - 1) / kMicroRows * kMicroRows;
   while (rows.end > rows.begin && !sees(rows.end - 1)) --rows.end;
   return rows;
 }
@@ -207,8 +207,8 @@ template <bool kPairs>
 static void add_to_keys(const Visit& v, Window all, const float* weights, const float* lines, int64_t line,
                         int64_t numbers, float* sums, int64_t columns) {
   constexpr int64_t kUnit = kPairs ? 2 : 1;
-  for (int64_t j = all.begin; j < all.end; j += kTileRows) {
-    const int64_t count = smaller(kTileRows, all.end - j);
+  for (int64_t j = all.begin; j < all.end; j += kMicroRows) {
+    const int64_t count = smaller(kMicroRows, all.end - j);
     const Window rows = rows_that_see(v, j, j + count);
     if (rows.empty()) continue;
     const ColumnsOf a{weights + rows.begin * kScoreRow + j, kUnit * kScoreRow};
@@ -230,12 +230,12 @@ static void add_to_queries(const Visit& v) {
   const int64_t row = kPairs ? kPairRow : kScoreRow;
   const float* ds = kPairs ? v.s.ds_pairs : v.s.ds;
   each_panel(v.shape.numbers, [&](auto width, int64_t c) {
-    for (int64_t r = 0; r < v.rows; r += kTileRows) {
-      const Window window = v.s.windows[r / kTileRows];
+    for (int64_t r = 0; r < v.rows; r += kMicroRows) {
+      const Window window = v.s.windows[r / kMicroRows];
       if (window.empty()) continue;
       const int64_t first = window.begin / kUnit;
       v.upcoming.refill();
-      multiply<width.kCount, Sums::added, kPairs>(smaller(kTileRows, v.rows - r), RowsOf{ds + r * row + first, row},
+      multiply<width.kCount, Sums::added, kPairs>(smaller(kMicroRows, v.rows - r), RowsOf{ds + r * row + first, row},
                                                   Lines{v.s.key_lines + first * line + c, line},
                                                   blocks_of(window.end - window.begin, kUnit),
                                                   Target{v.query_sums() + r * columns + c, columns}, v.upcoming);
@@ -315,9 +315,9 @@ static void visit(const Visit& v, Window all) {
   const int64_t row = shape.row();
   const int64_t value_row = shape.value_row();
   // Tile by tile, so that the scores are in the first-level cache when they are softened.
-  for (int64_t r = 0; r < v.rows; r += kTileRows) {
-    const int64_t count = smaller(kTileRows, v.rows - r);
-    const Window window = v.s.windows[r / kTileRows];
+  for (int64_t r = 0; r < v.rows; r += kMicroRows) {
+    const int64_t count = smaller(kMicroRows, v.rows - r);
+    const Window window = v.s.windows[r / kMicroRows];
     const int64_t at = v.first_row + r;
     products<kPairs>(v, count, RowsOf{v.s.queries + at * row, row}, window, v.s.keys_across, shape.depth(),
                      shape.across(), v.s.p + r * kScoreRow);

@@ -12,7 +12,7 @@ namespace fa::FA_ISA {
 inline constexpr int kNarrowHeads = kLanes >= 16 ? 8 : 2;
 inline constexpr int kDotHeads = kLanes >= 16 ? 4 : 2;
 inline constexpr int kDotKeys = 4;
-inline constexpr int kScoreKeys = kTileRows;
+inline constexpr int kScoreKeys = kMicroRows;
 
 struct Narrow {
   static constexpr bool kPairs = false;
@@ -100,7 +100,7 @@ struct Narrow {
   }
 
   // sums[token][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns and at
-  // most kTileRows keys.
+  // most kMicroRows keys.
   static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
                      const int64_t* tokens, float* sums) {
     spread_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, sums);
@@ -185,7 +185,7 @@ struct Wide {
   // Heads of a tile of a weighed sum, such that all tiles of a panel are nearly alike.
   static int64_t tile_of(int64_t heads) {
     const int64_t panel = smaller(heads, kWidth);
-    return blocks_of(panel, blocks_of(panel, kTileRows));
+    return blocks_of(panel, blocks_of(panel, kMicroRows));
   }
   static int64_t words(int64_t numbers) { return Listed<kPairs>::words(numbers); }
   static int64_t query_floats(int64_t heads, int64_t depth) { return padded(heads) * words(depth); }
@@ -247,7 +247,7 @@ struct Wide {
     for (int64_t h = 0; h < heads; h += kWidth) {
       float* panel = block + h / kWidth * kPanelFloats;
       for (int64_t i = 0; i < count * kWidth; i += kPanel) {
-        store(panel + i / 2, narrow_both(load(panel + i), load(panel + i + kLanes)));
+        store(panel + i / 2, Isa::narrow_operands(load(panel + i), load(panel + i + kLanes)));
       }
     }
   }

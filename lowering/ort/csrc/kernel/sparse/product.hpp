@@ -92,8 +92,8 @@ FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, floa
   }
 }
 
-// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for more.
-template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kTileRows>
+// `rows` from 1 to kMicroRows: each count is a loop of its own, so that a short last tile does not pay for more.
+template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kMicroRows>
 static void weigh_rows(int64_t rows, const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
                        const float* alpha) {
   if constexpr (kRows > 1) {
@@ -127,8 +127,8 @@ FA_INLINE void spread_tile(const float* weights, const float* lines, int64_t row
   }
 }
 
-// `keys` from 1 to kTileRows.
-template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kTileRows>
+// `keys` from 1 to kMicroRows.
+template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kMicroRows>
 static void spread_keys(int64_t keys, const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
                         float* sums) {
   if constexpr (kKeys > 1) {

@@ -19,7 +19,7 @@ struct Left {
   float* weights;
 };
 
-inline constexpr int64_t kSumsAhead = 8 * kTileRows;  // keys
+inline constexpr int64_t kSumsAhead = 8 * kMicroRows;  // keys
 
 // Sums for the rows of one tensor: panels of columns, each [key heads][key tokens][kPanel].
 class KeySums {
@@ -49,12 +49,12 @@ class KeySums {
     for (const Left* row = left; row < left + count; ++row) {
       Form::pack_lines(rows, row->token, row->head * group, group, panel * kPanel, packed);
       float* sums = sums_.data() + panel * panel_floats() + row->head * tokens_ * kPanel;
-      for (int64_t j = 0; j < row->count; j += kTileRows) {
+      for (int64_t j = 0; j < row->count; j += kMicroRows) {
         // Tiles do not cross the blocks, whose size is a multiple of theirs.
         const float* block = row->weights + offset + j / kGatherKeys * step;
-        const int64_t keys = smaller(kTileRows, row->count - j);
+        const int64_t keys = smaller(kMicroRows, row->count - j);
         // The sums lie anywhere: they are fetched some tiles ahead, time enough for memory to answer.
-        for (int64_t n = j + kSumsAhead; n < smaller(j + kSumsAhead + kTileRows, row->count); ++n) {
+        for (int64_t n = j + kSumsAhead; n < smaller(j + kSumsAhead + kMicroRows, row->count); ++n) {
           __builtin_prefetch(sums + row->tokens[n] * kPanel, 1, 2);
           __builtin_prefetch(sums + row->tokens[n] * kPanel + kLanes, 1, 2);
         }

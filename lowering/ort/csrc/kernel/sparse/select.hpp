@@ -38,7 +38,7 @@ FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth
   store(out + kLanes, out1);
 }
 
-template <bool kPairs, int kRows = kTileRows>
+template <bool kPairs, int kRows = kMicroRows>
 static void index_scores(int64_t heads, const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
   if constexpr (kRows > 1) {
     if (heads < kRows) return index_scores<kPairs, kRows - 1>(heads, q, keys, depth, weights, out);
@@ -47,7 +47,7 @@ static void index_scores(int64_t heads, const float* q, const float* keys, int64
 }
 
 // Heads of a tile, such that all tiles are nearly alike.
-FA_INLINE int64_t tile_heads(int64_t heads) { return blocks_of(heads, blocks_of(heads, kTileRows)); }
+FA_INLINE int64_t tile_heads(int64_t heads) { return blocks_of(heads, blocks_of(heads, kMicroRows)); }
 
 template <bool kPairs>
 class RowSelection {
