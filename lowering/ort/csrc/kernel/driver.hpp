@@ -1,7 +1,7 @@
 // Spreads the work over threads: runs all query rows; whoever ends the last chunk of rows whose keys were cut merges them.
 #pragma once
 
-#include "tile.hpp"
+#include "attend_tile.hpp"
 
 namespace fa::FA_ISA {
 

@@ -4,8 +4,8 @@
 // A head's partial results are, chunk by chunk: max [rows], total [rows], unit [rows], sums [rows][value_columns].
 #pragma once
 
-#include "careful.hpp"
-#include "softmax.hpp"
+#include "overflow.hpp"
+#include "online_softmax.hpp"
 
 namespace fa::FA_ISA {
 

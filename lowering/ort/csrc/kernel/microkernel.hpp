@@ -12,7 +12,7 @@
 // then half as long; their products are added as floats.
 #pragma once
 
-#include "upcoming.hpp"
+#include "prefetch_queue.hpp"
 
 namespace fa::FA_ISA {
 

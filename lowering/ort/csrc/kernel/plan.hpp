@@ -2,8 +2,8 @@
 // of threads: the same question gives the same bits everywhere.
 #pragma once
 
-#include "direct.hpp"
-#include "stage.hpp"
+#include "skinny_product.hpp"
+#include "kv_block.hpp"
 #include "view.hpp"
 
 namespace fa::FA_ISA {

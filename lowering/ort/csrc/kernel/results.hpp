@@ -1,10 +1,10 @@
 // The end of a span: sums become outputs, and rows without keys get what the operator or its extension says.
 #pragma once
 
-#include "careful.hpp"
+#include "overflow.hpp"
 #include "dropout.hpp"
-#include "excluded.hpp"
-#include "span.hpp"
+#include "masked_keys.hpp"
+#include "query_tile.hpp"
 #include "transpose.hpp"
 
 namespace fa::FA_ISA {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attend.hpp"
-#include "integers.hpp"
+#include "int8.hpp"
 
 namespace fa::FA_ISA {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../decode.hpp"
-#include "../direct.hpp"
+#include "../skinny_product.hpp"
 
 namespace fa::FA_ISA {
 

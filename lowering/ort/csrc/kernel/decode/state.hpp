@@ -1,7 +1,7 @@
 // What a task keeps of the query heads of one key head while the tokens go by, and how such states are joined.
 #pragma once
 
-#include "../softmax.hpp"
+#include "../online_softmax.hpp"
 #include "plan.hpp"
 
 namespace fa::FA_ISA {

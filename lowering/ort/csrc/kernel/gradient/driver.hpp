@@ -4,7 +4,7 @@
 #pragma once
 
 #include "results.hpp"
-#include "visit.hpp"
+#include "block_pair.hpp"
 
 namespace fa::FA_ISA::grad {
 

@@ -2,7 +2,7 @@
 // are made of pairs.
 #pragma once
 
-#include "../ahead.hpp"
+#include "../prefetch.hpp"
 #include "../exp.hpp"
 #include "../rows.hpp"
 #include "../stored.hpp"

@@ -1,7 +1,7 @@
 // Sums become gradients.
 #pragma once
 
-#include "../ahead.hpp"
+#include "../prefetch.hpp"
 #include "../convert.hpp"
 #include "../exp.hpp"
 #include "plan.hpp"

@@ -3,8 +3,8 @@
 // Time is rows x selected keys; memory is one block of keys and the results of one row for each thread.
 #pragma once
 
-#include "../softmax.hpp"
-#include "block.hpp"
+#include "../online_softmax.hpp"
+#include "score_block.hpp"
 #include "scratch.hpp"
 
 namespace fa::FA_ISA {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../sparse/problem.hpp"
-#include "../ahead.hpp"
+#include "../prefetch.hpp"
 #include "../pairs.hpp"
 
 namespace fa::FA_ISA {

@@ -5,7 +5,7 @@
 // threads, no two threads meet, and an accumulator of one panel of all keys stays close to the processor.
 #pragma once
 
-#include "block.hpp"
+#include "score_block.hpp"
 #include "scratch.hpp"
 
 namespace fa::FA_ISA {

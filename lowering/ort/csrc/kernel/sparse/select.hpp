@@ -5,7 +5,7 @@
 // numbers of queries and keys are bfloat16, two in each float, and the depth is half as long.
 #pragma once
 
-#include "block.hpp"
+#include "score_block.hpp"
 #include "scratch.hpp"
 #include "top_k.hpp"
 

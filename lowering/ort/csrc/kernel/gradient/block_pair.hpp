@@ -1,10 +1,10 @@
 // A block of query rows meets a block of keys: the five products and the softmax's gradient between them.
 #pragma once
 
-#include "../direct.hpp"
+#include "../skinny_product.hpp"
 #include "../microkernel.hpp"
 #include "pack.hpp"
-#include "soften.hpp"
+#include "softmax_gradient.hpp"
 
 namespace fa::FA_ISA::grad {
 

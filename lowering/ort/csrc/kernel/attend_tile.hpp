@@ -1,11 +1,11 @@
 // A span of query rows against one block of keys after another: the tile of flash attention.
 #pragma once
 
-#include "few.hpp"
+#include "skinny_tile.hpp"
 #include "merge.hpp"
 #include "microkernel.hpp"
 #include "results.hpp"
-#include "soften_panel.hpp"
+#include "softmax_panel.hpp"
 
 namespace fa::FA_ISA {
 

@@ -1,7 +1,7 @@
 // What one task works on: some query rows of a key head, and the memory it works in.
 #pragma once
 
-#include "upcoming.hpp"
+#include "prefetch_queue.hpp"
 
 namespace fa::FA_ISA {
 
@@ -27,7 +27,7 @@ struct Window {
 };
 
 // The memory of one worker. Rows lie in panels of kPanel side by side, so that the softmax runs down the lanes; where
-// they are few (few.hpp), one after the other.
+// they are few (skinny_tile.hpp), one after the other.
 struct Scratch {
   float* queries;   // panels [depth][kPanel]
   float* scores;    // of one panel: [kBlockKeys][kPanel], then the probabilities in their place; few: [rows][kScoreRow]
@@ -43,7 +43,7 @@ struct Scratch {
   float* total;     // [kBlockRows]: sum of exp(score - max) so far
   float* part;      // [kBlockRows]: the same of this block
   float* shrink;    // [kBlockRows]: by this block, the factor of what was summed before
-  float* unit;      // [kBlockRows]: the sums of P V are multiplied by it; 1, or less where they would overflow (careful.hpp)
+  float* unit;      // [kBlockRows]: the sums of P V are multiplied by it; 1, or less where they would overflow (overflow.hpp)
   View* views;      // [kBlockRows]
   Window* windows;  // [kBlockRows / kPanel]
   uint8_t* masked;  // [kScoreRow]

@@ -4,8 +4,8 @@
 
 #include "bias.hpp"
 #include "dropout.hpp"
-#include "softmax.hpp"
-#include "span.hpp"
+#include "online_softmax.hpp"
+#include "query_tile.hpp"
 
 namespace fa::FA_ISA {
 

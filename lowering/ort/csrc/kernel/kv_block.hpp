@@ -5,7 +5,7 @@
 // cache. A copy costs a load and a store for 16 numbers that meet up to kBlockRows rows.
 #pragma once
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 #include "rows.hpp"
 #include "stored.hpp"
 

@@ -2,9 +2,9 @@
 // mean is: each value is multiplied by a small power of two first, the unit of the row.
 #pragma once
 
-#include "direct.hpp"
-#include "softmax.hpp"
-#include "span.hpp"
+#include "skinny_product.hpp"
+#include "online_softmax.hpp"
+#include "query_tile.hpp"
 
 namespace fa::FA_ISA {
 

@@ -2,11 +2,11 @@
 // copying it would cost more than it saves. Used by decoding, where one new token meets a long cache.
 //
 // Several rows meet several keys (or columns) at a time, so that a load serves more than one product, but keys are read
-// nearly in the order of memory. One or two rows of heads that lie apart go the way of in_order.hpp.
+// nearly in the order of memory. One or two rows of heads that lie apart go the way of streaming_product.hpp.
 #pragma once
 
-#include "ahead.hpp"
-#include "in_order.hpp"
+#include "prefetch.hpp"
+#include "streaming_product.hpp"
 #include "rows.hpp"
 
 namespace fa::FA_ISA {

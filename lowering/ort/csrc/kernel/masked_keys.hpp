@@ -6,9 +6,9 @@
 #pragma once
 
 #include "bias.hpp"
-#include "careful.hpp"
+#include "overflow.hpp"
 #include "dropout.hpp"
-#include "softmax.hpp"
+#include "online_softmax.hpp"
 
 namespace fa::FA_ISA {
 

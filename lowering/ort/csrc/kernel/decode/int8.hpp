@@ -2,7 +2,7 @@
 // largest score of all, so a row has all its scores before it reads a value.
 #pragma once
 
-#include "../softmax.hpp"
+#include "../online_softmax.hpp"
 #include "output.hpp"
 
 namespace fa::FA_ISA {

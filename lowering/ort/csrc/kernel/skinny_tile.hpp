@@ -1,9 +1,9 @@
-// Spans of a few query rows, by the products of direct.hpp.
+// Spans of a few query rows, by the products of skinny_product.hpp.
 #pragma once
 
-#include "careful.hpp"
-#include "excluded.hpp"
-#include "soften.hpp"
+#include "overflow.hpp"
+#include "masked_keys.hpp"
+#include "softmax_rows.hpp"
 
 namespace fa::FA_ISA {
 

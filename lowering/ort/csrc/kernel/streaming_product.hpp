@@ -8,7 +8,7 @@
 // with their queries from the first-level cache: four rows of float32 take a seventh longer than reading the keys.
 #pragma once
 
-#include "ahead.hpp"
+#include "prefetch.hpp"
 #include "stored.hpp"
 
 namespace fa::FA_ISA {
