@@ -1,4 +1,4 @@
-// float16 and bfloat16 to float32 and back, rounding to nearest with ties to even.
+// Conversions between float16 or bfloat16 and float32, rounding to the nearest with ties to even.
 #pragma once
 
 #include "simd.hpp"
@@ -7,8 +7,8 @@ namespace fa::FA_ISA {
 
 FA_INLINE float widen_bfloat16(uint16_t x) { return from_bits(uint32_t{x} << 16); }
 
-// Exponent and mantissa move to their place and one multiplication corrects the exponent's bias, which
-// also makes subnormal numbers right; infinity and NaN get the largest exponent.
+// Exponent and mantissa move to their place, and one multiplication corrects the exponent's bias. The multiplication also
+// makes subnormal numbers right. Infinity and NaN get the largest exponent.
 FA_INLINE float widen_float16(uint16_t x) {
   const uint32_t magnitude = (x & 0x7fffu) << 13;
   const uint32_t scaled = to_bits(from_bits(magnitude) * 0x1p112f);
@@ -28,8 +28,8 @@ FA_INLINE uint16_t narrow_bfloat16(float x) {
   return static_cast<uint16_t>(is_nan(x) ? (bits >> 16 | 0x40u) : rounded);
 }
 
-// Adding a power of two whose last place is float16's rounds a small number for us; a normal number is
-// rounded in integers.
+// A small number is rounded by adding a power of two whose last place is that of float16. A normal number is rounded in
+// integers.
 FA_INLINE uint16_t narrow_float16(float x) {
   const uint32_t sign = to_bits(x) >> 16 & 0x8000u;
   const uint32_t magnitude = to_bits(x) & 0x7fffffffu;
@@ -45,7 +45,7 @@ FA_INLINE uint16_t narrow_float16(float x) {
 FA_INLINE HalfVec narrow_bfloat16s(Vec x) { return Isa::narrow_bfloat16s(x); }
 FA_INLINE HalfVec narrow_float16s(Vec x) { return Isa::narrow_float16s(x); }
 
-// Numbers of the type, narrowed where it has 16 bits, one vector at a time.
+// How to store one vector of floats as numbers of a type.
 struct WriteFloats {
   using Number = float;
   FA_INLINE void put(Number* p, Vec v) { store(p, v); }
@@ -59,8 +59,8 @@ struct WriteBfloat16 {
   FA_INLINE void put(Number* p, Vec v) { store_as(p, narrow_bfloat16s(v)); }
 };
 
-// `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else
-// converted into `buffer`.
+// `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else a conversion in
+// `buffer`.
 FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count, Type type, float* buffer) {
   if (type == Type::float32) return static_cast<const float*>(data) + index;
   const uint16_t* in = static_cast<const uint16_t*>(data) + index;

@@ -1,5 +1,5 @@
-// Sums of values where some value is inf or NaN, or where the values are so large that their sum is not a float although their
-// mean is: each value is multiplied by a small power of two first, the unit of the row.
+// Sums of values that contain inf or NaN, or that overflow although their mean does not. They are computed again with
+// guards: a value whose key is masked is not read, and each value is multiplied by overflow_scale, a small power of two.
 #pragma once
 
 #include "skinny_product.hpp"
@@ -8,39 +8,39 @@
 
 namespace fa::FA_ISA {
 
-static void shrink_sums(const Span& span) {
-  const int64_t columns = span.columns();
-  for (int64_t r = 0; r < span.rows(); ++r) {
-    for (int64_t d = 0; d < columns; ++d) span.s.sums[r * columns + d] *= span.s.shrink[r];
+static void rescale_accumulators(const QueryTile& tile) {
+  const int64_t columns = tile.columns();
+  for (int64_t r = 0; r < tile.rows(); ++r) {
+    for (int64_t d = 0; d < columns; ++d) tile.s.acc_rows[r * columns + d] *= tile.s.rescale[r];
   }
 }
 
-// Whether a row has a sum that is inf or NaN although the sum of its weights is a number. `sums` holds its columns, every
-// `step` floats.
-FA_INLINE bool overflowed(const Span& span, int64_t r, const float* sums, int64_t step) {
-  if (is_nan(span.s.total[r])) return false;
+// Whether a sum of the row is inf or NaN although the sum of its weights is a number. Column d is sums[d * step].
+FA_INLINE bool overflowed(const QueryTile& tile, int64_t r, const float* sums, int64_t step) {
+  if (is_nan(tile.s.sum[r])) return false;
   float check = 0;  // inf * 0 and NaN * 0 are NaN
-  for (int64_t d = 0; d < span.problem.value_size; ++d) check += sums[d * step] * 0.0f;
+  for (int64_t d = 0; d < tile.problem.value_size; ++d) check += sums[d * step] * 0.0f;
   return is_nan(check);
 }
 
-// A key that is not attended must not be read, for 0 * inf is NaN. The probability of row r and key j of the block is
-// scores[j * key_step], column d of its sums is sums[d * column_step].
-static void add_values_carefully(const Span& span, int64_t r, int64_t first, const float* scores, int64_t key_step,
-                                 float* sums, int64_t column_step) {
-  const View& view = span.s.views[r];
-  const float unit = span.s.unit[r];
+// Adds P V of row r and one block. A masked key must not be read, because 0 * inf is NaN. The probability of key j is
+// scores[j * key_step], column d of the sums is sums[d * column_step].
+static void add_values_guarded(const QueryTile& tile, int64_t r, int64_t first, const float* scores, int64_t key_step,
+                               float* sums, int64_t column_step) {
+  const View& view = tile.s.views[r];
+  const float overflow_scale = tile.s.overflow_scale[r];
   for (int64_t j = view.begin; j < view.end; ++j) {
     if (view.mask != nullptr && view.mask[j] != 0) continue;
-    const float* value = span.value(first + j);
-    for (int64_t d = 0; d < span.problem.value_size; ++d) {
-      sums[d * column_step] += scores[j * key_step] * (value[d] * unit);
+    const float* value = tile.value(first + j);
+    for (int64_t d = 0; d < tile.problem.value_size; ++d) {
+      sums[d * column_step] += scores[j * key_step] * (value[d] * overflow_scale);
     }
   }
 }
 
+// Whether `count` numbers are finite.
 static bool all_finite(const float* numbers, int64_t count) {
-  constexpr int kBeside = 4;  // sums, so that none waits for the one before
+  constexpr int kBeside = 4;  // independent sums, so that none waits for the one before
   Vec checks[kBeside] = {};   // inf * 0 and NaN * 0 are NaN
   int64_t n = 0;
   for (; n + kBeside * kLanes <= count; n += kBeside * kLanes) {

@@ -1,70 +1,71 @@
-// What lies ahead of a span is asked for while its products run: the keys and values of its next block; at the last block the
-// output rows, which would else be fetched when they are written, and what the thread's next task reads first. A row at a
-// time, between a few steps of a product: it mostly lies in a page of its own, whose address takes longer to find than the
-// processor can work ahead, and many at once would fill the queue of outstanding reads.
+// Prefetches what a thread reads next while the products of its query tile run: keys and values of the next block. During
+// the last block it prefetches the output rows, which are written next, and what the thread's next task reads first.
+//
+// The products prefetch one row after every few steps. Most rows lie in a page of their own, and finding the page's address
+// takes longer than the processor can work ahead. Many prefetches at once would fill the queue of outstanding reads.
 #pragma once
 
 #include "plan.hpp"
 
 namespace fa::FA_ISA {
 
-// Rows at equal distances.
-struct RowsAhead {
+// Rows of `bytes` bytes at equal distances.
+struct PrefetchRows {
   const char* from = nullptr;
-  int64_t step = 0;
+  int64_t stride = 0;
   int64_t bytes = 0;
   int64_t count = 0;
 
-  [[gnu::always_inline]] inline void ask(int64_t most) {
+  [[gnu::always_inline]] inline void issue(int64_t most) {
     for (; most > 0 && count > 0; --most, --count) {
-      ask_for_row(from, bytes);
-      from += step;
+      prefetch_row(from, bytes);
+      from += stride;
     }
   }
 };
 
-class Upcoming {
+class PrefetchQueue {
  public:
-  // The task that this thread will do next, where it is known.
+  // The task that this thread does next, if it is known.
   const HeadPlan* next = nullptr;
-  RowSpan next_rows{};
-  // The head whose keys and values lie near: of the task before, or asked for by it.
-  const HeadPlan* near = nullptr;
-  // Asked for by the products.
-  RowsAhead ahead;
-  int64_t pace = 1;
+  RowRange next_rows{};
+  // The key head whose K and V are in the caches: that of the task before, or one that was prefetched.
+  const HeadPlan* cached_head = nullptr;
+  // What the products prefetch now, and how many rows after each kPrefetchDepth steps.
+  PrefetchRows current;
+  int64_t rows_per_step = 1;
 
   void clear() {
-    listed_ = 0;
+    queued_ = 0;
     taken_ = 0;
-    total_ = 0;
-    ahead.count = 0;
+    queued_rows_ = 0;
+    current.count = 0;
   }
-  // Of many heads the first ones.
-  void add(const Strided& rows, Type type, int64_t start, const RowSpan& of, int64_t size) {
+  // Queues the rows of a range, head after head, as far as the queue has room.
+  void enqueue(const Strided& rows, Type type, int64_t start, const RowRange& of, int64_t size) {
     const int64_t bytes = type == Type::float32 ? 4 : 2;
-    for (int64_t n = 0; n < of.head_count && listed_ < kLists; ++n) {
+    for (int64_t n = 0; n < of.head_count && queued_ < kCapacity; ++n) {
       const int64_t at = start + (of.first_head + n) * rows.head + of.begin * rows.row;
-      lists_[listed_++] = {static_cast<const char*>(rows.data) + at * bytes, rows.row * bytes, size * bytes, of.per_head()};
-      total_ += of.per_head();
+      queue_[queued_++] = {static_cast<const char*>(rows.data) + at * bytes, rows.row * bytes, size * bytes, of.per_head()};
+      queued_rows_ += of.per_head();
     }
   }
-  // All of it in so many steps of the products, unless these are very few.
-  void spread(int64_t steps) { pace = smaller(kMost, blocks_of(total_, larger(1, steps))); }
+  // Spreads the queued rows over so many steps of the products, with at most kMostRowsPerStep rows at a step.
+  void pace(int64_t steps) { rows_per_step = smaller(kMostRowsPerStep, ceil_div(queued_rows_, larger(1, steps))); }
 
-  // Called between tiles: the products themselves look at one list only.
+  // Called between micro-tiles, because the products themselves look at one entry only.
   void refill() {
-    if (ahead.count == 0 && taken_ < listed_) ahead = lists_[taken_++];
+    if (current.count == 0 && taken_ < queued_) current = queue_[taken_++];
   }
 
  private:
-  static constexpr int64_t kMost = 4;
-  static constexpr int64_t kLists = 12;
+  static constexpr int64_t kMostRowsPerStep = 4;
+  static constexpr int64_t kCapacity = 12;
 
-  RowsAhead lists_[kLists];
-  int64_t listed_ = 0;
+  PrefetchRows queue_[kCapacity];
+  int64_t queued_ = 0;
   int64_t taken_ = 0;
-  int64_t total_ = 0;
+  int64_t queued_rows_ = 0;
 };
 
 }  // namespace fa::FA_ISA

@@ -1,9 +1,10 @@
-// One vector of floats, as wide as the instruction set this file is being compiled for, by GCC's vector
-// extensions: the arithmetic operators, comparisons and ?: work on whole vectors.
+// Vectors of floats, as wide as the instruction set that this file is compiled for.
 //
-// Every kernel header is included once by each kernel_<isa>.cc, which defines FA_ISA, the namespace that
-// keeps the copies apart. No standard header with inline functions may be included here: the linker
-// could keep the copy compiled for the widest instruction set and run it on any machine.
+// kernel/*.cc are compiled once for each instruction set. FA_ISA names the instruction set, its header in isa/ and the
+// namespace that keeps the copies apart. isa/portable.hpp says what a header defines; the kernels ask for it through Isa.
+//
+// No standard header with inline functions may be included by a kernel. The linker keeps one copy of such a function; it
+// could keep the copy that was compiled for the widest instruction set, and run it on any machine.
 #pragma once
 
 #include "../attention.hpp"
@@ -18,10 +19,10 @@ using Isa = isa::FA_ISA;
 
 inline constexpr int kRegisters = Isa::kRegisters;
 inline constexpr int kMicroRows = Isa::kMicroRows;
-inline constexpr int kPanel = 2 * kLanes;  // columns of a packed panel: two vectors
+inline constexpr int kPanel = 2 * kLanes;  // rows of a packed panel (NR of BLIS): two vectors
 
-FA_INLINE Vec greater(Vec a, Vec b) { return Isa::maximum(a, b); }
-FA_INLINE Vec lesser(Vec a, Vec b) { return Isa::minimum(a, b); }
+FA_INLINE Vec maximum(Vec a, Vec b) { return Isa::maximum(a, b); }
+FA_INLINE Vec minimum(Vec a, Vec b) { return Isa::minimum(a, b); }
 
 // All ones in the first `count` lanes.
 FA_INLINE IntVec first_lanes(int64_t count) {
@@ -64,7 +65,7 @@ FA_INLINE ShortVec shuffle(ShortVec a, ShortVec b, From) {
   return shuffled<From, ShortVec, ShortVec>(a, b, typename CountLanes<2 * kLanes>::List{});
 }
 
-// The lanes, each replaced by the one whose number differs in the bit kStep.
+// Lane i of the result is lane i ^ kStep of v.
 template <int kStep>
 FA_INLINE Vec swapped(Vec v) {
   return shuffle(v, v, [](int lane) { return lane ^ kStep; });
@@ -77,10 +78,10 @@ FA_INLINE float sum_lanes(Vec v) {
   return v[0];
 }
 
-// No lane may be NaN.
+// The largest lane. No lane may be NaN.
 template <int kStep = kLanes / 2>
 FA_INLINE float max_lanes(Vec v) {
-  v = greater(v, swapped<kStep>(v));
+  v = maximum(v, swapped<kStep>(v));
   if constexpr (kStep > 1) return max_lanes<kStep / 2>(v);
   return v[0];
 }
@@ -92,6 +93,6 @@ FA_INLINE bool is_nan(float x) { return x != x; }
 
 FA_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 FA_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-FA_INLINE int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
+FA_INLINE int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 }  // namespace fa::FA_ISA

@@ -1,5 +1,5 @@
-// One panel of scores, [keys][kPanel], becomes a panel of probabilities: scale, bias, mask, online softmax, dropout. The
-// rows lie side by side in the lanes, so nothing is summed across a vector.
+// The softmax of one panel of scores [keys][kPanel]: scale, bias, mask, online softmax, dropout. The scores become
+// probabilities in place. Each lane is a query row, so nothing is summed across a vector.
 #pragma once
 
 #include "bias.hpp"
@@ -10,24 +10,24 @@
 
 namespace fa::FA_ISA {
 
-// kVectors vectors of rows: a panel, or its first half.
+// One number for each row of a panel, or of its first half.
 template <int kVectors>
-struct Lanes {
+struct PanelVector {
   Vec of[kVectors];
 };
 
-// What the rows of a panel see of a block.
+// Which keys of a block the rows of a panel see.
 struct PanelView {
   int64_t first_row;
   int64_t rows;
-  Window window;  // seen by some row
-  Window common;  // seen by all, masks aside
-  bool masked;    // some key between is hidden from some row by the mask
+  Window window;  // keys that some row sees
+  Window common;  // keys that the bands of all rows contain
+  bool masked;    // whether the mask hides some key of the window from some row
 };
 
-static PanelView panel_view(const Span& span, int64_t panel) {
-  const Scratch& s = span.s;
-  PanelView view{panel * kPanel, smaller(kPanel, span.rows() - panel * kPanel), s.windows[panel], {}, false};
+static PanelView panel_view(const QueryTile& tile, int64_t panel) {
+  const Scratch& s = tile.s;
+  PanelView view{panel * kPanel, smaller(kPanel, tile.rows() - panel * kPanel), s.windows[panel], {}, false};
   view.common = view.window;
   for (int64_t r = view.first_row; r < view.first_row + view.rows; ++r) {
     view.common.begin = larger(view.common.begin, s.views[r].begin);
@@ -38,26 +38,27 @@ static PanelView panel_view(const Span& span, int64_t panel) {
   return view;
 }
 
-// Numbers of each row for the keys of the window, laid out as the scores are: row(r, buffer) gives a row's, readable as
-// whole vectors, and has a buffer for them.
+// Fills a panel with numbers of each row for the keys of the window. row(r, buffer) returns those of row r, readable as
+// whole vectors; `buffer` has room for them.
 template <int kVectors, class Row>
-FA_INLINE void lay_across(const Span& span, const PanelView& view, float* out, Row row) {
+FA_INLINE void transpose_into_panel(const QueryTile& tile, const PanelView& view, float* out, Row row) {
   const int64_t count = view.window.end - view.window.begin;
   out += view.window.begin * kPanel;
   for (int64_t lane = 0; lane < kVectors * kLanes; lane += kLanes) {
     const float* from[kLanes];
     for (int64_t j = 0; j < kLanes; ++j) {
-      const int64_t r = view.first_row + smaller(lane + j, view.rows - 1);  // beyond repeats the last, unseen
-      from[j] = row(r, span.s.rows + j * kBiasRow);
+      const int64_t r = view.first_row + smaller(lane + j, view.rows - 1);  // lanes beyond the last row repeat it
+      from[j] = row(r, tile.s.rows + j * kBiasStride);
     }
     for (int64_t c = 0; c < count; c += kLanes) transpose_square(from, c, out + c * kPanel + lane);
   }
 }
 
+// Fills masked_lanes from the masks of the rows.
 template <int kVectors>
-static void lay_out_mask(const Span& span, const PanelView& view) {
-  lay_across<kVectors>(span, view, span.s.hidden, [&](int64_t r, float* buffer) {
-    const uint8_t* mask = span.s.views[r].mask;
+static void mask_panel(const QueryTile& tile, const PanelView& view) {
+  transpose_into_panel<kVectors>(tile, view, tile.s.masked_lanes, [&](int64_t r, float* buffer) {
+    const uint8_t* mask = tile.s.views[r].mask;
     for (int64_t c = view.window.begin; c < view.window.end; ++c) {
       buffer[c - view.window.begin] = mask != nullptr && mask[c] != 0 ? 1.0f : 0.0f;
     }
@@ -65,37 +66,38 @@ static void lay_out_mask(const Span& span, const PanelView& view) {
   });
 }
 
+// Fills keep from the dropout bits of the rows.
 template <int kVectors>
-static void lay_out_kept(const Span& span, const PanelView& view, int64_t first) {
-  lay_across<kVectors>(span, view, span.s.aside, [&](int64_t r, float* buffer) {
+static void dropout_panel(const QueryTile& tile, const PanelView& view, int64_t first) {
+  transpose_into_panel<kVectors>(tile, view, tile.s.keep, [&](int64_t r, float* buffer) {
     const int64_t count = view.window.end - view.window.begin;
     for (int64_t c = 0; c < count; ++c) buffer[c] = 1.0f;
-    drop(buffer, count, span.problem.drop_mask,
-         drop_bit(span.sequence, span.head_of(r), span.index_of(r)) + first + view.window.begin);
+    drop(buffer, count, tile.problem.drop_mask,
+         drop_bit(tile.sequence, tile.head_of(r), tile.index_of(r)) + first + view.window.begin);
     return buffer;
   });
 }
 
-// -inf where a lane does not see key c.
+// The keys that each lane sees. hide() replaces the score of key c by -inf where it is not among them.
 template <int kVectors>
-struct Edges {
+struct VisibleLanes {
   IntVec begin[kVectors];
   IntVec end[kVectors];
 
-  Edges(const Span& span, const PanelView& view) {
+  VisibleLanes(const QueryTile& tile, const PanelView& view) {
     for (int64_t lane = 0; lane < kVectors * kLanes; ++lane) {
-      const View& row = span.s.views[view.first_row + smaller(lane, view.rows - 1)];
+      const View& row = tile.s.views[view.first_row + smaller(lane, view.rows - 1)];
       begin[lane / kLanes][lane % kLanes] = static_cast<int32_t>(row.begin);
       end[lane / kLanes][lane % kLanes] = static_cast<int32_t>(row.end);
     }
   }
-  Vec cut(Vec score, int v, int64_t c) const {
+  Vec hide(Vec score, int v, int64_t c) const {
     const int32_t key = static_cast<int32_t>(c);
     return ((begin[v] <= key) & (end[v] > key)) ? score : splat(-kInfinity);
   }
 };
 
-// Calls body(c, ragged) for every key of the window; at a ragged one some lane does not see it.
+// Calls body(c, partial) for every key of the window. `partial` tells whether some row's band does not contain the key.
 template <class Body>
 FA_INLINE void each_key(const PanelView& view, Body body) {
   for (int64_t c = view.window.begin; c < view.common.begin; ++c) body(c, true);
@@ -103,54 +105,56 @@ FA_INLINE void each_key(const PanelView& view, Body body) {
   for (int64_t c = view.common.end; c < view.window.end; ++c) body(c, true);
 }
 
-// Where some lane does not see a key its score becomes -inf. These give the largest.
+// Scales the scores and makes them -inf where a row does not see the key. Returns the largest score of each row.
 template <int kVectors, bool kHidden>
-static Lanes<kVectors> finish_scores(const Span& span, const PanelView& view, float scale) {
-  const Scratch& s = span.s;
-  const Edges<kVectors> edges(span, view);
-  const Vec nothing = splat(-kInfinity);
-  Lanes<kVectors> largest;
-  for (Vec& v : largest.of) v = nothing;
-  each_key(view, [&](int64_t c, bool ragged) {
+static PanelVector<kVectors> mask_scores(const QueryTile& tile, const PanelView& view, float scale) {
+  const Scratch& s = tile.s;
+  const VisibleLanes<kVectors> edges(tile, view);
+  const Vec minus_infinity = splat(-kInfinity);
+  PanelVector<kVectors> largest;
+  for (Vec& v : largest.of) v = minus_infinity;
+  each_key(view, [&](int64_t c, bool partial) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = c * kPanel + v * kLanes;
       Vec score = load(s.scores + at) * scale;
-      if constexpr (kHidden) score = load(s.hidden + at) != 0.0f ? nothing : score;
-      if (ragged) score = edges.cut(score, v, c);
+      if constexpr (kHidden) score = load(s.masked_lanes + at) != 0.0f ? minus_infinity : score;
+      if (partial) score = edges.hide(score, v, c);
       store(s.scores + at, score);
-      largest.of[v] = greater(score, largest.of[v]);
+      largest.of[v] = maximum(score, largest.of[v]);
     }
   });
   return largest;
 }
 
-// The bias of the rows of a panel, each from the window's first key on, readable as whole vectors.
+// The bias of each row of a panel from the window's first key on, readable as whole vectors.
 struct BiasRows {
   const float* of[kPanel];
 };
 
-static BiasRows bias_rows(const Span& span, const PanelView& view, int64_t first) {
+static BiasRows bias_rows(const QueryTile& tile, const PanelView& view, int64_t first) {
   const Window& window = view.window;
   BiasRows rows;
   for (int64_t j = 0; j < kPanel; ++j) {
-    const int64_t r = view.first_row + smaller(j, view.rows - 1);  // beyond repeats the last, unseen
-    rows.of[j] = bias_row(span.problem, span.sequence, span.head_of(r), span.index_of(r), first + window.begin,
-                          window.end - window.begin, span.s.rows + j * kBiasRow);
+    const int64_t r = view.first_row + smaller(j, view.rows - 1);  // lanes beyond the last row repeat it
+    rows.of[j] = bias_row(tile.problem, tile.sequence, tile.head_of(r), tile.index_of(r), first + window.begin,
+                          window.end - window.begin, tile.s.rows + j * kBiasStride);
   }
   return rows;
 }
 
-// Products of some keys of the window become scores; their count is a multiple of kLanes but at the window's end. Scores
-// are natural numbers: a bias of -FLT_MAX times log2(e) would overflow. The bias is laid across in squares. Right after
-// each tile of products this takes 1.5 % less time than for a whole panel at once: the processor goes on to the
-// multiply-adds of the next tile while it shuffles.
+// Turns products into scores for some keys of the window. The number of keys is a multiple of kLanes except at the window's
+// end. The bias rows are transposed in squares of kLanes. Scores are not multiplied by log2(e): a bias of -FLT_MAX would
+// overflow.
+//
+// Measured: called after each micro-tile of products this takes 1.5 % less time than called once for the panel, because the
+// processor starts the multiply-adds of the next micro-tile while it shuffles.
 template <int kVectors>
-static void add_bias(const Span& span, const PanelView& view, const BiasRows& rows, Window keys) {
-  const Scratch& s = span.s;
+static void add_bias(const QueryTile& tile, const PanelView& view, const BiasRows& rows, Window keys) {
+  const Scratch& s = tile.s;
 #pragma GCC unroll 2
   for (int64_t lane = 0; lane < kVectors * kLanes; lane += kLanes) {
-    Vec largest = load(s.top + lane);
+    Vec largest = load(s.panel_max + lane);
     for (int64_t c = keys.begin; c < keys.end; c += kLanes) {
       Vec bias[kLanes];
 #pragma GCC unroll 16
@@ -160,46 +164,44 @@ static void add_bias(const Span& span, const PanelView& view, const BiasRows& ro
       for (int i = 0; i < kLanes; ++i) {
         if (c + i == keys.end) break;
         float* at = s.scores + (c + i) * kPanel + lane;
-        const Vec score = biased_score(span.problem, load(at), bias[i]);
+        const Vec score = biased_score(tile.problem, load(at), bias[i]);
         store(at, score);
-        largest = greater(score, largest);
+        largest = maximum(score, largest);
       }
     }
-    store(s.top + lane, largest);
+    store(s.panel_max + lane, largest);
   }
 }
 
-// Every row sees every key of the window: the largest product is known when all are made.
-FA_INLINE bool all_see_all(const PanelView& view) {
+// Whether every row sees every key of the window. The products then already know the largest one.
+FA_INLINE bool all_visible(const PanelView& view) {
   return !view.masked && view.common.begin == view.window.begin && view.common.end == view.window.end;
 }
 
-// The largest product q . k; where a lane does not see a key, the product becomes -inf.
+// The largest product q . k of each row. The product becomes -inf where a row does not see the key.
 template <int kVectors>
-static Lanes<kVectors> largest_products(const Span& span, const PanelView& view) {
-  float* scores = span.s.scores;
-  const Edges<kVectors> edges(span, view);
-  Lanes<kVectors> largest;
+static PanelVector<kVectors> largest_products(const QueryTile& tile, const PanelView& view) {
+  float* scores = tile.s.scores;
+  const VisibleLanes<kVectors> edges(tile, view);
+  PanelVector<kVectors> largest;
   for (Vec& v : largest.of) v = splat(-kInfinity);
-  each_key(view, [&](int64_t c, bool ragged) {
+  each_key(view, [&](int64_t c, bool partial) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
       const int64_t at = c * kPanel + v * kLanes;
       Vec product = load(scores + at);
-      if (ragged) store(scores + at, product = edges.cut(product, v, c));
-      largest.of[v] = greater(product, largest.of[v]);
+      if (partial) store(scores + at, product = edges.hide(product, v, c));
+      largest.of[v] = maximum(product, largest.of[v]);
     }
   });
   return largest;
 }
 
-// score * scale - max in one rounding differs from 0 at the largest score by up to half a unit in its last place, a
-// factor common to the whole row. It cancels in the output but shows in softmax_sum; below kLargestFused it is at most
-// 1e-6. A lane whose maximum is -inf has no visible key, so it counts as small.
+// Whether all maxima are below kLargestFusedScore (see there). A lane whose maximum is -inf sees no key and does not matter.
 template <int kVectors>
-FA_INLINE bool all_small(const Lanes<kVectors>& tops) {
-  for (const Vec& top : tops.of) {
-    const IntVec small = (top < kLargestFused) & ((top > -kLargestFused) | (top == -kInfinity));
+FA_INLINE bool all_fusable(const PanelVector<kVectors>& maxima) {
+  for (const Vec& max : maxima.of) {
+    const IntVec small = (max < kLargestFusedScore) & ((max > -kLargestFusedScore) | (max == -kInfinity));
     for (int i = 0; i < kLanes; ++i) {
       if (small[i] == 0) return false;
     }
@@ -207,22 +209,23 @@ FA_INLINE bool all_small(const Lanes<kVectors>& tops) {
   return true;
 }
 
-// Turns scores into exp(score * scale - origin), rounded to pairs of keys with kPairs, and gives their sums before
-// dropout. With kFused the argument is made in one step, of products that are not yet scaled; else scale is 1.
+// Turns scores into exp(score * scale - origin) and returns their sums before dropout. With kPairs the probabilities are
+// rounded to bfloat16 and stored as [pair of keys][kPanel][2]. With kFused the scores are products that are not scaled yet,
+// and the argument takes one multiply-add; else scale is 1.
 template <int kVectors, bool kPairs, bool kDrop, bool kFused>
-static Lanes<kVectors> panel_exponentials(const Span& span, const PanelView& view, float scale,
-                                          const Lanes<kVectors>& origins) {
-  const Scratch& s = span.s;
+static PanelVector<kVectors> panel_exponentials(const QueryTile& tile, const PanelView& view, float scale,
+                                                const PanelVector<kVectors>& origins) {
+  const Scratch& s = tile.s;
   const float factor = scale * kLog2E;
-  Lanes<kVectors> shifts;
+  PanelVector<kVectors> shifts;
   for (int v = 0; v < kVectors; ++v) shifts.of[v] = origins.of[v] * kLog2E;
-  Lanes<kVectors> sums{};
+  PanelVector<kVectors> sums{};
   const auto probability = [&](int64_t c, int v) {
     const int64_t at = c * kPanel + v * kLanes;
     const Vec score = load(s.scores + at);
     const Vec p = exp2_nonpositive(kFused ? score * factor - shifts.of[v] : (score - origins.of[v]) * kLog2E);
     sums.of[v] += p;
-    if constexpr (kDrop) return clear_where(load(s.aside + at) == 0.0f, p);
+    if constexpr (kDrop) return clear_where(load(s.keep + at) == 0.0f, p);
     return p;
   };
   if constexpr (kPairs) {
@@ -244,58 +247,59 @@ static Lanes<kVectors> panel_exponentials(const Span& span, const PanelView& vie
 }
 
 template <int kVectors, bool kPairs, bool kDrop>
-static Lanes<kVectors> some_exponentials(const Span& span, const PanelView& view, float scale, bool fused,
-                                         const Lanes<kVectors>& origins) {
-  return fused ? panel_exponentials<kVectors, kPairs, kDrop, true>(span, view, scale, origins)
-               : panel_exponentials<kVectors, kPairs, kDrop, false>(span, view, scale, origins);
+static PanelVector<kVectors> exponentials_of_panel(const QueryTile& tile, const PanelView& view, float scale, bool fused,
+                                                   const PanelVector<kVectors>& origins) {
+  return fused ? panel_exponentials<kVectors, kPairs, kDrop, true>(tile, view, scale, origins)
+               : panel_exponentials<kVectors, kPairs, kDrop, false>(tile, view, scale, origins);
 }
 
+// The online softmax of a panel and a block: updates max, sum and rescale, and turns the scores into probabilities.
 template <int kVectors, bool kPairs>
-static void soften_panel(const Span& span, const PanelView& view, int64_t first) {
-  const Scratch& s = span.s;
-  const float scale = has_bias(span.problem) ? 1.0f : span.problem.scale;  // with a bias they are scores already
+static void softmax_panel(const QueryTile& tile, const PanelView& view, int64_t first) {
+  const Scratch& s = tile.s;
+  const float scale = has_bias(tile.problem) ? 1.0f : tile.problem.scale;  // with a bias they are scores already
   bool fused = false;
-  Lanes<kVectors> tops;
+  PanelVector<kVectors> maxima;
   if (view.masked) {
-    lay_out_mask<kVectors>(span, view);
-    tops = finish_scores<kVectors, true>(span, view, scale);
+    mask_panel<kVectors>(tile, view);
+    maxima = mask_scores<kVectors, true>(tile, view, scale);
   } else if (!(scale > 0)) {
-    tops = finish_scores<kVectors, false>(span, view, scale);
+    maxima = mask_scores<kVectors, false>(tile, view, scale);
   } else {
-    // The largest product is the largest score, and the scale goes into the exponential.
-    if (all_see_all(view)) {
-      for (int v = 0; v < kVectors; ++v) tops.of[v] = load(s.top + v * kLanes);
+    // The largest product is the largest score, and the scale moves into the exponential.
+    if (all_visible(view)) {
+      for (int v = 0; v < kVectors; ++v) maxima.of[v] = load(s.panel_max + v * kLanes);
     } else {
-      tops = largest_products<kVectors>(span, view);
+      maxima = largest_products<kVectors>(tile, view);
     }
-    for (Vec& top : tops.of) top *= scale;
-    fused = all_small(tops);
-    if (!fused) tops = finish_scores<kVectors, false>(span, view, scale);
+    for (Vec& max : maxima.of) max *= scale;
+    fused = all_fusable(maxima);
+    if (!fused) maxima = mask_scores<kVectors, false>(tile, view, scale);
   }
-  Lanes<kVectors> origins;
+  PanelVector<kVectors> origins;
   for (int v = 0; v < kVectors; ++v) {
     const int64_t r = view.first_row + v * kLanes;
     const Vec before = load(s.max + r);
-    const Vec max = greater(tops.of[v], before);
+    const Vec max = maximum(maxima.of[v], before);
     origins.of[v] = max == -kInfinity ? Vec{} : max;
     store(s.max + r, max);
-    store(s.shrink + r, before - origins.of[v]);
+    store(s.rescale + r, before - origins.of[v]);
   }
-  // A row that sees nothing here keeps all it has, also a largest score of +inf or a sink that is NaN.
+  // A row that sees no key of this block keeps its sums, also beside a largest score of +inf or a sink that is NaN.
   for (int64_t j = 0; j < view.rows; ++j) {
     if (!s.views[view.first_row + j].empty()) continue;
-    s.shrink[view.first_row + j] = 0;
+    s.rescale[view.first_row + j] = 0;
     origins.of[j / kLanes][j % kLanes] = 0;
   }
-  if (span.problem.drop_mask != nullptr) lay_out_kept<kVectors>(span, view, first);
-  const Lanes<kVectors> sums = span.problem.drop_mask != nullptr
-                                   ? some_exponentials<kVectors, kPairs, true>(span, view, scale, fused, origins)
-                                   : some_exponentials<kVectors, kPairs, false>(span, view, scale, fused, origins);
+  if (tile.problem.drop_mask != nullptr) dropout_panel<kVectors>(tile, view, first);
+  const PanelVector<kVectors> sums = tile.problem.drop_mask != nullptr
+                                   ? exponentials_of_panel<kVectors, kPairs, true>(tile, view, scale, fused, origins)
+                                   : exponentials_of_panel<kVectors, kPairs, false>(tile, view, scale, fused, origins);
   for (int v = 0; v < kVectors; ++v) {
     const int64_t r = view.first_row + v * kLanes;
-    const Vec shrink = exp_nonpositive(load(s.shrink + r));
-    store(s.shrink + r, shrink);
-    store(s.total + r, load(s.total + r) * shrink + sums.of[v]);
+    const Vec rescale = exp_nonpositive(load(s.rescale + r));
+    store(s.rescale + r, rescale);
+    store(s.sum + r, load(s.sum + r) * rescale + sums.of[v]);
   }
 }
 

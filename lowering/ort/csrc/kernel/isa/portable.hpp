@@ -3,7 +3,8 @@
 // instruction:
 //
 //   kRegisters  vector registers
-//   kMicroRows  rows of a micro-tile of the matrix product (MR of BLIS); a micro-tile is kMicroRows x 2 vectors of sums
+//   kMicroRows  rows of a micro-tile of the matrix product (MR of BLIS), which is kMicroRows x 2 vectors of sums; an even
+//               divisor of 48
 //
 // simd.hpp includes the header that belongs to FA_ISA and names its struct Isa.
 #pragma once

@@ -14,8 +14,8 @@ typedef float LowVec __attribute__((vector_size(2 * kLanes)));  // the lower hal
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitVec __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef uint16_t ShortVec __attribute__((vector_size(4 * kLanes)));   // twice as many lanes
-typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));    // kLanes numbers of 16 bits
+typedef uint16_t ShortVec __attribute__((vector_size(4 * kLanes)));  // twice as many lanes
+typedef uint16_t HalfVec __attribute__((vector_size(2 * kLanes)));   // kLanes numbers of 16 bits
 typedef int8_t Int8Vec __attribute__((vector_size(kLanes)));
 typedef uint8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 
@@ -41,8 +41,8 @@ FA_INLINE uint32_t to_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 
 FA_INLINE Vec clear_where(IntVec condition, Vec v) { return (Vec)(~condition & (IntVec)v); }
 
-// Returns x. The compiler has to compute x before it goes on: a product is then rounded before something is added to it, where
-// the compiler would otherwise contract both to one fused multiply-add.
+// Returns x. The compiler has to compute x before it goes on, so that a product is rounded before something is added to it.
+// Otherwise it would contract both to one fused multiply-add.
 FA_INLINE Vec rounded(Vec x) {
 #if defined(__x86_64__)
   asm("" : "+v"(x));
