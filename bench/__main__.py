@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--quick", action="store_true", help=f"a few cases, {QUICK_ROUNDS} rounds, about a minute")
         command.add_argument("--peer-python", action="append", default=[], metavar="PYTHON",
                              help="an interpreter with torch or OpenVINO; may be given several times")  # fmt: skip
-        command.add_argument("--isa", help="forces a variant of our kernels: baseline, avx2, avx512, avx512bf16")
+        command.add_argument("--isa", help="forces a variant of our kernels, as FA_COMPILER_ISA does")
         command.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     commands.add_parser("models", help="whole models (its own options: python -m bench models --help)")
     show = commands.add_parser("show", help="tables and plots of the JSON of an earlier run")

@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="problems; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--isa", help="a variant of our kernels: baseline, avx2, avx512, avx512bf16, reference")
+    parser.add_argument("--isa", help="a variant of our kernels, as FA_COMPILER_ISA names it")
     arguments = parser.parse_args()
     if arguments.isa:
         os.environ["FA_COMPILER_ISA"] = arguments.isa

@@ -24,11 +24,10 @@ from hypothesis.strategies import SearchStrategy
 
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort import eager
-from tests import prompt_problems, sparse_problems
+from tests import kernel_variants, prompt_problems, sparse_problems
 from tests.lowering import decoding, gradients, problems, test_prompt, test_random, test_random_grad, test_sparse
 
 VARIABLE = "FA_COMPILER_ISA"
-VARIANTS = ("avx512bf16", "avx512", "avx2", "baseline", "reference", "neon")
 
 
 class NoCase(Exception):
@@ -188,18 +187,7 @@ class Together:
 
 def variants() -> list[str]:
     """The instruction sets that this machine has."""
-    return [name for name in VARIANTS if _runs(name)]
-
-
-def _runs(name: str) -> bool:
-    one = np.ones((1, 1, 1, 1), np.float32)
-    inputs = {"query": one, "key": one, "value": one}
-    with variant(name):
-        try:
-            ops.run("FlashAttentionScore", inputs, {"head_num": 1, "input_layout": "BNSD"}, ["attention_out"])
-        except ops.KernelError:
-            return False
-    return True
+    return [name for name in kernel_variants.compiled() if kernel_variants.runs(name)]
 
 
 def _drawn(strategy: SearchStrategy[Any], seed: int) -> Any:

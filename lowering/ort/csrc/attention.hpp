@@ -1,7 +1,8 @@
-// FlashAttentionScore as the kernels see it: plain pointers, strides and numbers, already checked.
+// FlashAttentionScore as the kernels get it: plain pointers, strides and numbers, already checked.
 //
-// Scores S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j, a softmax over the keys
-// that row i attends and the sink of its head, dropout, O = P V.
+// Scores are S(i, j) = scale * A + pse or scale * (A + pse) with A = q_i . k_j + q_rope_i . k_rope_j. The softmax runs over
+// the keys that row i attends and the sink of its head. Dropout follows, then O = P V.
+//
 // All strides are in elements; the innermost dimension (head size) is contiguous.
 #pragma once
 
@@ -12,18 +13,18 @@ namespace fa {
 
 enum class Type : uint8_t { float32, float16, bfloat16 };
 
-// What a row gives for which no key is attended: the operator extension `cpu_empty_rows`.
+// The result of a row that attends no key: the operator extension `cpu_empty_rows`.
 enum class EmptyRows : uint8_t { zero, mean, unmasked, nan };
 
-// What a row gives that attends keys but whose softmax is undefined (a NaN or +inf score, or all scores
-// -inf): the operator extension `cpu_nan_rows`. `infinite` gives 0 for the last kind only.
+// The result of a row that attends keys but whose softmax is undefined (a NaN or +inf score, or all scores -inf): the
+// operator extension `cpu_nan_rows`. `infinite` gives 0 for the last kind only.
 enum class NanRows : uint8_t { nan, zero, infinite };
 
 inline constexpr int64_t kNoLimit = int64_t{1} << 62;
 inline constexpr int64_t kStatisticsWidth = 8;       // equal copies of each softmax_max and softmax_sum
 inline constexpr int64_t kCompressedPseRows = 1024;  // stored rows of a compressed ALiBi bias
 
-// One tensor with heads and rows.
+// A tensor with heads and rows.
 struct Strided {
   void* data = nullptr;
   int64_t head = 0;
@@ -45,7 +46,7 @@ struct Sequence {
   int64_t pse_head = 0;
   int64_t pse_row = 0;
   int64_t slopes = 0;
-  int64_t start = 0;  // added to j - i in a bias made from slopes
+  int64_t start = 0;  // added to j - i in a bias computed from slopes
   int64_t drop = 0;   // the first bit; heads and rows follow without padding
   int64_t statistics = 0;
   int64_t statistics_head = 0;
@@ -68,7 +69,7 @@ struct Problem {
   const Sequence* sequences = nullptr;
   int64_t sequence_count = 0;
 
-  const uint8_t* mask = nullptr;  // nonzero: not attended
+  const uint8_t* mask = nullptr;  // not 0: not attended
   int64_t mask_head = 0;
   int64_t mask_row = 0;
   int64_t mask_column = 0;  // 0 or 1
@@ -79,31 +80,30 @@ struct Problem {
   bool pse_compressed = false;
   int64_t pse_first_stored = 0;  // compressed: the query row that the first stored row belongs to
   bool pse_inside_scale = false;
-  const float* slopes = nullptr;  // a bias of -slope * distance, one slope a head
-  bool slope_of_root = false;     // of the distance's square root
+  const float* slopes = nullptr;  // a bias of -slope * distance, with one slope for each head
+  bool slope_of_root = false;     // -slope * sqrt(distance)
 
-  const uint8_t* drop_mask = nullptr;  // bit 1: the probability stays, divided by keep_prob
+  const uint8_t* drop_mask = nullptr;  // bit 1 keeps the probability, divided by keep_prob
   float keep_prob = 1.0f;
-  const float* sink = nullptr;  // one score a head that takes part in the softmax and has no value
+  const float* sink = nullptr;  // one score for each head that takes part in the softmax and has no value
 
   bool rounded_products = false;  // float32 may be rounded to bfloat16 before it is multiplied, where that is faster
   float scale = 1.0f;
   EmptyRows empty_rows = EmptyRows::zero;
   NanRows nan_rows = NanRows::nan;
   float mask_value = -__builtin_inff();  // the score of a key that is not attended: the extension `cpu_mask_value`
-  bool masked_bias = false;  // is the key's bias added to that score: the extension `cpu_masked_bias`
-  bool masked_values = true;  // does such a key add its value, too: the extension `cpu_masked_values`
-  float* softmax_max = nullptr;  // null when nobody reads them
+  bool masked_bias = false;              // whether the key's bias is added to that score: the extension `cpu_masked_bias`
+  bool masked_values = true;             // whether such a key also adds its value: the extension `cpu_masked_values`
+  float* softmax_max = nullptr;          // null if nobody reads them
   float* softmax_sum = nullptr;
 
-  // The gradient computes the scores again and subtracts softmax_max: both must add up products in the same order, and
-  // round the same numbers. At scores of 1e5 another order is an error of a percent in every probability.
+  // The gradient computes the scores again and subtracts softmax_max. Both passes must add up products in the same order and
+  // round the same numbers: at scores of 1e5, another order is an error of a percent in every probability.
   bool keeps_statistics() const { return softmax_max != nullptr || softmax_sum != nullptr; }
 };
 
-// What a kernel may ask of its surroundings. `parallel` runs task(data, i) for every i below count,
-// in any order and on any thread, and returns when all are done. `allocate` is thread-safe and gives
-// null when there is no memory.
+// What a kernel asks of its surroundings. `parallel` runs task(data, i) for every i below count, in any order and on any
+// thread, and returns when all are done. `allocate` is thread-safe and returns null if there is no memory.
 struct Runtime {
   void* self;
   void* (*allocate)(void* self, size_t bytes);
@@ -115,9 +115,9 @@ enum class Outcome { done, out_of_memory };
 
 using Attention = Outcome (*)(const Problem&, const Runtime&);
 
-// The bias row that query row i of a sequence reads, as an offset from the sequence's head. With a
-// compressed bias the rows before the first stored one continue it along its diagonals.
-// (static: each translation unit must keep its own copy, compiled for its own instruction set)
+// The bias row of query row i, as an offset from the head's first row. With a compressed bias, the rows before the first
+// stored one continue it along its diagonals. (static: each translation unit keeps its own copy, compiled for its
+// instruction set)
 static inline int64_t pse_row_offset(const Problem& problem, const Sequence& sequence, int64_t i) {
   if (!problem.pse_compressed) return i * sequence.pse_row;
   const int64_t above = problem.pse_first_stored - i;

@@ -1,32 +1,33 @@
-// Sums and products of numbers that come from outside: attributes, sizes, the content of tensors of lengths. None may wrap.
+// Sums and products of numbers that come from outside: attributes, sizes, the content of tensors of lengths. None may wrap
+// around.
 #pragma once
 
 #include <cstdint>
 
 namespace fa {
 
-// An integer that remembers whether what it was made of ever left 64 bits.
+// A result of sums and products, which knows whether one of them left 64 bits.
 class Checked {
  public:
   Checked(int64_t value) : value_(value) {}
 
   Checked operator+(Checked other) const {
     Checked sum = *this;
-    sum.fits_ = !__builtin_add_overflow(value_, other.value_, &sum.value_) && fits_ && other.fits_;
+    sum.fits_int64_ = !__builtin_add_overflow(value_, other.value_, &sum.value_) && fits_int64_ && other.fits_int64_;
     return sum;
   }
   Checked operator*(Checked other) const {
     Checked product = *this;
-    product.fits_ = !__builtin_mul_overflow(value_, other.value_, &product.value_) && fits_ && other.fits_;
+    product.fits_int64_ = !__builtin_mul_overflow(value_, other.value_, &product.value_) && fits_int64_ && other.fits_int64_;
     return product;
   }
 
-  bool fits() const { return fits_; }
-  int64_t value() const { return value_; }  // where it fits
+  bool fits_int64() const { return fits_int64_; }
+  int64_t value() const { return value_; }  // only if fits_int64()
 
  private:
   int64_t value_;
-  bool fits_ = true;
+  bool fits_int64_ = true;
 };
 
 }  // namespace fa

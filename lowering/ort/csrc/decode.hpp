@@ -1,16 +1,16 @@
-// IncreFlashAttention as the kernels see it: one token for each batch entry, and keys and values where they are stored.
-// Plain pointers, strides and numbers, already checked. A key and its value have one shape, so their strides are equal.
+// IncreFlashAttention as the kernels get it: one token for each batch entry, and keys and values in place. Plain pointers,
+// strides and numbers, already checked. Key and value have the same shape and the same strides.
 //
 //     S = scale * (q . k) + pse;  masked: -1e12;  O = softmax(S) V
 //
-// Query and output are [entry][head][size] in every layout, for there is one token. Strides are in elements.
+// Query and output are [entry][head][size] in every layout, because there is one token. Strides are in elements.
 #pragma once
 
 #include "attention.hpp"
 
 namespace fa {
 
-// What one number of a tensor is stored as.
+// The type of a tensor's elements.
 enum class Cell : uint8_t { float32, float16, bfloat16, int8 };
 
 // (static: see attention.hpp)
@@ -18,17 +18,17 @@ static inline int64_t bytes_of(Cell cell) { return cell == Cell::float32 ? 4 : c
 
 inline constexpr float kMaskedScore = -1e12f;
 
-// A score this far above kMaskedScore leaves a masked key no weight: exp(-88) is the smallest normal float.
+// A score so far above kMaskedScore gives masked keys no weight: exp(-88) is the smallest normal float.
 inline constexpr float kMaskMatters = kMaskedScore + 1e9f;
 
-// One batch entry. Without pages `key` and `value` point to its first valid token at head 0.
+// One batch entry. If the cache is not paged, `key` and `value` point to the entry's first valid token at head 0.
 struct DecodeEntry {
   const void* key = nullptr;
   const void* value = nullptr;
-  const int32_t* blocks = nullptr;  // of pages: token t lies in block blocks[t / block_size]
+  const int32_t* blocks = nullptr;  // pages: token t is in block blocks[t / block_size]
   int64_t length = 0;
   int64_t head_stride = 0;
-  const uint8_t* mask = nullptr;  // of the first valid token; nonzero: masked
+  const uint8_t* mask = nullptr;  // of the first valid token on; not 0: masked
   int64_t pse = 0;                // index of the first valid token at head 0
 };
 
@@ -73,7 +73,7 @@ struct Decode {
 
 using Decoding = Outcome (*)(const Decode&, const Runtime&);
 
-// Where token `t` of an entry lies, as an index from the tensor's (or pool's) beginning.
+// The offset of token `t` of an entry from the beginning of its tensor (or pool).
 static inline int64_t row_of(const Decode& decode, const DecodeEntry& entry, int64_t t) {
   if (decode.block_size == 0) return t * decode.row_stride;
   const int64_t block = entry.blocks[t / decode.block_size];

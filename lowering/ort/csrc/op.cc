@@ -45,7 +45,7 @@ void check_elements(const char* what, std::span<const int64_t> dims) {
   for (int64_t dim : dims) {
     if (dim != 0) product = product * dim;
   }
-  if (product.fits() && product.value() <= kMostElements) return;
+  if (product.fits_int64() && product.value() <= kMostElements) return;
   throw Error{ort::ErrorCode::invalid_argument,
               std::string(what) + " has the shape " + text_of(dims) + ", expected sizes that make at most 2^59 numbers"};
 }

@@ -1,5 +1,5 @@
-// The operator written down plainly: one query row at a time, scalar, sums in double. It is compiled in
-// as the variant "reference", so that every test can put the fast kernels beside it.
+// FlashAttentionScore in plain loops: one query row at a time, scalar, sums in double. It is compiled into the library as
+// the variant "reference", so that every test can compare the fast kernels with it.
 #include <new>
 #include <vector>
 
@@ -8,54 +8,79 @@
 namespace fa::reference {
 namespace {
 
-void attend(const Row& row) {
-  const Problem& problem = row.problem;
-  const Sequence& sequence = row.sequence;
+// The softmax of one row, over the keys that have a score.
+struct Softmax {
+  explicit Softmax(const Row& row) {
+    const Problem& problem = row.problem;
+    const int64_t length = row.sequence.key_length;
+    for (int64_t j = 0; j < length; ++j) {
+      if (row.attended(j) || !std::isinf(problem.mask_value) || problem.masked_bias) keys.push_back(j);
+    }
+    empty = keys.empty();
+    const bool mean = empty && problem.empty_rows == EmptyRows::mean;
+    if (mean || (empty && problem.empty_rows == EmptyRows::unmasked)) {
+      for (int64_t j = 0; j < length; ++j) keys.push_back(j);
+    }
+    const double sink = problem.sink == nullptr ? -std::numeric_limits<double>::infinity() : problem.sink[row.head];
+    for (int64_t j : keys) {
+      weights.push_back(mean ? 0 : row.attended(j) || empty ? row.score(j) : row.masked_score(j));
+      max = maximum(max, weights.back());
+    }
+    if (problem.sink != nullptr) max = maximum(max, sink);
+    for (double& x : weights) {
+      x = std::exp(x - max);
+      sum += x;
+    }
+    if (problem.sink != nullptr) sum += std::exp(sink - max);
+  }
+
+  // Whether the result is 0: there is no key, or cpu_nan_rows says so.
+  bool gives_zero(NanRows rule) const {
+    if (keys.empty()) return true;
+    if (empty || rule == NanRows::nan) return false;
+    return rule == NanRows::zero ? std::isnan(sum) : std::isinf(max) && max < 0;
+  }
+
   std::vector<int64_t> keys;
-  for (int64_t j = 0; j < sequence.key_length; ++j) {
-    if (row.attended(j) || !std::isinf(problem.mask_value) || problem.masked_bias) keys.push_back(j);
-  }
-  const bool empty = keys.empty();
-  const EmptyRows rule = problem.empty_rows;
-  if (empty && (rule == EmptyRows::mean || rule == EmptyRows::unmasked)) {
-    for (int64_t j = 0; j < sequence.key_length; ++j) keys.push_back(j);
-  }
-  std::vector<double> p(keys.size());
-  const bool sink = problem.sink != nullptr;
+  std::vector<double> weights;  // exp(score - max)
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
-  for (size_t n = 0; n < keys.size(); ++n) {
-    p[n] = empty && rule == EmptyRows::mean ? 0 : row.attended(keys[n]) || empty ? row.score(keys[n]) : row.masked_score(keys[n]);
-    max = maximum(max, p[n]);
-  }
-  if (sink) max = maximum(max, problem.sink[row.head]);
-  for (double& x : p) {
-    x = std::exp(x - max);
-    sum += x;
-  }
-  if (sink) sum += std::exp(problem.sink[row.head] - max);
-  bool zero = keys.empty();
-  if (problem.nan_rows == NanRows::zero && !empty) zero = zero || std::isnan(sum);
-  if (problem.nan_rows == NanRows::infinite && !empty) zero = zero || (std::isinf(max) && max < 0);
-  const int64_t out = sequence.out + row.head * problem.out.head + row.i * problem.out.row;
-  for (int64_t d = 0; d < problem.value_size; ++d) {
-    double result = 0;
-    for (size_t n = 0; n < keys.size(); ++n) {
-      if (!problem.masked_values && !empty && !row.attended(keys[n])) continue;
-      result += p[n] / sum * row.kept(keys[n]) * row.value(keys[n], d);
-    }
-    if (zero) result = 0;
-    if (empty && rule == EmptyRows::nan) result = std::numeric_limits<double>::quiet_NaN();
-    write(problem.out.data, out + d, static_cast<float>(result), problem.type);
-  }
+  bool empty = false;  // the row attends no key
+};
+
+void write_statistics(const Row& row, const Softmax& softmax) {
+  const Problem& problem = row.problem;
+  const Sequence& sequence = row.sequence;
   const float most = std::numeric_limits<float>::max();
-  const float empty_max = sink ? problem.sink[row.head] : -most;
-  const float empty_sum = sink ? 1.0f : most;
+  const float empty_max = problem.sink != nullptr ? problem.sink[row.head] : -most;
+  const float empty_sum = problem.sink != nullptr ? 1.0f : most;
+  const float max = softmax.empty ? empty_max : static_cast<float>(softmax.max);
+  const float sum = softmax.empty ? empty_sum : static_cast<float>(softmax.sum);
   const int64_t at = sequence.statistics + row.head * sequence.statistics_head + row.i * sequence.statistics_row;
   for (int64_t c = 0; c < kStatisticsWidth; ++c) {
-    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = empty ? empty_max : static_cast<float>(max);
-    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = empty ? empty_sum : static_cast<float>(sum);
+    if (problem.softmax_max != nullptr) problem.softmax_max[at + c] = max;
+    if (problem.softmax_sum != nullptr) problem.softmax_sum[at + c] = sum;
   }
+}
+
+void attend(const Row& row) {
+  const Problem& problem = row.problem;
+  const Softmax softmax(row);
+  const bool zero = softmax.gives_zero(problem.nan_rows);
+  const bool nan = softmax.empty && problem.empty_rows == EmptyRows::nan;
+  const int64_t out = row.sequence.out + row.head * problem.out.head + row.i * problem.out.row;
+  for (int64_t d = 0; d < problem.value_size; ++d) {
+    double result = 0;
+    for (size_t n = 0; n < softmax.keys.size(); ++n) {
+      const int64_t j = softmax.keys[n];
+      if (!problem.masked_values && !softmax.empty && !row.attended(j)) continue;
+      result += softmax.weights[n] / softmax.sum * row.kept(j) * row.value(j, d);
+    }
+    if (zero) result = 0;
+    if (nan) result = std::numeric_limits<double>::quiet_NaN();
+    write(problem.out.data, out + d, static_cast<float>(result), problem.type);
+  }
+  write_statistics(row, softmax);
 }
 
 }  // namespace

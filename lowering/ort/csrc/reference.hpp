@@ -1,4 +1,4 @@
-// What the plain kernels share: numbers of every type, and one row of scores.
+// What the reference kernels share: numbers of every type, and one row of scores.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace fa::reference {
 
-// IEEE maximum: a NaN stays.
+// The IEEE maximum: a NaN stays a NaN.
 inline double maximum(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
 inline float to_float(uint16_t bits, Type type) {
@@ -46,7 +46,7 @@ inline uint16_t from_float(float value, Type type) {
     return sign | static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 24)));
   }
   int exponent;
-  const float fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
+  const float fraction = std::frexp(magnitude, &exponent);                          // in [0.5, 1)
   const int mantissa = static_cast<int>(std::nearbyint(std::ldexp(fraction, 11)));  // carries into the exponent
   return sign | static_cast<uint16_t>(((exponent + 13) << 10) + mantissa);
 }
@@ -101,7 +101,7 @@ struct Row {
     return read(problem.pse, offset + j * problem.pse_column, problem.pse_type);
   }
 
-  // In float32, as the operator says: a bias of -FLT_MAX swallows the product.
+  // Rounded to float32, as the operator says: a bias of -FLT_MAX swallows the product.
   float score(int64_t j) const {
     double sum = product(problem.query, sequence.query, problem.key, sequence.key, problem.head_size, j);
     sum += product(problem.query_rope, sequence.query_rope, problem.key_rope, sequence.key_rope, problem.rope_size, j);
@@ -111,13 +111,13 @@ struct Row {
     return score + bias(j);
   }
 
-  // Of a key that is not attended.
+  // The score of a key that is not attended.
   float masked_score(int64_t j) const {
     if (!problem.masked_bias) return problem.mask_value;
     return problem.mask_value + (problem.pse_inside_scale ? bias(j) * problem.scale : bias(j));
   }
 
-  // What dropout makes of a probability of 1.
+  // The factor of dropout: 0 or 1 / keep_prob.
   double kept(int64_t j) const {
     if (problem.drop_mask == nullptr) return 1;
     const int64_t bit = sequence.drop + (head * sequence.query_length + i) * sequence.key_length + j;

@@ -1,4 +1,4 @@
-// Decoding in plain loops and double precision: what the fast kernels are compared with when they are debugged.
+// IncreFlashAttention in plain loops, with sums in double: the decoding of the variant "reference".
 #include <new>
 #include <vector>
 
@@ -21,7 +21,7 @@ struct DecodeRow {
 
   int64_t key_head() const { return head / d.group(); }
 
-  // A stored number as what it stands for.
+  // A stored number, dequantised.
   double cached(const void* data, int64_t token, int64_t i, const float* scale, const float* offset) const {
     const double stored = number(data, row_of(d, entry, token) + key_head() * entry.head_stride + i, d.cell);
     if (scale == nullptr) return stored;

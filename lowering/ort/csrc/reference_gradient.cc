@@ -1,5 +1,5 @@
-// The gradient written down plainly: one query row at a time, scalar, sums in double. It is part of the variant
-// "reference", so that every test can put the fast kernels beside it.
+// FlashAttentionScoreGrad in plain loops: one query row at a time, scalar, sums in double. It belongs to the variant
+// "reference", so that every test can compare the fast kernels with it.
 #include <new>
 #include <vector>
 
@@ -11,24 +11,24 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-// A query head of a sequence, and the sums of dK and dV of the key head it reads.
+// A query head of a sequence, and the sums of dK and dV of its key head.
 struct Head {
   const Gradients& gradients;
   const Sequence& sequence;
   int64_t head;
-  Doubles& key_sums;    // [key_length][depth], the rope part behind the rest
+  Doubles& key_sums;    // [key_length][head size + rope size]
   Doubles& value_sums;  // [key_length][value_size]
 
   const Problem& problem() const { return gradients.problem; }
-  int64_t depth() const { return problem().head_size + problem().rope_size; }
+  int64_t qk_size() const { return problem().head_size + problem().rope_size; }
 
-  // Number d of a row of query or key, the rope part behind the rest.
-  float number(const Strided& whole, int64_t at, const Strided& rope, int64_t rope_at, int64_t n, int64_t row,
+  // Number d of a row of query or key, which the rope part follows.
+  float number(const Strided& nope, int64_t at, const Strided& rope, int64_t rope_at, int64_t n, int64_t row,
                int64_t d) const {
-    const bool behind = d >= problem().head_size;
-    const Strided& of = behind ? rope : whole;
-    const int64_t first = (behind ? rope_at : at) + n * of.head + row * of.row;
-    return read(of.data, first + (behind ? d - problem().head_size : d), problem().type);
+    const bool in_rope = d >= problem().head_size;
+    const Strided& of = in_rope ? rope : nope;
+    const int64_t first = (in_rope ? rope_at : at) + n * of.head + row * of.row;
+    return read(of.data, first + (in_rope ? d - problem().head_size : d), problem().type);
   }
   float query(int64_t i, int64_t d) const {
     return number(problem().query, sequence.query, problem().query_rope, sequence.query_rope, head, i, d);
@@ -42,16 +42,16 @@ struct Head {
     return sequence.statistics + head * sequence.statistics_head + i * sequence.statistics_row;
   }
 
-  // Gives what the row adds to the gradient of the sink.
+  // Adds the gradients of row i. Returns what the row adds to the gradient of the sink.
   double run(int64_t i) {
     const Row row{problem(), sequence, head, i};
     const double max = problem().softmax_max[statistic(i)];
     const double sum = problem().softmax_sum[statistic(i)];
-    bool silent = false;
-    if (problem().nan_rows == NanRows::zero) silent = std::isnan(sum);
-    if (problem().nan_rows == NanRows::infinite) silent = std::isinf(max) && max < 0;
-    const bool filled = !std::isinf(problem().mask_value);  // masked keys have this score
-    bool empty = !filled;
+    bool zeroed = false;
+    if (problem().nan_rows == NanRows::zero) zeroed = std::isnan(sum);
+    if (problem().nan_rows == NanRows::infinite) zeroed = std::isinf(max) && max < 0;
+    const bool masks_score = !std::isinf(problem().mask_value);  // masked keys have this score
+    bool empty = !masks_score;
     for (int64_t j = 0; j < sequence.key_length; ++j) empty = empty && !row.attended(j);
     if (empty) {
       add_empty_row(row);
@@ -62,13 +62,14 @@ struct Head {
       delta += double{read(gradients.dy, out_row(i) + d, problem().type)} *
                read(problem().out.data, out_row(i) + d, problem().type);
     }
-    Doubles query_sum(static_cast<size_t>(depth()));
+    Doubles query_sum(static_cast<size_t>(qk_size()));
     double dot = 0;
     for (int64_t j = 0; j < sequence.key_length; ++j) {
       const bool attended = row.attended(j);
-      if (!attended && !filled) continue;
+      if (!attended && !masks_score) continue;
       const double above = (attended ? row.score(j) : problem().mask_value) - max;
-      const double p = silent ? 0.0 : std::exp(above > 0 ? 0.0 : above) / sum;  // more than 0: rounding, or other statistics
+      // above > 0: by rounding, or with statistics of other scores
+      const double p = zeroed ? 0.0 : std::exp(above > 0 ? 0.0 : above) / sum;
       double dp = 0;
       for (int64_t d = 0; d < problem().value_size; ++d) {
         const double dy = read(gradients.dy, out_row(i) + d, problem().type);
@@ -79,18 +80,18 @@ struct Head {
       dot += p * dp;
       if (!attended) continue;
       const double ds = p * (dp - delta);
-      for (int64_t d = 0; d < depth(); ++d) {
+      for (int64_t d = 0; d < qk_size(); ++d) {
         query_sum[static_cast<size_t>(d)] += ds * key(row, j, d);
-        key_sums[static_cast<size_t>(j * depth() + d)] += ds * query(i, d);
+        key_sums[static_cast<size_t>(j * qk_size() + d)] += ds * query(i, d);
       }
     }
     write_query(i, query_sum);
     return problem().sink == nullptr ? 0 : -std::exp(problem().sink[head] - max) / sum * dot;
   }
 
-  // A row without a key gives dV its share by the probabilities it had, and nothing to the others.
+  // A row that attends no key adds to dV by the probabilities that it had. Its other gradients are 0.
   void add_empty_row(const Row& row) {
-    write_query(row.i, Doubles(static_cast<size_t>(depth())));
+    write_query(row.i, Doubles(static_cast<size_t>(qk_size())));
     const EmptyRows rule = problem().empty_rows;
     if (rule == EmptyRows::zero) return;
     const double p = rule == EmptyRows::mean ? 1.0 / static_cast<double>(sequence.key_length)
@@ -109,12 +110,12 @@ struct Head {
               sequence.query_rope + head * p.query_rope.head + i * p.query_rope.row, sum.data());
   }
 
-  void write_row(void* whole, int64_t at, void* rope, int64_t rope_at, const double* sum) const {
-    for (int64_t d = 0; d < depth(); ++d) {
-      const bool behind = d >= problem().head_size;
-      void* out = behind ? rope : whole;
+  void write_row(void* nope, int64_t at, void* rope, int64_t rope_at, const double* sum) const {
+    for (int64_t d = 0; d < qk_size(); ++d) {
+      const bool in_rope = d >= problem().head_size;
+      void* out = in_rope ? rope : nope;
       const auto result = static_cast<float>(sum[d] * problem().scale);
-      if (out != nullptr) write(out, behind ? rope_at + d - problem().head_size : at + d, result, problem().type);
+      if (out != nullptr) write(out, in_rope ? rope_at + d - problem().head_size : at + d, result, problem().type);
     }
   }
 
@@ -122,7 +123,7 @@ struct Head {
     const Problem& p = problem();
     for (int64_t j = 0; j < sequence.key_length; ++j) {
       write_row(gradients.key, sequence.key + key_head * p.key.head + j * p.key.row, gradients.key_rope,
-                sequence.key_rope + key_head * p.key_rope.head + j * p.key_rope.row, key_sums.data() + j * depth());
+                sequence.key_rope + key_head * p.key_rope.head + j * p.key_rope.row, key_sums.data() + j * qk_size());
       for (int64_t d = 0; d < p.value_size && gradients.value != nullptr; ++d) {
         write(gradients.value, sequence.value + key_head * p.value.head + j * p.value.row + d,
               static_cast<float>(value_sums[static_cast<size_t>(j * p.value_size + d)]), p.type);

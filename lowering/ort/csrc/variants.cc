@@ -6,68 +6,22 @@
 
 namespace fa {
 
-namespace baseline {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-extern const sparse::Kernels sparse_kernels;
-Outcome decode(const Decode&, const Runtime&);
-}
-#if defined(__x86_64__)
-namespace avx2 {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-extern const sparse::Kernels sparse_kernels;
-Outcome decode(const Decode&, const Runtime&);
-}
-namespace avx512bf16 {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-extern const sparse::Kernels sparse_kernels;
-Outcome decode(const Decode&, const Runtime&);
-}
-namespace avx512 {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-extern const sparse::Kernels sparse_kernels;
-Outcome decode(const Decode&, const Runtime&);
-}
-#endif
-namespace reference {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-extern const sparse::Kernels sparse_kernels;
-Outcome decode(const Decode&, const Runtime&);
-}
+#define FA_VARIANT(isa, supported) FA_DECLARE_KERNELS(isa)
+#include "variants.inc"
+#undef FA_VARIANT
+FA_DECLARE_KERNELS(reference)
 
 namespace {
 
-bool always() { return true; }
-
-#if defined(__x86_64__)
-// These look at the processor and at what the operating system saves (xgetbv).
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-// vdpbf16ps, for bfloat16 inputs; the others are computed as by avx512.
-bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
-#endif
-
-// Best first; the reference is never chosen unasked. To add an instruction set: one line here, one in
-// CMakeLists.txt, and its vector width in kernel/simd.hpp.
+// variants.inc is written by CMakeLists.txt: FA_VARIANT(name, condition) for each instruction set, best first. The condition
+// looks at the processor and at what the operating system saves (xgetbv). The reference is never chosen unasked.
+#define FA_VARIANT(isa, supported) \
+  {#isa, [] { return bool(supported); }, isa::attention, isa::gradient, &isa::sparse_kernels, isa::decode},
 constexpr Variant kVariants[] = {
-#if defined(__x86_64__)
-    {"avx512bf16", has_avx512bf16, avx512bf16::attention, avx512bf16::gradient, &avx512bf16::sparse_kernels,
-     avx512bf16::decode},
-    {"avx512", has_avx512, avx512::attention, avx512::gradient, &avx512::sparse_kernels, avx512::decode},
-    {"avx2", has_avx2, avx2::attention, avx2::gradient, &avx2::sparse_kernels, avx2::decode},
-#endif
-    {"baseline", always, baseline::attention, baseline::gradient, &baseline::sparse_kernels, baseline::decode},
-    {"reference", always, reference::attention, reference::gradient, &reference::sparse_kernels, reference::decode},
+#include "variants.inc"
+    FA_VARIANT(reference, true)
 };
+#undef FA_VARIANT
 
 const Variant& choose() {
   const char* forced = std::getenv("FA_COMPILER_ISA");

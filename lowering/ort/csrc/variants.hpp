@@ -1,4 +1,4 @@
-// The compiled kernel variants, the choice among them, and the environment variable that forces one.
+// The variants of the kernels that the library has, the choice among them, and the environment variable that forces one.
 #pragma once
 
 #include "decode.hpp"
@@ -16,12 +16,22 @@ struct Variant {
   Decoding decode;
 };
 
-// The variant that FA_COMPILER_ISA names, or the best this machine runs. Throws std::runtime_error when
-// the name is unknown or the machine lacks the instructions.
+// Declares the kernels of one variant, in namespace fa. Each instruction set compiles them from kernel/, the reference has
+// its own.
+#define FA_DECLARE_KERNELS(isa)                                \
+  namespace isa {                                              \
+  Outcome attention(const Problem&, const Runtime&);           \
+  Outcome gradient(const Gradients&, const Runtime&);          \
+  Outcome decode(const Decode&, const Runtime&);               \
+  extern const sparse::Kernels sparse_kernels;                 \
+  }
+
+// The variant that FA_COMPILER_ISA names, or the best one that this machine runs. Throws std::runtime_error if the name is
+// unknown or the machine lacks the instructions.
 const Variant& chosen_variant();
 
-// FA_COMPILER_FLOAT32_PRODUCTS=bfloat16: see Problem::rounded_products. Off unless asked for. Throws std::runtime_error
-// when the type is another.
+// Whether FA_COMPILER_FLOAT32_PRODUCTS is bfloat16: see Problem::rounded_products. False if it is not set. Throws
+// std::runtime_error if it names another type.
 bool products_may_round();
 
 }  // namespace fa

@@ -135,7 +135,7 @@ void Call::read_packed_bias() {
     one_row = one_row + Checked(query_.heads) * own.key;
     differ = differ || own.query != 1;
   }
-  if (!all.fits() || !one_row.fits()) {
+  if (!all.fits_int64() || !one_row.fits_int64()) {
     invalid(Topic::bias, text(Role::pse) + " has " + std::to_string(in(Role::pse).count()) +
                              " elements, fewer than these sequences have scores");
   }

@@ -13,8 +13,8 @@ void Call::read_dropout() {
     if (n < sequences_.size() && batch_of_[n] == b) sequences_[n++].drop = bits.value();
     bits = bits + Checked(query_.heads) * lengths_[b].query * lengths_[b].key;
   }
-  if (!bits.fits() || mask.count() < bits.value() / 8 + (bits.value() % 8 != 0)) {
-    const std::string expected = bits.fits() ? std::to_string(bits.value() / 8 + (bits.value() % 8 != 0)) : "2^60";
+  if (!bits.fits_int64() || mask.count() < bits.value() / 8 + (bits.value() % 8 != 0)) {
+    const std::string expected = bits.fits_int64() ? std::to_string(bits.value() / 8 + (bits.value() % 8 != 0)) : "2^60";
     invalid(Topic::dropout, text(Role::drop_mask) + " has " + std::to_string(mask.count()) + " bytes, expected at least " +
                                 expected + ", a bit for each score");
   }

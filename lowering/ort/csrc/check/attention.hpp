@@ -1,4 +1,4 @@
-// Problems of FlashAttentionScore and its gradient, and what each instruction set makes of them.
+// Problems of FlashAttentionScore and its gradient, and their results with one instruction set.
 #pragma once
 
 #include <memory>
@@ -10,16 +10,16 @@ namespace fa::check {
 
 // What a problem has beside query, key and value, as bits.
 enum Feature : unsigned {
-  kCausal = 1,       // row i sees the keys up to keys - queries + i
-  kMask = 2,         // a mask for each head; its first row attends no key
-  kBias = 4,         // pse of the query's type
-  kSlopes = 8,       // the bias of slopes
+  kCausal = 1,  // row i attends the keys up to keys - queries + i
+  kMask = 2,    // one mask for each head; its first row attends no key
+  kBias = 4,    // pse of the query's type
+  kSlopes = 8,  // a bias computed from slopes
   kRope = 16,
   kSink = 32,
   kDropout = 64,
-  kPacked = 128,     // two sequences in one tensor, [tokens, heads, size]
-  kMean = 256,       // cpu_empty_rows
-  kMaskValue = 512,  // masked keys keep a score
+  kPacked = 128,       // two sequences in one tensor, [tokens, heads, size]
+  kMean = 256,         // cpu_empty_rows
+  kMaskValue = 512,    // masked keys keep a score
   kMaskedBias = 1024,  // to which their bias is added
 };
 
@@ -33,7 +33,7 @@ struct Form {
 
 std::string text_of(const Form& form);
 
-// Any form whose features go together; these features are left out.
+// A random form whose features are compatible, without those of `without`.
 Form drawn_form(Random& random, unsigned without);
 
 // A problem and the memory of its operands.

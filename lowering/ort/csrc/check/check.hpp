@@ -1,6 +1,6 @@
-// A program that compares the kernels of one instruction set, compiled as `baseline`, with the plain reference: for machines,
-// or emulators, on which the tests in Python do not run. Every operand is random, every result begins as a number that no
-// kernel writes, and the worst difference of each problem is printed.
+// A program that compares the kernels of one instruction set, compiled as `baseline`, with the reference. It is for
+// machines, or emulators, on which the tests in Python do not run. Every operand is random, and every result begins as a
+// number that no kernel writes. The program prints the largest difference of each problem.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "../attention.hpp"
+#include "../variants.hpp"
+
+namespace fa {
+FA_DECLARE_KERNELS(baseline)
+FA_DECLARE_KERNELS(reference)
+}  // namespace fa
 
 namespace fa::check {
 
@@ -18,7 +23,7 @@ inline constexpr float kUnwritten = -77.0f;
 
 const char* text_of(Type type);
 
-// As on a thread of its own: tasks run one after the other.
+// Runs tasks one after the other.
 Runtime runtime();
 
 using Random = std::mt19937;
@@ -40,32 +45,33 @@ class Numbers {
   std::vector<uint16_t> halves_;
 };
 
-// The largest difference, as a part of the largest expected number if that exceeds 1; infinite if NaN, infinities or numbers
+// The largest difference, relative to the largest expected number if that exceeds 1. Infinite if NaN, infinities or numbers
 // above 1e30 are not the same at the same places.
 double difference(const Numbers& found, const Numbers& expected);
 
-// float32: the rounding of sums of some hundred terms. Else one unit in the last place of the largest number.
+// The difference that a type allows. float32: the rounding of sums of some hundred terms. Else: one unit in the last place
+// of the largest number.
 double allowed(Type type);
 
 class Report {
  public:
-  // Prints one line, unless only faults are wanted; a difference above `most` fails.
+  // Prints one line. With only_faults it prints nothing if the difference is at most `most`; a larger one fails.
   void see(const std::string& problem, double difference, double most);
   bool good() const { return good_; }
 
   bool only_faults = false;
-  int64_t problems = 0;  // looked at so far
+  int64_t problems = 0;  // compared so far
 
  private:
   bool good_ = true;
 };
 
-// One of the numbers.
+// One of the numbers, at random.
 inline int64_t one_of(Random& random, std::initializer_list<int64_t> numbers) {
   return numbers.begin()[random() % numbers.size()];
 }
 
-// Each checks its own list of forms, or, given a `random`, one form drawn from it.
+// Each checks its list of forms, or, if `random` is given, one random form.
 void check_forward(Report& report, Random* random);
 void check_gradient(Report& report, Random* random);
 void check_decode(Report& report, Random* random);

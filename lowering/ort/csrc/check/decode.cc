@@ -3,15 +3,6 @@
 #include "../decode.hpp"
 #include "check.hpp"
 
-namespace fa {
-namespace baseline {
-Outcome decode(const Decode&, const Runtime&);
-}
-namespace reference {
-Outcome decode(const Decode&, const Runtime&);
-}
-}  // namespace fa
-
 namespace fa::check {
 namespace {
 
@@ -20,7 +11,7 @@ enum Feature : unsigned {
   kHeadsFirst = 2,  // [heads, tokens, size] instead of [tokens, heads, size]
   kMask = 4,
   kBias = 8,
-  kPerChannel = 16,  // of antiquantisation and of the output's quantisation
+  kPerChannel = 16,  // the scales of antiquantisation and of the output's quantisation
   kOffsets = 32,
   kInt8Out = 64,
 };
@@ -90,7 +81,7 @@ class Problem {
     add_scales();
   }
 
-  // Of the type `out`, or integers as floats.
+  // The result in the type `out`; integers as floats.
   Numbers run(Decoding decoding) {
     const int64_t count = batch_ * form_.heads * form_.size;
     const bool integers = form_.has(kInt8Out);
@@ -156,7 +147,7 @@ class Problem {
       }
     }
     if (form_.has(kInt8Out)) {
-      for (int64_t n = 0; n < 2 * out_channels; ++n) quant_.floats()[n] *= 500;  // the largest are cut off
+      for (int64_t n = 0; n < 2 * out_channels; ++n) quant_.floats()[n] *= 500;  // the largest are saturated
       d_.quant_per_channel = form_.has(kPerChannel);
       d_.quant_scale = quant_.floats();
       if (form_.has(kOffsets)) d_.quant_offset = quant_.floats() + out_channels;
@@ -217,8 +208,9 @@ void check_decode(Report& report, Random* random) {
     Problem problem(form);
     const Numbers found = problem.run(baseline::decode), expected = problem.run(reference::decode);
     const auto type = static_cast<Type>(form.query == i8 ? f16 : form.query);
-    // Integers up to 127: a half may be rounded to the other side.
-    report.see(std::string("decode ").append(text_of(form)), difference(found, expected), form.has(kInt8Out) ? 1.0 / 127 : allowed(type));
+    // The results are integers up to 127; one half may be rounded to the other side.
+    report.see(std::string("decode ").append(text_of(form)), difference(found, expected),
+               form.has(kInt8Out) ? 1.0 / 127 : allowed(type));
   }
 }
 

@@ -2,18 +2,9 @@
 
 #include "attention.hpp"
 
-namespace fa {
-namespace baseline {
-Outcome attention(const Problem&, const Runtime&);
-}
-namespace reference {
-Outcome attention(const Problem&, const Runtime&);
-}
-}  // namespace fa
-
 namespace fa::check {
 
-// Each way through the kernel (few rows, rows in the lanes, packed panels) with sizes that no vector divides, and each term.
+// Each path of the kernel (skinny tiles, panels, packed sequences) with sizes that no vector divides, and each feature.
 void check_forward(Report& report, Random* random) {
   const std::vector<Form> listed = {
       {2, 2, 33, 29, 16, 16},

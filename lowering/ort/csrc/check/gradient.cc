@@ -1,15 +1,5 @@
 #include "attention.hpp"
 
-namespace fa {
-namespace baseline {
-Outcome gradient(const Gradients&, const Runtime&);
-}
-namespace reference {
-Outcome attention(const Problem&, const Runtime&);
-Outcome gradient(const Gradients&, const Runtime&);
-}
-}  // namespace fa
-
 namespace fa::check {
 namespace {
 

@@ -30,10 +30,11 @@ Numbers::Numbers(Type type, int64_t count, Random& random) : Numbers(type, count
 }
 
 float Numbers::operator[](int64_t n) const {
-  return type_ == Type::float32 ? floats_[static_cast<size_t>(n)] : reference::to_float(halves_[static_cast<size_t>(n)], type_);
+  return type_ == Type::float32 ? floats_[static_cast<size_t>(n)]
+                                : reference::to_float(halves_[static_cast<size_t>(n)], type_);
 }
 
-// Larger finite numbers stand for something, such as -FLT_MAX for a row without keys, and have to be equal.
+// Larger finite numbers have a meaning, such as -FLT_MAX for a row without keys, and must be equal.
 constexpr double kOrdinary = 1e30;
 
 double difference(const Numbers& found, const Numbers& expected) {
@@ -61,7 +62,7 @@ void Report::see(const std::string& problem, double difference, double most) {
 
 }  // namespace fa::check
 
-// check_kernels [COUNT [SEED]]: besides the listed problems, COUNT rounds of one random problem of each kind.
+// check_kernels [COUNT [SEED]]: checks the listed problems, then COUNT rounds of one random problem of each kind.
 int main(int argc, char** argv) {
   namespace check = fa::check;
   const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 0;
@@ -70,7 +71,8 @@ int main(int argc, char** argv) {
   for (int64_t n = 0; n <= rounds; ++n) {
     check::Random* drawn = n == 0 ? nullptr : &random;
     report.only_faults = n != 0;
-    for (auto each : {check::check_forward, check::check_gradient, check::check_decode, check::check_sparse}) each(report, drawn);
+    for (auto each : {check::check_forward, check::check_gradient, check::check_decode, check::check_sparse})
+      each(report, drawn);
     if (n % 1000 == 999) std::fprintf(stderr, "%lld problems\n", static_cast<long long>(report.problems));
   }
   std::printf("%lld problems\n", static_cast<long long>(report.problems));

@@ -6,15 +6,6 @@
 #include "../sparse/problem.hpp"
 #include "check.hpp"
 
-namespace fa {
-namespace baseline {
-extern const sparse::Kernels sparse_kernels;
-}
-namespace reference {
-extern const sparse::Kernels sparse_kernels;
-}
-}  // namespace fa
-
 namespace fa::check {
 namespace {
 
@@ -65,7 +56,7 @@ class Problem {
   }
   Problem(const Problem&) = delete;
 
-  // attention_out, softmax_max and softmax_sum, of which the two others are float32.
+  // attention_out, and softmax_max and softmax_sum, which are float32.
   std::vector<Numbers> attention(const sparse::Kernels& kernels) {
     std::vector<Numbers> results = {{type_, tokens_ * form_.heads * form_.value_size},
                                     {Type::float32, tokens_ * form_.heads},
@@ -77,7 +68,7 @@ class Problem {
     return run(kernels.attention, a, results);
   }
 
-  // Of query, key, value and the rope parts, by what `attention` gave.
+  // The gradients of query, key, value and the rope parts, given the results of `attention`.
   std::vector<Numbers> gradient(const sparse::Kernels& kernels, std::vector<Numbers>& forward) {
     std::vector<Numbers> results = {{type_, tokens_ * form_.heads * form_.size},
                                     {type_, key_tokens_ * form_.key_heads * form_.size},
@@ -100,7 +91,7 @@ class Problem {
     return run(kernels.gradient, g, results);
   }
 
-  // The scores of the best keys, as numbers; `indices` are these keys.
+  // The scores of the best keys as numbers; `indices` are these keys.
   std::vector<Numbers> select(const sparse::Kernels& kernels, std::vector<int32_t>& indices) {
     std::vector<Numbers> results = {{type_, tokens_ * form_.count}};
     indices.assign(static_cast<size_t>(tokens_ * form_.count), -77);
@@ -112,7 +103,8 @@ class Problem {
     return run(kernels.select, s, results);
   }
 
-  // Of query, key and weights, and the loss; by the statistics of `forward` if that is given, else by gradients that came back.
+  // The gradients of query, key and weights, and the loss: by the statistics of `forward` if it is given, else by given
+  // gradients of the scores.
   std::vector<Numbers> index_gradient(const sparse::Kernels& kernels, std::vector<Numbers>* forward) {
     std::vector<Numbers> results = {{type_, tokens_ * form_.heads * form_.size},
                                     {type_, key_tokens_ * form_.size},
@@ -137,7 +129,8 @@ class Problem {
 
  private:
   template <class Of>
-  static std::vector<Numbers> run(Outcome (*kernel)(const Of&, const Runtime&), const Of& of, std::vector<Numbers>& results) {
+  static std::vector<Numbers> run(Outcome (*kernel)(const Of&, const Runtime&), const Of& of,
+                                  std::vector<Numbers>& results) {
     if (kernel(of, runtime()) != Outcome::done) results.clear();
     return results;
   }
@@ -158,7 +151,8 @@ class Problem {
     return rows;
   }
 
-  // Multiples of a quarter, the sums of whose products are exact: a score next to 0 has a gradient on one side only.
+  // Rounds to multiples of a quarter. Sums of their products are exact, so that a score of 0 is 0 in both kernels, and its
+  // gradient too.
   Rows quarters(const Rows& rows) {
     Numbers& all = *numbers_.back();
     for (int64_t n = 0; n < all.size(); ++n) reference::write(all.data(), n, std::round(all[n] * 4) / 4, rows.type);
@@ -182,7 +176,7 @@ class Problem {
     batch_ = {sequences_.data(), kSequences, tokens_, key_tokens_, form_.paged ? kPage : 1, true};
   }
 
-  // Each list has different blocks in any order; the attention's end early in some rows.
+  // Each list names different blocks in any order. Some of attention's lists end early.
   void add_lists() {
     const int64_t heads = form_.lists_of_heads ? form_.key_heads : 1;
     for (int64_t token = 0; token < tokens_; ++token) {
@@ -215,7 +209,7 @@ class Problem {
   sparse::Attention a_;
   sparse::Index index_;
   Rows d_out_;
-  const void* scores_;  // what comes back to the index scores
+  const void* scores_;  // gradients of the index scores
 };
 
 void compare(Report& report, const std::string& what, const std::vector<const char*>& names,
@@ -227,7 +221,7 @@ void compare(Report& report, const std::string& what, const std::vector<const ch
   }
 }
 
-// Keys that differ although their scores are not close; both lists have the scores of `expected`.
+// The number of keys that differ although their scores are not close. Both lists have the scores of `expected`.
 int64_t wrong_keys(const std::vector<int32_t>& found, const std::vector<int32_t>& keys, const Numbers& scores, int64_t count,
                    double close) {
   int64_t wrong = 0;
@@ -277,13 +271,15 @@ void check_sparse(Report& report, Random* random) {
       const sparse::Kernels &fast = baseline::sparse_kernels, &plain = reference::sparse_kernels;
       const std::string what = text_of(form, type);
       std::vector<Numbers> forward = problem.attention(plain);
-      compare(report, "sparse " + what, {"attention_out", "softmax_max", "softmax_sum"}, problem.attention(fast), forward, type);
+      compare(report, "sparse " + what, {"attention_out", "softmax_max", "softmax_sum"}, problem.attention(fast), forward,
+              type);
       compare(report, "sparse gradient " + what, {"query", "key", "value", "query_rope", "key_rope"},
               problem.gradient(fast, forward), problem.gradient(plain, forward), type);
       std::vector<int32_t> found, keys;
       const std::vector<Numbers> scores = problem.select(fast, found), expected = problem.select(plain, keys);
       compare(report, "indexer " + what, {"scores"}, scores, expected, type);
-      report.see("indexer " + what + ": wrong keys", double(wrong_keys(found, keys, expected[0], form.count, allowed(type))), 0);
+      report.see("indexer " + what + ": wrong keys", double(wrong_keys(found, keys, expected[0], form.count, allowed(type))),
+                 0);
       const std::vector<const char*> names = {"query", "key", "weights", "loss"};
       compare(report, "indexer gradient " + what, names, problem.index_gradient(fast, nullptr),
               problem.index_gradient(plain, nullptr), type);

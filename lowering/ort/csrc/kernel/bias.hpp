@@ -1,12 +1,12 @@
-// The bias of one row: read from a tensor, or made from a slope.
+// The bias of one row of scores: read from a tensor, or computed from an ALiBi slope.
 #pragma once
 
 #include "convert.hpp"
 
 namespace fa::FA_ISA {
 
-// -slope * |distance| (or the root of that) for `count` keys, the first at `distance`. Beyond 2^24 a distance is rounded
-// as a float, one part in 2^24.
+// -slope * |distance| for `count` keys, or -slope * sqrt(|distance|) with `root`. `distance` is that of the first key. A
+// distance beyond 2^24 is rounded as a float, one part in 2^24.
 FA_INLINE void slope_bias(float slope, int64_t distance, int64_t count, bool root, float* out) {
   const float origin = static_cast<float>(distance);
   for (int64_t c = 0; c < count; ++c) out[c] = __builtin_fabsf(origin + static_cast<float>(static_cast<int32_t>(c)));
@@ -18,15 +18,16 @@ FA_INLINE void slope_bias(float slope, int64_t distance, int64_t count, bool roo
 
 FA_INLINE bool has_bias(const Problem& problem) { return problem.pse != nullptr || problem.slopes != nullptr; }
 
-// The score of a product with a bias: one rounding for the sum (where there are fused instructions), one for the scale
-// behind it. The gradient has to round as the forward pass does.
+// The score of a product q . k and its bias. There is one rounding for product and sum where the processor has fused
+// multiply-add, and one for a scale that follows. The gradient has to round as the forward pass does.
 FA_INLINE Vec biased_score(const Problem& problem, Vec product, Vec bias) {
   const float before = problem.pse_inside_scale ? 1.0f : problem.scale;
   const float after = problem.pse_inside_scale ? problem.scale : 1.0f;
   return (product * before + bias) * after;
 }
 
-// `count` floats for keys [first, first + count), readable as whole vectors; `buffer` has room for as many.
+// The bias of row i for keys [first, first + count), as floats that may be read as whole vectors. `buffer` has room for as
+// many.
 FA_INLINE const float* bias_row(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
                                 int64_t first, int64_t count, float* buffer) {
   if (problem.slopes != nullptr) {

@@ -1,17 +1,14 @@
-// float16 and bfloat16 to float32 and back, rounding to nearest with ties to even.
+// Conversions between float16 or bfloat16 and float32, rounding to the nearest with ties to even.
 #pragma once
 
 #include "simd.hpp"
 
 namespace fa::FA_ISA {
 
-FA_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
-FA_INLINE uint32_t to_bits(float x) { return __builtin_bit_cast(uint32_t, x); }
-
 FA_INLINE float widen_bfloat16(uint16_t x) { return from_bits(uint32_t{x} << 16); }
 
-// Exponent and mantissa move to their place and one multiplication corrects the exponent's bias, which
-// also makes subnormal numbers right; infinity and NaN get the largest exponent.
+// Exponent and mantissa move to their place, and one multiplication corrects the exponent's bias. The multiplication also
+// makes subnormal numbers right. Infinity and NaN get the largest exponent.
 FA_INLINE float widen_float16(uint16_t x) {
   const uint32_t magnitude = (x & 0x7fffu) << 13;
   const uint32_t scaled = to_bits(from_bits(magnitude) * 0x1p112f);
@@ -22,30 +19,8 @@ FA_INLINE float widen_float16(uint16_t x) {
 // The same for vectors.
 FA_INLINE Vec widen_bfloat16s(HalfVec x) { return (Vec)(__builtin_convertvector(x, BitVec) << 16); }
 
-FA_INLINE Vec widen_float16s(HalfVec x) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)x);
-#elif defined(__F16C__)
-  return (Vec)_mm256_cvtph_ps((__m128i)x);
-#else
-  const BitVec bits = __builtin_convertvector(x, BitVec);
-  const BitVec magnitude = (bits & 0x7fffu) << 13;
-  const BitVec scaled = (BitVec)((Vec)magnitude * 0x1p112f);
-  const BitVec wide = magnitude >= (0x1fu << 23) ? magnitude | 0x7f800000u : scaled;
-  return (Vec)(wide | (bits & 0x8000u) << 16);
-#endif
-}
-
-FA_INLINE Vec widen_int8s(Int8Vec x) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)x));
-#elif defined(__AVX2__)
-  const __m128i bytes = _mm_cvtsi64_si128(__builtin_bit_cast(long long, x));
-  return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-#else
-  return __builtin_convertvector(x, Vec);
-#endif
-}
+FA_INLINE Vec widen_float16s(HalfVec x) { return Isa::widen_float16s(x); }
+FA_INLINE Vec widen_int8s(Int8Vec x) { return Isa::widen_int8s(x); }
 
 FA_INLINE uint16_t narrow_bfloat16(float x) {
   const uint32_t bits = to_bits(x);
@@ -53,8 +28,8 @@ FA_INLINE uint16_t narrow_bfloat16(float x) {
   return static_cast<uint16_t>(is_nan(x) ? (bits >> 16 | 0x40u) : rounded);
 }
 
-// Adding a power of two whose last place is float16's rounds a small number for us; a normal number is
-// rounded in integers.
+// A small number is rounded by adding a power of two whose last place is that of float16. A normal number is rounded in
+// integers.
 FA_INLINE uint16_t narrow_float16(float x) {
   const uint32_t sign = to_bits(x) >> 16 & 0x8000u;
   const uint32_t magnitude = to_bits(x) & 0x7fffffffu;
@@ -67,29 +42,10 @@ FA_INLINE uint16_t narrow_float16(float x) {
 }
 
 // The same for vectors.
-FA_INLINE HalfVec narrow_bfloat16s(Vec x) {
-  const auto bits = (BitVec)x;
-  const BitVec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  return __builtin_convertvector(x != x ? (bits >> 16 | 0x40u) : rounded, HalfVec);
-}
+FA_INLINE HalfVec narrow_bfloat16s(Vec x) { return Isa::narrow_bfloat16s(x); }
+FA_INLINE HalfVec narrow_float16s(Vec x) { return Isa::narrow_float16s(x); }
 
-FA_INLINE HalfVec narrow_float16s(Vec x) {
-#if defined(__AVX512F__)
-  return (HalfVec)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT);
-#elif defined(__F16C__)
-  return (HalfVec)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
-#else
-  const auto magnitude = (BitVec)x & 0x7fffffffu;
-  const BitVec small = (BitVec)((Vec)magnitude + 0.5f) - to_bits(0.5f);
-  const BitVec normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  BitVec bits = magnitude < (113u << 23) ? small : normal;
-  bits = magnitude >= to_bits(65520.0f) ? 0x7c00u - BitVec{} : bits;
-  bits = magnitude > 0x7f800000u ? 0x7e00u - BitVec{} : bits;
-  return __builtin_convertvector(((BitVec)x >> 16 & 0x8000u) | bits, HalfVec);
-#endif
-}
-
-// Numbers of the type, narrowed where it has 16 bits, one vector at a time.
+// How to store one vector of floats as numbers of a type.
 struct WriteFloats {
   using Number = float;
   FA_INLINE void put(Number* p, Vec v) { store(p, v); }
@@ -103,8 +59,8 @@ struct WriteBfloat16 {
   FA_INLINE void put(Number* p, Vec v) { store_as(p, narrow_bfloat16s(v)); }
 };
 
-// `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else
-// converted into `buffer`.
+// `count` elements from element `index` on, as floats: the tensor's own memory if it is float32, else a conversion in
+// `buffer`.
 FA_INLINE const float* as_floats(const void* data, int64_t index, int64_t count, Type type, float* buffer) {
   if (type == Type::float32) return static_cast<const float*>(data) + index;
   const uint16_t* in = static_cast<const uint16_t*>(data) + index;

@@ -1,60 +1,63 @@
-// Rows whose keys were cut into chunks: each chunk leaves its largest scores, sums of exponentials and sums of values,
-// and the merge shrinks them to the largest score of all, as the online softmax does from block to block.
+// Merges the results of key splits (split-KV). Each split stores its largest scores, sums of exponentials and sums of
+// values. The merge rescales them to the largest score of all, as the online softmax does from block to block.
 //
-// A head's partial results are, chunk by chunk: max [rows], total [rows], unit [rows], sums [rows][value_columns].
+// The results of a head are, split by split: max [rows], sum [rows], overflow_scale [rows], acc_rows
+// [rows][padded_value_size].
 #pragma once
 
-#include "careful.hpp"
-#include "softmax.hpp"
+#include "overflow.hpp"
+#include "online_softmax.hpp"
 
 namespace fa::FA_ISA {
 
-FA_INLINE int64_t partial_floats(const Shape& shape, int64_t rows) { return rows * (shape.value_columns() + 3); }
+FA_INLINE int64_t partial_floats(const Shape& shape, int64_t rows) { return rows * (shape.padded_value_size() + 3); }
 
-FA_INLINE float* partial_of(const Span& span, int64_t chunk) {
-  return span.plan.partial + chunk * partial_floats(span.shape, span.rows());
+FA_INLINE float* partial_at(const QueryTile& tile, int64_t split) {
+  return tile.plan.partial + split * partial_floats(tile.shape, tile.rows());
 }
 
-static void put_partial(const Span& span, int64_t chunk) {
-  const size_t rows = static_cast<size_t>(span.rows());
-  float* out = partial_of(span, chunk);
-  __builtin_memcpy(out, span.s.max, rows * sizeof(float));
-  __builtin_memcpy(out + rows, span.s.total, rows * sizeof(float));
-  __builtin_memcpy(out + 2 * rows, span.s.unit, rows * sizeof(float));
-  __builtin_memcpy(out + 3 * rows, span.s.sums, rows * static_cast<size_t>(span.columns()) * sizeof(float));
+// Stores the results of one split.
+static void store_partial(const QueryTile& tile, int64_t split) {
+  const size_t rows = static_cast<size_t>(tile.rows());
+  float* out = partial_at(tile, split);
+  __builtin_memcpy(out, tile.s.max, rows * sizeof(float));
+  __builtin_memcpy(out + rows, tile.s.sum, rows * sizeof(float));
+  __builtin_memcpy(out + 2 * rows, tile.s.overflow_scale, rows * sizeof(float));
+  __builtin_memcpy(out + 3 * rows, tile.s.acc_rows, rows * static_cast<size_t>(tile.columns()) * sizeof(float));
 }
 
-static void merge_partials(const Span& span) {
-  const Scratch& s = span.s;
-  const int64_t rows = span.rows();
-  const int64_t columns = span.columns();
-  const int64_t chunks = span.plan.chunks;
+// Merges the splits into max, sum and acc_rows. A row whose sums overflow is merged again with overflow_scale.
+static void merge_partials(const QueryTile& tile) {
+  const Scratch& s = tile.s;
+  const int64_t rows = tile.rows();
+  const int64_t columns = tile.columns();
+  const int64_t splits = tile.plan.splits;
   for (int64_t r = 0; r < rows; ++r) {
     float max = -kInfinity;
-    int64_t seen = 0;  // chunks in which the row has a score, or the sink
-    for (int64_t n = 0; n < chunks; ++n) {
-      const float own = partial_of(span, n)[r];
-      max = own > max ? own : max;
-      seen += own != -kInfinity ? 1 : 0;
+    int64_t seen = 0;  // splits in which the row has a score, or the sink
+    for (int64_t n = 0; n < splits; ++n) {
+      const float split_max = partial_at(tile, n)[r];
+      max = split_max > max ? split_max : max;
+      seen += split_max != -kInfinity ? 1 : 0;
     }
     s.max[r] = max;
-    float* sums = s.sums + r * columns;
-    const auto add_up = [&](float unit) {
-      s.total[r] = 0;
-      s.unit[r] = unit;
+    float* sums = s.acc_rows + r * columns;
+    const auto add_up = [&](float overflow_scale) {
+      s.sum[r] = 0;
+      s.overflow_scale[r] = overflow_scale;
       for (int64_t d = 0; d < columns; ++d) sums[d] = 0;
-      for (int64_t n = 0; n < chunks; ++n) {
-        const float* from = partial_of(span, n);
-        // Alone, a chunk keeps all it has, also a largest score of +inf.
+      for (int64_t n = 0; n < splits; ++n) {
+        const float* from = partial_at(tile, n);
+        // If only one split has scores, it keeps its sums, also beside a largest score of +inf.
         const bool alone = seen == 1 && from[r] != -kInfinity;
-        const float factor = alone ? 1.0f : exp_nonpositive(splat(from[r] - exp_origin(max)))[0];
-        const float change = unit / from[2 * rows + r];
-        s.total[r] += from[rows + r] * factor;
+        const float factor = alone ? 1.0f : exp_nonpositive(splat(from[r] - softmax_origin(max)))[0];
+        const float change = overflow_scale / from[2 * rows + r];
+        s.sum[r] += from[rows + r] * factor;
         for (int64_t d = 0; d < columns; ++d) sums[d] += from[3 * rows + r * columns + d] * change * factor;
       }
     };
     add_up(1.0f);
-    if (overflowed(span, r, sums, 1)) add_up(unit_for(span.sequence.key_length));
+    if (overflowed(tile, r, sums, 1)) add_up(overflow_scale_for(tile.sequence.key_length));
   }
 }
 

@@ -1,48 +1,49 @@
-// The matrix product that attention and its gradient are made of: a tile of kTileRows x kVectors vectors of sums held in
-// registers while k runs, C = A B, C += A B or C = C diag(alpha) + A B.
+// The matrix product of attention and its gradient: C = A B, C += A B or C = C diag(beta) + A B. A micro-tile of kMicroRows
+// x kVectors vectors of C stays in registers while the depth runs (a GEMM micro-kernel as in BLIS).
 //
-// B and C are lines of vectors; A is read one number at a time and broadcast, and a tile takes rows or columns of it.
+// A row of B or C is a line of one or two vectors. A is read one number at a time and broadcast; it is read by rows or by
+// columns.
 //
-// Forward, B and C are panels: vectors of query rows side by side, kPanel floats from one line to the next. A is K or V
-// as it lies in memory, so that neither is packed: of K a tile takes rows; of V, columns. B is 8 KB for a head size of 64
-// and stays in the first-level cache while K goes by; the probabilities (32 KB) come from there or from the second level,
-// two lines for 2 kTileRows products.
+// In the forward pass B and C are panels of query rows: a line holds one number of kPanel query rows. A is K or V as it lies
+// in memory, so neither is packed: a micro-tile takes rows of K, or columns of V. B takes 8 KB at a head size of 64 and
+// stays in the first-level cache while K goes by. The probabilities (32 KB) come from the first or second level, two lines
+// for 2 kMicroRows products.
 //
-// With kPairs the 32 bits of a number of A or B are two bfloat16 that lie one after the other along the depth, which is
-// then half as long; their products are added as floats.
+// With kPairs each 32-bit number of A or B is two bfloat16 that follow each other along the depth. The depth is then half as
+// long, and the products are added as floats.
 #pragma once
 
-#include "upcoming.hpp"
+#include "prefetch_queue.hpp"
 
 namespace fa::FA_ISA {
 
-// Number (r, k) of A at data[r * row + k].
-struct RowsOf {
+// Number (r, k) of A is data[r * stride + k].
+struct RowMajor {
   const float* data;
-  int64_t row;
+  int64_t stride;
 };
 
-// Number (r, k) of A at data[k * row + r].
-struct ColumnsOf {
+// Number (r, k) of A is data[k * stride + r].
+struct ColumnMajor {
   const float* data;
-  int64_t row;
+  int64_t stride;
 };
 
-// kRows numbers of A at a time: number r of the present k, and a step to the next k.
+// Reads kRows numbers of A: at(r) for the present k. next() goes to the next k.
 template <class A, int kRows>
 struct Reader;
 
-// Every third row has a pointer; base + row and base + 2 row are addresses an instruction can form.
+// Every third row has a pointer. base + stride and base + 2 stride are addresses that an instruction can form.
 template <int kRows>
-struct Reader<RowsOf, kRows> {
+struct Reader<RowMajor, kRows> {
   const float* base[(kRows + 2) / 3];
-  int64_t row;
+  int64_t stride;
 
-  explicit Reader(RowsOf a) : row(a.row) {
+  explicit Reader(RowMajor a) : stride(a.stride) {
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; r += 3) base[r / 3] = a.data + r * a.row;
+    for (int r = 0; r < kRows; r += 3) base[r / 3] = a.data + r * a.stride;
   }
-  float at(int r) const { return base[r / 3][r % 3 * row]; }
+  float at(int r) const { return base[r / 3][r % 3 * stride]; }
   void next() {
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r += 3) ++base[r / 3];
@@ -50,16 +51,16 @@ struct Reader<RowsOf, kRows> {
 };
 
 template <int kRows>
-struct Reader<ColumnsOf, kRows> {
+struct Reader<ColumnMajor, kRows> {
   const float* data;
-  int64_t row;
+  int64_t stride;
 
-  explicit Reader(ColumnsOf a) : data(a.data), row(a.row) {}
+  explicit Reader(ColumnMajor a) : data(a.data), stride(a.stride) {}
   float at(int r) const { return data[r]; }
-  void next() { data += row; }
+  void next() { data += stride; }
 };
 
-// Instead of a number of vectors, the lower half of one: the upper lanes of C become 0. Not with kPairs.
+// In place of a number of vectors: the lower half of one. The upper lanes of C become 0. There are no pairs then.
 inline constexpr int kHalf = 0;
 
 template <int kVectors>
@@ -73,28 +74,29 @@ struct Width<kHalf> {
   static constexpr int kParts = 1;
 };
 
-// Numbers along the depth between two looks ahead.
-inline constexpr int64_t kStepDepth = 16;
+// Steps along the depth between two prefetches.
+inline constexpr int64_t kPrefetchDepth = 16;
 
-// Lines of B, `row` floats from one to the next.
+// The lines of B, `stride` floats from one to the next.
 struct Lines {
   const float* data;
-  int64_t row = kPanel;
+  int64_t stride = kPanel;
 };
 
-// What becomes of C; with `scaled`, C diag(alpha) + A B.
-enum class Sums { fresh, added, scaled };
+// The factor of C, as in BLAS. With `diagonal` each column has its own: C = C diag(beta) + A B.
+enum class Beta { zero, one, diagonal };
 
-// C. With `top`, the largest numbers of each of its columns so far are kept there.
-struct Target {
+// C. If `column_max` is given, it is raised to the largest number in each column of A B.
+struct Output {
   float* data;
-  int64_t row = kPanel;
-  const float* alpha = nullptr;
-  float* top = nullptr;
+  int64_t stride = kPanel;
+  const float* beta = nullptr;
+  float* column_max = nullptr;
 };
 
-template <int kRows, int kVectors, Sums kSums, bool kPairs, class A>
-FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
+// One micro-tile: kRows x kVectors vectors of C stay in registers while `depth` runs.
+template <int kRows, int kVectors, Beta kBeta, bool kPairs, class A>
+FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Output c, PrefetchQueue& prefetches) {
   using Part = typename Width<kVectors>::Part;
   constexpr int kParts = Width<kVectors>::kParts;
   Part sum[kRows][kParts];
@@ -102,17 +104,17 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& up
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
     for (int v = 0; v < kParts; ++v) {
-      const float* at = c.data + r * c.row + v * kLanes;
-      if constexpr (kSums == Sums::fresh) sum[r][v] = Part{};
-      if constexpr (kSums == Sums::added) sum[r][v] = load_as<Part>(at);
-      if constexpr (kSums == Sums::scaled) sum[r][v] = load_as<Part>(at) * load_as<Part>(c.alpha + v * kLanes);
+      const float* at = c.data + r * c.stride + v * kLanes;
+      if constexpr (kBeta == Beta::zero) sum[r][v] = Part{};
+      if constexpr (kBeta == Beta::one) sum[r][v] = load_as<Part>(at);
+      if constexpr (kBeta == Beta::diagonal) sum[r][v] = load_as<Part>(at) * load_as<Part>(c.beta + v * kLanes);
     }
   }
   Reader<A, kRows> numbers(a);
-  RowsAhead ahead = upcoming.ahead;
-  for (int64_t done = 0; done < depth; done += kStepDepth) {
-    ahead.ask(upcoming.pace);
-    for (int64_t k = smaller(kStepDepth, depth - done); k > 0; --k) {
+  PrefetchRows current = prefetches.current;
+  for (int64_t done = 0; done < depth; done += kPrefetchDepth) {
+    current.issue(prefetches.rows_per_step);
+    for (int64_t k = smaller(kPrefetchDepth, depth - done); k > 0; --k) {
       Part line[kParts];
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);
@@ -129,36 +131,36 @@ FA_INLINE void multiply_rows(A a, Lines b, int64_t depth, Target c, Upcoming& up
         }
       }
       numbers.next();
-      b.data += b.row;
+      b.data += b.stride;
     }
   }
-  upcoming.ahead = ahead;
+  prefetches.current = current;
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kParts; ++v) store(c.data + r * c.row + v * kLanes, widened(sum[r][v]));
+    for (int v = 0; v < kParts; ++v) store(c.data + r * c.stride + v * kLanes, Isa::widened(sum[r][v]));
   }
-  if (c.top == nullptr) return;
+  if (c.column_max == nullptr) return;
 #pragma GCC unroll 2
   for (int v = 0; v < kParts; ++v) {
-    Vec largest = load(c.top + v * kLanes);
+    Vec largest = load(c.column_max + v * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) largest = greater(widened(sum[r][v]), largest);
-    store(c.top + v * kLanes, largest);
+    for (int r = 0; r < kRows; ++r) largest = maximum(Isa::widened(sum[r][v]), largest);
+    store(c.column_max + v * kLanes, largest);
   }
 }
 
-// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for the missing
-// rows.
-template <int kVectors, Sums kSums, bool kPairs, class A, int kRows = kTileRows>
-static void multiply(int64_t rows, A a, Lines b, int64_t depth, Target c, Upcoming& upcoming) {
+// C [rows][kVectors * kLanes] by A [rows][depth] and B [depth][kVectors * kLanes]. `rows` is 1 to kMicroRows: each count is
+// a loop of its own, so that a short last micro-tile does not pay for the missing rows.
+template <int kVectors, Beta kBeta, bool kPairs, class A, int kRows = kMicroRows>
+static void multiply(int64_t rows, A a, Lines b, int64_t depth, Output c, PrefetchQueue& prefetches) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      multiply<kVectors, kSums, kPairs, A, kRows - 1>(rows, a, b, depth, c, upcoming);
+      multiply<kVectors, kBeta, kPairs, A, kRows - 1>(rows, a, b, depth, c, prefetches);
       return;
     }
   }
-  multiply_rows<kRows, kVectors, kSums, kPairs>(a, b, depth, c, upcoming);
+  multiply_rows<kRows, kVectors, kBeta, kPairs>(a, b, depth, c, prefetches);
 }
 
 }  // namespace fa::FA_ISA

@@ -1,32 +1,24 @@
-// bfloat16 products two at a time, where the processor has them: twice the numbers in each instruction and half the
-// memory for packed K and V.
+// Products of bfloat16 two at a time, where the processor has them (VNNI layout: two numbers in each 32-bit lane). One
+// instruction then multiplies twice the numbers, and packed K and V take half the memory.
 //
-// What is computed is close to the device's own way (products of bfloat16 summed as floats, probabilities rounded to
-// bfloat16 before they meet the values; the softmax and its sum stay float32). Subnormal numbers count as 0.
+// The rounding is close to the device's: products of bfloat16 are summed as floats, and probabilities are rounded to
+// bfloat16 before they are multiplied with the values. The softmax and its sum stay float32. Subnormal numbers count as 0.
 #pragma once
 
 #include "convert.hpp"
 
 namespace fa::FA_ISA {
 
-#if defined(__AVX512BF16__)
-inline constexpr bool kHasPairs = true;
-#else
-inline constexpr bool kHasPairs = false;
-#endif
+inline constexpr bool kHasPairs = Isa::kHasPairs;
 
-// `x` in all lanes, bits and all: arithmetic on two bfloat16 would spoil them.
+// The bits of `x` in all lanes. splat() does not do: its subtraction would change two bfloat16.
 FA_INLINE Vec splat_pair(float x) { return (Vec)(__builtin_bit_cast(int32_t, x) - IntVec{}); }
 
-// sum + a b, or with kPairs sum + the products of both halves of a and b.
+// sum + a b, or with kPairs sum + the products of the two bfloat16 in each lane of a and b.
 template <bool kPairs>
 FA_INLINE Vec add_products(Vec sum, Vec a, Vec b) {
   if constexpr (!kPairs) return sum + a * b;
-#if defined(__AVX512BF16__)
-  return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#else
-  return sum;
-#endif
+  return Isa::add_pair_products(sum, a, b);
 }
 
 template <bool kPairs>
@@ -34,7 +26,7 @@ FA_INLINE Vec add_products(Vec sum, float a, Vec b) {
   return add_products<kPairs>(sum, kPairs ? splat_pair(a) : splat(a), b);
 }
 
-// Two keys' numbers of the same kLanes columns, side by side: columns [0, kLanes) and [kLanes, 2 kLanes) of 2 kLanes.
+// Interleaves the bfloat16 numbers of two rows: low = even[0], odd[0], even[1], odd[1], ..., and high continues it.
 FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
   const auto even_bits = (ShortVec)even;
   const auto odd_bits = (ShortVec)odd;
@@ -42,36 +34,18 @@ FA_INLINE void interleave(Vec even, Vec odd, Vec& low, Vec& high) {
   high = (Vec)shuffle(even_bits, odd_bits, [](int i) { return i / 2 + kLanes + i % 2 * 2 * kLanes; });
 }
 
-// Both rounded to bfloat16, the second behind the first.
-FA_INLINE Vec narrow_both(Vec first, Vec second) {
-#if defined(__AVX512BF16__)
-  return (Vec)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
-#else
-  (void)second;
-  return first;
-#endif
-}
-
-// Both rounded to bfloat16, `even` in the lower halves.
+// Rounds both to bfloat16. Lane l of the result holds even[l] in its lower half and odd[l] in its upper half.
 FA_INLINE Vec pair_of(Vec even, Vec odd) {
-  const auto both = (ShortVec)narrow_both(even, odd);
+  const auto both = (ShortVec)Isa::narrow_operands(even, odd);
   return (Vec)shuffle(both, both, [](int i) { return i / 2 + i % 2 * kLanes; });
 }
 
-// Rounds `count` floats to bfloat16, pairs of them in the 32 bits of each float of the first half of the same memory. An
-// odd count is filled up with 0; what lies beyond up to a whole vector is written, too.
+// Rounds `count` floats to bfloat16 in place. Two numbers lie in each float of the first half of the row afterwards. An odd
+// count is filled up with 0. The numbers beyond `count`, up to a whole vector, are overwritten.
 FA_INLINE void narrow_to_pairs(float* row, int64_t count) {
-#if defined(__AVX512BF16__)
   row[count] = 0;
   auto* out = reinterpret_cast<char*>(row);
-  for (int64_t c = 0; c <= count; c += kLanes) {
-    const __m256bh half = _mm512_cvtneps_pbh((__m512)load(row + c));
-    __builtin_memcpy(out + c * 2, &half, sizeof half);
-  }
-#else
-  (void)row;
-  (void)count;
-#endif
+  for (int64_t c = 0; c <= count; c += kLanes) store_as(out + c * 2, Isa::narrow_operands(load(row + c)));
 }
 
 }  // namespace fa::FA_ISA

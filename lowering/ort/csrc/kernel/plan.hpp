@@ -1,23 +1,25 @@
-// How the work on one key head of one sequence is cut into tasks. It depends on the problem alone, never on the number
-// of threads: the same question gives the same bits everywhere.
+// How the attention of one key head of one sequence is divided into tasks. The division depends on the problem alone, never
+// on the number of threads, so that the same call gives the same bits everywhere.
 #pragma once
 
-#include "direct.hpp"
-#include "stage.hpp"
+#include "skinny_product.hpp"
+#include "kv_block.hpp"
 #include "view.hpp"
 
 namespace fa::FA_ISA {
 
-// Query rows of one task: a multiple of every kPanel. K and V come anew for each task, from the second-level cache or
-// beyond, and where they are copied that is done anew; with 96 rows this takes up to 3 % more time.
-inline constexpr int64_t kBlockRows = 224;
-inline constexpr int64_t kFewerRows = 96;  // where there would be fewer than kTasksWanted
+// Query rows of one tile (Br of FlashAttention): a multiple of every kPanel. Each tile reads K and V anew, from the
+// second-level cache or beyond, and copies what has to be copied. Measured: with 96 rows this takes up to 3 % more time.
+inline constexpr int64_t kTileRows = 224;
+static_assert(kTileRows % kPanel == 0);
+inline constexpr int64_t kSmallTileRows = 96;  // with fewer tasks than kTasksWanted
 
-// Tasks that a problem should have so that no thread is long without one; with fewer, long rows are cut along the keys.
+// Tasks that a problem should have, so that no thread waits long for the last one. A problem with fewer tasks is split along
+// the keys.
 inline constexpr int64_t kTasksWanted = 32;
 
 // Query rows [begin, end) of some heads that share a key head.
-struct RowSpan {
+struct RowRange {
   int64_t first_head;
   int64_t head_count;
   int64_t begin;
@@ -25,91 +27,92 @@ struct RowSpan {
 
   int64_t per_head() const { return end - begin; }
   int64_t count() const { return head_count * per_head(); }
-  // Mostly there is one head, and a division takes as long as ten products.
+  // There is mostly one head, and a division takes as long as ten products.
   int64_t head_of(int64_t r) const { return head_count == 1 ? first_head : first_head + r / per_head(); }
   int64_t index_of(int64_t r) const { return begin + (head_count == 1 ? r : r % per_head()); }
 };
 
-// Keys of a block for 1 to kDirectRows rows and so many keys, which are to be cut into so many chunks.
-FA_INLINE int64_t few_keys(int64_t rows, int64_t keys, int64_t chunks) {
-  const int64_t most = smaller(kMostFewBlockKeys, kFewBlockScores / rows) / kFewBlockUnit;
-  const int64_t units = blocks_of(blocks_of(keys, chunks), kFewBlockUnit);
-  return larger(1, smaller(most, units)) * kFewBlockUnit;
+// Keys of a block in a skinny tile of 1 to kSkinnyRows rows. `keys` are divided into `splits` parts.
+FA_INLINE int64_t skinny_block_size(int64_t rows, int64_t keys, int64_t splits) {
+  const int64_t most = smaller(kMostSkinnyBlockKeys, kSkinnyBlockScores / rows) / kSkinnyBlockUnit;
+  const int64_t units = ceil_div(ceil_div(keys, splits), kSkinnyBlockUnit);
+  return larger(1, smaller(most, units)) * kSkinnyBlockUnit;
 }
 
-// Where a head has so few rows more than whole vectors, they are a span of their own, which goes the direct way: in a panel
-// they would cost as much as a vector of rows. Image models have one such row, the class token; windows often have 49.
+// If the query rows of a head exceed a multiple of whole vectors by at most this many, these rows are a skinny tile of their
+// own. In a panel they would cost as much as a vector of rows. Image models have one such row, the class token; windows
+// often have 49.
 inline constexpr int64_t kTailRows = kLanes / 4;
 
-// How the query rows that share a key head are cut into spans.
-struct Cut {
-  int64_t rows = 0;            // of one head in a span
+// How the query rows that share a key head are divided into tiles.
+struct RowTiling {
+  int64_t rows = 0;            // of one head in a tile
   int64_t body = 0;            // rows of one head without the tail
-  int64_t heads = 1;           // in a span
-  int64_t spans_per_head = 1;  // 1 when a span holds several heads
+  int64_t heads = 1;           // in a tile
+  int64_t tiles_per_head = 1;  // 1 if a tile holds several heads
   int64_t count = 0;
 
-  Cut() = default;
-  Cut(int64_t query_length, int64_t group, int64_t heads_in_all, bool direct) {
-    const bool many = heads_in_all * group * blocks_of(query_length, kBlockRows) >= kTasksWanted;
-    const int64_t most = many ? kBlockRows : kFewerRows;
+  RowTiling() = default;
+  RowTiling(int64_t query_length, int64_t group, int64_t heads_in_all, bool skinny) {
+    const bool many = heads_in_all * group * ceil_div(query_length, kTileRows) >= kTasksWanted;
+    const int64_t most = many ? kTileRows : kSmallTileRows;
     const int64_t tail = query_length % kLanes;
-    const bool alone = direct && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
+    const bool alone = skinny && tail <= kTailRows && query_length > kLanes && smaller(group, most / query_length) < 2;
     body = alone ? query_length - tail : query_length;
-    spans_per_head = blocks_of(body, most);
-    rows = blocks_of(blocks_of(body, spans_per_head), kPanel) * kPanel;
+    tiles_per_head = ceil_div(body, most);
+    rows = ceil_div(ceil_div(body, tiles_per_head), kPanel) * kPanel;
     rows = smaller(rows, body);
-    spans_per_head = blocks_of(body, rows) + (body < query_length ? 1 : 0);
-    if (spans_per_head == 1) heads = larger(1, smaller(group, most / query_length));
-    count = spans_per_head > 1 ? spans_per_head * group : blocks_of(group, heads);
+    tiles_per_head = ceil_div(body, rows) + (body < query_length ? 1 : 0);
+    if (tiles_per_head == 1) heads = larger(1, smaller(group, most / query_length));
+    count = tiles_per_head > 1 ? tiles_per_head * group : ceil_div(group, heads);
   }
 
-  // Last rows first: under a causal mask they are the longest tasks.
-  RowSpan span(int64_t index, int64_t query_length, int64_t first_head, int64_t group) const {
-    if (spans_per_head == 1) {
+  // The last rows come first: under a causal mask they are the longest tasks.
+  RowRange tile(int64_t index, int64_t query_length, int64_t first_head, int64_t group) const {
+    if (tiles_per_head == 1) {
       const int64_t head = index * heads;
       return {first_head + head, smaller(heads, group - head), 0, query_length};
     }
-    const int64_t begin = smaller((spans_per_head - 1 - index % spans_per_head) * rows, body);
+    const int64_t begin = smaller((tiles_per_head - 1 - index % tiles_per_head) * rows, body);
     const int64_t end = begin == body ? query_length : smaller(body, begin + rows);
-    return {first_head + index / spans_per_head, 1, begin, end};
+    return {first_head + index / tiles_per_head, 1, begin, end};
   }
 };
 
-// One key head of one sequence. Only with a single span are its keys cut into chunks of whole blocks, whose results
-// are merged.
+// The plan for one key head of one sequence. If the query rows fit one tile, the keys are split into parts of whole blocks
+// (split-KV of flash decoding), whose results are merged.
 struct HeadPlan {
   const Sequence* sequence;
   int64_t head;
-  Cut cut;
-  int64_t direct_rows;     // a span of at most so many rows goes the direct way
-  int64_t few_block_keys;  // keys of a block where a span has few rows
-  int64_t first_block;     // that some row sees
+  RowTiling tiling;
+  int64_t skinny_rows;        // a tile of at most so many rows is skinny
+  int64_t skinny_block_keys;  // keys of a block in a skinny tile
+  int64_t first_block;        // the first block that some row sees
   int64_t end_block;
-  int64_t chunk_blocks;
-  int64_t chunks;
-  int64_t left;  // chunks that are not done yet
-  float* partial = nullptr;  // of chunks: see merge.hpp
+  int64_t split_blocks;
+  int64_t splits;
+  int64_t left;              // splits that are not done yet
+  float* partial = nullptr;  // the results of the splits: see merge.hpp
 
-  // `direct`: the direct way, whose order of sums is its own, may be taken.
-  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all, bool direct)
-      : sequence(&s), head(key_head), cut(s.query_length, group, heads_in_all, direct),
-        direct_rows(direct ? kDirectRows : 0) {
-    const KeyRange range = banded(s, 0, s.query_length - 1);
-    const int64_t wanted = blocks_of(kTasksWanted, heads_in_all);
+  // `skinny`: whether skinny tiles are allowed. They add up products in another order.
+  HeadPlan(const Sequence& s, int64_t key_head, int64_t group, int64_t heads_in_all, bool skinny)
+      : sequence(&s), head(key_head), tiling(s.query_length, group, heads_in_all, skinny),
+        skinny_rows(skinny ? kSkinnyRows : 0) {
+    const KeyRange range = band_range(s, 0, s.query_length - 1);
+    const int64_t wanted = ceil_div(kTasksWanted, heads_in_all);
     const int64_t rows = s.query_length * group;
-    few_block_keys = few_keys(larger(1, smaller(rows, kDirectRows)), range.end - range.begin, wanted);
-    const int64_t block_keys = rows <= direct_rows ? few_block_keys : kBlockKeys;
+    skinny_block_keys = skinny_block_size(larger(1, smaller(rows, kSkinnyRows)), range.end - range.begin, wanted);
+    const int64_t block_keys = rows <= skinny_rows ? skinny_block_keys : kBlockKeys;
     first_block = range.begin / block_keys;
-    end_block = larger(first_block, blocks_of(range.end, block_keys));
-    chunk_blocks = larger(1, end_block - first_block);
-    if (cut.count == 1) {
-      chunk_blocks = blocks_of(chunk_blocks, smaller(chunk_blocks, wanted));
+    end_block = larger(first_block, ceil_div(range.end, block_keys));
+    split_blocks = larger(1, end_block - first_block);
+    if (tiling.count == 1) {
+      split_blocks = ceil_div(split_blocks, smaller(split_blocks, wanted));
     }
-    left = chunks = larger(1, blocks_of(end_block - first_block, chunk_blocks));
+    left = splits = larger(1, ceil_div(end_block - first_block, split_blocks));
   }
 
-  int64_t tasks() const { return chunks > 1 ? chunks : cut.count; }
+  int64_t tasks() const { return splits > 1 ? splits : tiling.count; }
 };
 
 }  // namespace fa::FA_ISA

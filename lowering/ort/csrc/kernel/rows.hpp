@@ -1,15 +1,15 @@
-// Rows of query, key and value as floats.
+// Rows of query, key and value as floats, or as pairs of bfloat16.
 #pragma once
 
 #include "convert.hpp"
 
 namespace fa::FA_ISA {
 
-// A row of query or key with its rope part behind it: the sum of two products is one product of longer rows. `buffer`
-// has room for both parts.
-FA_INLINE const float* joined_row(const Problem& problem, const Strided& whole, int64_t at, const Strided& rope,
+// A row of query or key, followed by its rope part: the sum of two dot products is then one dot product of longer rows.
+// `nope` is the part without rotary embedding. `buffer` has room for both parts.
+FA_INLINE const float* joined_row(const Problem& problem, const Strided& nope, int64_t at, const Strided& rope,
                                   int64_t rope_at, float* buffer) {
-  const float* row = as_floats(whole.data, at, problem.head_size, problem.type, buffer);
+  const float* row = as_floats(nope.data, at, problem.head_size, problem.type, buffer);
   if (problem.rope_size == 0) return row;
   float* behind = buffer + problem.head_size;
   if (row != buffer) __builtin_memcpy(buffer, row, static_cast<size_t>(problem.head_size) * sizeof(float));
@@ -29,7 +29,7 @@ FA_INLINE const float* key_row(const Problem& problem, const Sequence& s, int64_
                     s.key_rope + key_head * problem.key_rope.head + j * problem.key_rope.row, buffer);
 }
 
-// `count` bfloat16 numbers as they are, two to a float; an odd count is filled up with 0.
+// `count` bfloat16 numbers as they are, two in each float. An odd count is filled up with 0.
 FA_INLINE const float* pairs_at(const void* data, int64_t at, int64_t count, float* buffer) {
   const auto* numbers = static_cast<const uint16_t*>(data) + at;
   if (count % 2 == 0) return reinterpret_cast<const float*>(numbers);
@@ -40,14 +40,14 @@ FA_INLINE const float* pairs_at(const void* data, int64_t at, int64_t count, flo
   return buffer;
 }
 
-// The same of a row with its rope part behind it.
-FA_INLINE const float* joined_pairs(const Problem& problem, const Strided& whole, int64_t at, const Strided& rope,
+// The same for a row followed by its rope part.
+FA_INLINE const float* joined_pairs(const Problem& problem, const Strided& nope, int64_t at, const Strided& rope,
                                     int64_t rope_at, float* buffer) {
-  if (problem.rope_size == 0) return pairs_at(whole.data, at, problem.head_size, buffer);
+  if (problem.rope_size == 0) return pairs_at(nope.data, at, problem.head_size, buffer);
   auto* out = reinterpret_cast<char*>(buffer);
   const size_t size = static_cast<size_t>(problem.head_size) * sizeof(uint16_t);
   const size_t rope_size = static_cast<size_t>(problem.rope_size) * sizeof(uint16_t);
-  __builtin_memcpy(out, static_cast<const uint16_t*>(whole.data) + at, size);
+  __builtin_memcpy(out, static_cast<const uint16_t*>(nope.data) + at, size);
   __builtin_memcpy(out + size, static_cast<const uint16_t*>(rope.data) + rope_at, rope_size);
   __builtin_memset(out + size + rope_size, 0, sizeof(uint16_t));
   return buffer;

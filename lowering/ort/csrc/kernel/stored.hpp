@@ -1,78 +1,81 @@
-// The numbers of a row of K or V as they lie in memory, brought into a register a vector of products at a time:
-// converted on the way, or two bfloat16 to a lane (pairs.hpp).
+// How the numbers of a row of K or V are loaded from memory: each type below reads one storage format into registers.
 //
-// Each type here has kStep, how many numbers one load brings; `load`; and `load_some`, which reads `count` < kStep numbers
-// and nothing beyond them, the others 0. What is loaded is a vector of products' operands, but for kApart, where it is
-// two (apart below).
+// kPerLoad is how many numbers one load reads. load() reads so many. load_partial() reads `count` < kPerLoad numbers and no
+// memory beyond them; the other lanes become 0. The result is one vector of operands of a product: floats, or with kPairs
+// two bfloat16 in each lane (pairs.hpp). With kEvenOdd it holds two vectors of floats, which even() and odd() extract.
 #pragma once
 
 #include "pairs.hpp"
 
 namespace fa::FA_ISA {
 
+// float32 numbers.
 struct StoredFloats {
   using Number = float;
-  static constexpr int kStep = kLanes;
+  static constexpr int kPerLoad = kLanes;
   static constexpr bool kPairs = false;
-  static constexpr bool kApart = false;
+  static constexpr bool kEvenOdd = false;
 
   FA_INLINE Vec load(const Number* p) { return fa::FA_ISA::load(p); }
-  FA_INLINE Vec load_some(const Number* p, int64_t count) {
+  FA_INLINE Vec load_partial(const Number* p, int64_t count) {
     Vec v{};
     __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));
     return v;
   }
 };
 
-// Numbers of 8 or 16 bits, kLanes of them in a `Bits`, widened to floats.
+// kLanes numbers of 8 or 16 bits, loaded as `Bits` and widened to floats.
 template <class Bits, class Stored, Vec (*kWiden)(Bits)>
 struct StoredNarrow {
   using Number = Stored;
-  static constexpr int kStep = kLanes;
+  static constexpr int kPerLoad = kLanes;
   static constexpr bool kPairs = false;
-  static constexpr bool kApart = false;
+  static constexpr bool kEvenOdd = false;
 
   FA_INLINE Vec load(const Number* p) { return kWiden(load_as<Bits>(p)); }
-  FA_INLINE Vec load_some(const Number* p, int64_t count) {
+  FA_INLINE Vec load_partial(const Number* p, int64_t count) {
     Bits v{};
     __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));
     return kWiden(v);
   }
 };
 
+// bfloat16 numbers, two in each lane, as operands of products of pairs.
 struct StoredPairs {
   using Number = uint16_t;
-  static constexpr int kStep = 2 * kLanes;
+  static constexpr int kPerLoad = 2 * kLanes;
   static constexpr bool kPairs = true;
-  static constexpr bool kApart = false;
+  static constexpr bool kEvenOdd = false;
 
   FA_INLINE Vec load(const Number* p) { return load_as<Vec>(p); }
-  FA_INLINE Vec load_some(const Number* p, int64_t count) {
+  FA_INLINE Vec load_partial(const Number* p, int64_t count) {
     Vec v{};
     __builtin_memcpy(&v, p, static_cast<size_t>(count) * sizeof(Number));
     return v;
   }
 };
 
-// bfloat16 values two to a lane, which become two vectors of floats by a shift and by a mask: half the instructions of
-// widening each half of a load. The sums of even and odd numbers stay apart while values go by.
-struct StoredApart : StoredPairs {
+// bfloat16 numbers, two in each lane. A shift and a mask turn them into two vectors of floats, which takes half the
+// instructions of widening each half of a load. Sums of even and of odd numbers are kept in vectors of their own while keys
+// go by.
+struct StoredEvenOdd : StoredPairs {
   static constexpr bool kPairs = false;
-  static constexpr bool kApart = true;
+  static constexpr bool kEvenOdd = true;
 
   FA_INLINE Vec even(Vec v) { return (Vec)((BitVec)v << 16); }
   FA_INLINE Vec odd(Vec v) { return (Vec)((BitVec)v & 0xffff0000u); }
 };
 
-// The sums of one load's columns.
+// Vectors of sums for the columns of one load.
 template <class Stored>
-inline constexpr int kSumsOf = Stored::kStep / kLanes;
+inline constexpr int kSumsPerLoad = Stored::kPerLoad / kLanes;
 
+// Loads the sums of one load's columns; with kEvenOdd as sums of even and of odd columns.
 template <class Stored>
-FA_INLINE void load_sums(const float* from, Vec (&sums)[kSumsOf<Stored>]) {
+FA_INLINE void load_sums(const float* from, Vec (&sums)[kSumsPerLoad<Stored>]) {
 #pragma GCC unroll 2
-  for (int u = 0; u < kSumsOf<Stored>; ++u) sums[u] = load(from + u * kLanes);
-  if constexpr (Stored::kApart) {
+  for (int u = 0; u < kSumsPerLoad<Stored>; ++u) sums[u] = load(from + u * kLanes);
+  if constexpr (Stored::kEvenOdd) {
     const Vec low = sums[0];
     const Vec high = sums[1];
     sums[0] = shuffle(low, high, [](int lane) { return 2 * lane; });
@@ -80,18 +83,19 @@ FA_INLINE void load_sums(const float* from, Vec (&sums)[kSumsOf<Stored>]) {
   }
 }
 
+// Stores what load_sums loads.
 template <class Stored>
-FA_INLINE void store_sums(float* to, const Vec (&sums)[kSumsOf<Stored>]) {
-  if constexpr (Stored::kApart) {
+FA_INLINE void store_sums(float* to, const Vec (&sums)[kSumsPerLoad<Stored>]) {
+  if constexpr (Stored::kEvenOdd) {
     store(to, shuffle(sums[0], sums[1], [](int lane) { return lane / 2 + lane % 2 * kLanes; }));
     store(to + kLanes, shuffle(sums[0], sums[1], [](int lane) { return (lane + kLanes) / 2 + lane % 2 * kLanes; }));
     return;
   }
 #pragma GCC unroll 2
-  for (int u = 0; u < kSumsOf<Stored>; ++u) store(to + u * kLanes, sums[u]);
+  for (int u = 0; u < kSumsPerLoad<Stored>; ++u) store(to + u * kLanes, sums[u]);
 }
 
-// Pairs where kPairs, else another way.
+// StoredPairs if kPairs, else `Other`.
 template <bool kPairs, class Other>
 struct PairsOrOf {
   using Stored = Other;
@@ -103,7 +107,7 @@ struct PairsOrOf<true, Other> {
 template <bool kPairs, class Other>
 using PairsOr = typename PairsOrOf<kPairs, Other>::Stored;
 
-// Rows that rows.hpp has joined: floats, or pairs as they were.
+// The format of rows that rows.hpp has joined: floats, or pairs as they were.
 template <class Stored>
 using Joined = PairsOr<Stored::kPairs, StoredFloats>;
 

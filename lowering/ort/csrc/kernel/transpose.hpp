@@ -1,11 +1,11 @@
-// A square of kLanes rows of kLanes numbers, its rows written as columns.
+// Transposes squares of kLanes x kLanes floats in registers.
 #pragma once
 
 #include "simd.hpp"
 
 namespace fa::FA_ISA {
 
-// Exchanges the lanes whose number has the bit kStep with the rows that have it: after all bits, rows are columns.
+// Exchanges lanes and rows whose numbers differ in the bit kStep. After all bits, row i holds what lane i of each row held.
 template <int kStep>
 FA_INLINE void transpose_step(Vec (&rows)[kLanes]) {
 #pragma GCC unroll 16
@@ -19,14 +19,14 @@ FA_INLINE void transpose_step(Vec (&rows)[kLanes]) {
   if constexpr (kStep > 1) transpose_step<kStep / 2>(rows);
 }
 
-// kLanes rows by kLanes numbers of each: from[j] + d to out[i * out_row + j], i counting from d.
-FA_INLINE void transpose_square(const float* const* from, int64_t d, float* out, int64_t out_row = kPanel) {
+// Transposes from[j][d .. d + kLanes) of kLanes rows j: out[i * out_stride + j] = from[j][d + i].
+FA_INLINE void transpose_square(const float* const* from, int64_t d, float* out, int64_t out_stride = kPanel) {
   Vec rows[kLanes];
 #pragma GCC unroll 16
   for (int j = 0; j < kLanes; ++j) rows[j] = load(from[j] + d);
   transpose_step<kLanes / 2>(rows);
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) store(out + i * out_row, rows[i]);
+  for (int i = 0; i < kLanes; ++i) store(out + i * out_stride, rows[i]);
 }
 
 }  // namespace fa::FA_ISA

@@ -1,11 +1,11 @@
-// Which keys of one block one query row sees, from the band and the mask.
+// The keys of one block that one query row attends, given the band and the mask.
 #pragma once
 
 #include "simd.hpp"
 
 namespace fa::FA_ISA {
 
-// Columns [begin, end) of the block, less those where `mask` (already moved to the block) is not 0.
+// Keys [begin, end) of the block without those whose byte in `mask` is not 0. `mask` begins at the block's first key.
 struct View {
   int64_t begin = 0;
   int64_t end = 0;
@@ -20,8 +20,8 @@ struct KeyRange {
   int64_t end;
 };
 
-// Keys that the band lets rows [first_row, last_row] of a sequence see.
-FA_INLINE KeyRange banded(const Sequence& sequence, int64_t first_row, int64_t last_row) {
+// The keys that the band lets rows [first_row, last_row] of a sequence attend.
+FA_INLINE KeyRange band_range(const Sequence& sequence, int64_t first_row, int64_t last_row) {
   const int64_t begin = larger(0, first_row + sequence.first);
   const int64_t end = smaller(sequence.key_length, larger(last_row + sequence.last + 1, sequence.prefix));
   return {smaller(begin, end), end < 0 ? 0 : end};
@@ -33,28 +33,28 @@ FA_INLINE bool no_zero_byte(const uint8_t* p) {
   return ((bytes - 0x0101010101010101u) & ~bytes & 0x8080808080808080u) == 0;
 }
 
-// How many of the first (last) bytes are not 0, counted in eights: good enough to leave out what nobody sees.
-FA_INLINE int64_t hidden_prefix(const uint8_t* mask, int64_t count) {
+// How many of the first (last) bytes are not 0, rounded down to a multiple of 8. That is exact enough to skip masked keys.
+FA_INLINE int64_t masked_prefix(const uint8_t* mask, int64_t count) {
   int64_t hidden = 0;
   while (hidden + 8 <= count && no_zero_byte(mask + hidden)) hidden += 8;
   return hidden;
 }
 
-FA_INLINE int64_t hidden_suffix(const uint8_t* mask, int64_t count) {
+FA_INLINE int64_t masked_suffix(const uint8_t* mask, int64_t count) {
   int64_t hidden = 0;
   while (hidden + 8 <= count && no_zero_byte(mask + count - hidden - 8)) hidden += 8;
   return hidden;
 }
 
-// The keys of one block that the band lets row i see.
+// The keys of one block that the band lets row i attend.
 FA_INLINE View band_view(const Sequence& sequence, int64_t i, int64_t first_key, int64_t keys) {
-  const KeyRange range = banded(sequence, i, i);
+  const KeyRange range = band_range(sequence, i, i);
   return {larger(0, range.begin - first_key), smaller(keys, range.end - first_key), nullptr};
 }
 
-// The view less what the mask row of head and query row hides of it.
-FA_INLINE View less_hidden(View view, const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
-                           int64_t first_key) {
+// Narrows the view by the mask of row i.
+FA_INLINE View without_masked(View view, const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
+                              int64_t first_key) {
   if (view.empty()) return view;
   const uint8_t* mask = problem.mask + sequence.mask + head * problem.mask_head + i * problem.mask_row;
   if (problem.mask_column == 0) {
@@ -62,8 +62,8 @@ FA_INLINE View less_hidden(View view, const Problem& problem, const Sequence& se
     return view;
   }
   mask += first_key;
-  view.begin += hidden_prefix(mask + view.begin, view.end - view.begin);
-  view.end -= hidden_suffix(mask + view.begin, view.end - view.begin);
+  view.begin += masked_prefix(mask + view.begin, view.end - view.begin);
+  view.end -= masked_suffix(mask + view.begin, view.end - view.begin);
   uint8_t any = 0;
   uint8_t all = 1;
   for (int64_t j = view.begin; j < view.end; ++j) {
@@ -81,29 +81,24 @@ FA_INLINE View less_hidden(View view, const Problem& problem, const Sequence& se
 FA_INLINE View view_of(const Problem& problem, const Sequence& sequence, int64_t head, int64_t i, int64_t first_key,
                        int64_t keys) {
   const View view = band_view(sequence, i, first_key, keys);
-  return problem.mask == nullptr ? view : less_hidden(view, problem, sequence, head, i, first_key);
+  return problem.mask == nullptr ? view : without_masked(view, problem, sequence, head, i, first_key);
 }
 
 FA_INLINE bool has_band(const Sequence& sequence) { return sequence.first != -kNoLimit || sequence.last != kNoLimit; }
 
-// True if all rows of so many heads have one mask row, or none: it is then read once a block, not once a row.
-FA_INLINE bool one_mask_row(const Problem& problem, int64_t head_count) {
+// Whether all rows of so many heads have the same mask row, or none. It is then read once a block, not once a row.
+FA_INLINE bool rows_share_mask(const Problem& problem, int64_t head_count) {
   return problem.mask == nullptr || (problem.mask_row == 0 && (problem.mask_head == 0 || head_count == 1));
 }
 
-// True if all rows of so many heads see the same keys.
-FA_INLINE bool same_view_for_all(const Problem& problem, const Sequence& sequence, int64_t head_count) {
-  return !has_band(sequence) && one_mask_row(problem, head_count);
-}
-
-// What row i sees, given what the mask alone, the same for all rows, leaves of the block. Where the band cuts off a part
-// of that, the mask is looked at again: the rest may be hidden as a whole.
-FA_INLINE View within(const View& open, const Problem& problem, const Sequence& sequence, int64_t head, int64_t i,
-                      int64_t first_key, int64_t keys) {
+// What row i sees. `open` is what the mask leaves of the block, where all rows have the same mask. Where the band cuts off a
+// part of `open`, the mask is read again, because it may hide all of the rest.
+FA_INLINE View restricted_to_band(const View& open, const Problem& problem, const Sequence& sequence, int64_t head,
+                                  int64_t i, int64_t first_key, int64_t keys) {
   const View band = band_view(sequence, i, first_key, keys);
   const View view{larger(band.begin, open.begin), smaller(band.end, open.end), open.mask};
   if (open.mask == nullptr || (view.begin == open.begin && view.end == open.end)) return view;
-  return less_hidden({view.begin, view.end, nullptr}, problem, sequence, head, i, first_key);
+  return without_masked({view.begin, view.end, nullptr}, problem, sequence, head, i, first_key);
 }
 
 }  // namespace fa::FA_ISA

@@ -161,7 +161,7 @@ void SparseCall::read_keys(const Layout& layout, const Sides& sides) {
   }
   const int64_t page = key_dims_[1], row = table.dims[1];
   const Checked room = Checked(row) * page;
-  if (!room.fits()) {
+  if (!room.fits_int64()) {
     checks_.fail(rules.paging, "input block_table has shape " + text_of(table.dims) + " beside pages of " +
                                    std::to_string(page) + " keys, expected fewer than 2^63 keys in all");
   }

@@ -1,13 +1,15 @@
-// The sparse family written down plainly: one row and head at a time, scalar, sums in double.
+// The sparse family in plain loops: one row and head at a time, scalar, sums in double.
 //
 //     S_ij = scale (q_i . k_j + q_rope_i . k_rope_j);  P = softmax over the list of row i;  O = P V
 //     dP = dO V^T;  dS = P (dP - rowsum(dO O));  dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
 //     dsink = -sum_i exp(sink - max_i) / sum_i rowsum(dO O)_i
 //     I_ij = sum over h of w_ih r_ihj;  r_ihj = relu(q_ih . k_j);  dw_ih = sum_j dI_ij r_ihj
 //     dS_ihj = dI_ij w_ih where r_ihj > 0 (or NaN), else 0;  dq_ih = sum_j dS_ihj k_j;  dk_j = sum_ih dS_ihj q_ih
-//     loss = sum_ij p (ln p - ln y), each at least 1e-8 (or another floor);  y = softmax(I);  dI = y - p;  p = mean of P over attention's
-//     heads, or with sinks the sum of P over what the sinks leave of the heads; if that is less than kLeastLeft of the heads,
-//     it is lost in the rounding of the statistics, and p is the sum of P made to add up to 1
+//     loss = sum_ij p (ln p - ln y), each at least 1e-8 (or another floor);  y = softmax(I);  dI = y - p
+//
+// p is the mean of P over attention's heads. With sinks it is the sum of P divided by what the sinks leave of the heads. If
+// that is less than kLeastLeft of the heads, its digits are lost in the rounding of the statistics, and p is the sum of P
+// normalised to 1.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -31,7 +33,7 @@ Numbers row_of(const Rows& rows, int64_t token, int64_t head) {
 
 double dot(const Numbers& a, const Numbers& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
-// Gradients of a tensor, in double until all are added.
+// The gradient of a tensor, in double until all rows are added.
 class Sums {
  public:
   Sums(const Rows& like, int64_t tokens)
@@ -56,7 +58,7 @@ class Sums {
   Numbers numbers_;
 };
 
-// In float32, as the operators say: so softmax_max is one of the scores.
+// Rounded to float32, as the operators say, so that softmax_max is one of the scores.
 float score_of(const sparse::Attention& a, const Numbers& query, int64_t token, int64_t key_head) {
   return static_cast<float>(a.scale * dot(query, row_of(a.key, token, key_head)));
 }
@@ -76,43 +78,63 @@ std::vector<int64_t> selected(const sparse::Attention& a, const sparse::Sequence
   return tokens;
 }
 
-void attend(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
-  const int64_t token = sequence.query + row, head = q_head / a.group(), size = a.value.size;
-  std::vector<int64_t> tokens = selected(a, sequence, row, head);
-  const bool empty = tokens.empty();
-  const EmptyRows rule = sequence.keys == 0 ? EmptyRows::zero : a.empty_rows;
-  double top = -std::numeric_limits<double>::infinity(), sum = 0;
-  if (a.sinks != nullptr) top = a.sinks[q_head];
-  Numbers p;
-  const Numbers query = row_of(a.query, token, q_head);
-  for (int64_t j : tokens) p.push_back(score_of(a, query, j, head));
-  for (double s : p) top = std::isnan(s) || s > top ? s : top;
-  for (double& s : p) sum += s = std::exp(s - top);
-  if (a.sinks != nullptr) sum += std::exp(a.sinks[q_head] - top);
-  if (empty && rule == EmptyRows::mean) {
-    for (int64_t j = 0; j < sequence.keys; ++j) tokens.push_back(key_token(a.batch, sequence, j));
-    p.assign(tokens.size(), 1.0);
-    sum = static_cast<double>(tokens.size());
+// The softmax of one row and head.
+struct Softmax {
+  std::vector<int64_t> tokens;  // with a weight
+  Numbers weights;              // exp(score - max)
+  double max = -std::numeric_limits<double>::infinity();
+  double sum = 0;
+  bool empty = false;  // no token is selected
+};
+
+Softmax softmax_of(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
+  const int64_t head = q_head / a.group();
+  Softmax softmax;
+  softmax.tokens = selected(a, sequence, row, head);
+  softmax.empty = softmax.tokens.empty();
+  if (a.sinks != nullptr) softmax.max = a.sinks[q_head];
+  const Numbers query = row_of(a.query, sequence.query + row, q_head);
+  for (int64_t j : softmax.tokens) softmax.weights.push_back(score_of(a, query, j, head));
+  for (double s : softmax.weights) softmax.max = std::isnan(s) || s > softmax.max ? s : softmax.max;
+  for (double& s : softmax.weights) softmax.sum += s = std::exp(s - softmax.max);
+  if (a.sinks != nullptr) softmax.sum += std::exp(a.sinks[q_head] - softmax.max);
+  if (softmax.empty && sequence.keys > 0 && a.empty_rows == EmptyRows::mean) {
+    for (int64_t j = 0; j < sequence.keys; ++j) softmax.tokens.push_back(key_token(a.batch, sequence, j));
+    softmax.weights.assign(softmax.tokens.size(), 1.0);
+    softmax.sum = static_cast<double>(softmax.tokens.size());
   }
-  Numbers out(static_cast<size_t>(size));
-  for (size_t n = 0; n < tokens.size(); ++n) {
-    const Numbers value = row_of(a.value, tokens[n], head);
-    for (size_t d = 0; d < value.size(); ++d) out[d] += p[n] / sum * value[d];
-  }
-  const int64_t at = (token * a.query.heads + q_head) * size;
-  for (int64_t d = 0; a.out != nullptr && d < size; ++d) {
-    const bool nan = empty && rule == EmptyRows::nan;
-    write(a.out, at + d, nan ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(out[d]), a.query.type);
-  }
-  if (empty && a.sinks == nullptr) {
-    top = sparse::kEmptyMax;
+  return softmax;
+}
+
+void write_statistics(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head,
+                      const Softmax& softmax) {
+  double max = softmax.max, sum = softmax.sum;
+  if (softmax.empty && a.sinks == nullptr) {
+    max = sparse::kEmptyMax;
     sum = 0;
-  } else if (empty) {
+  } else if (softmax.empty) {
     sum = 1;
   }
+  const int64_t head = q_head / a.group();
   const int64_t statistic = sequence.statistics + head * a.statistics_head + row * a.group() + q_head % a.group();
-  if (a.softmax_max != nullptr) a.softmax_max[statistic] = static_cast<float>(top);
+  if (a.softmax_max != nullptr) a.softmax_max[statistic] = static_cast<float>(max);
   if (a.softmax_sum != nullptr) a.softmax_sum[statistic] = static_cast<float>(sum);
+}
+
+void attend(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
+  const int64_t head = q_head / a.group(), size = a.value.size;
+  const Softmax softmax = softmax_of(a, sequence, row, q_head);
+  Numbers out(static_cast<size_t>(size));
+  for (size_t n = 0; n < softmax.tokens.size(); ++n) {
+    const Numbers value = row_of(a.value, softmax.tokens[n], head);
+    for (size_t d = 0; d < value.size(); ++d) out[d] += softmax.weights[n] / softmax.sum * value[d];
+  }
+  const bool nan = softmax.empty && sequence.keys > 0 && a.empty_rows == EmptyRows::nan;
+  const int64_t at = ((sequence.query + row) * a.query.heads + q_head) * size;
+  for (int64_t d = 0; a.out != nullptr && d < size; ++d) {
+    write(a.out, at + d, nan ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(out[d]), a.query.type);
+  }
+  write_statistics(a, sequence, row, q_head, softmax);
 }
 
 Outcome attention_rows(const sparse::Attention& a, const Runtime&) {
@@ -122,7 +144,7 @@ Outcome attention_rows(const sparse::Attention& a, const Runtime&) {
   return Outcome::done;
 }
 
-// A score as a probability of one head, by the statistics given.
+// The probability of a score in one head, by the given statistics.
 double share_of(double score, const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row, int64_t q_head) {
   const int64_t head = q_head / a.group();
   const int64_t at = sequence.statistics + head * a.statistics_head + row * a.group() + q_head % a.group();
@@ -182,14 +204,15 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
     }
     std::vector<int32_t> order(scores.size());
     std::iota(order.begin(), order.end(), 0);
-    // As the fast kernels: by the float that a score becomes.
+    // By the float that a score becomes, as the fast kernels do.
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
       return static_cast<float>(scores[static_cast<size_t>(a)]) > static_cast<float>(scores[static_cast<size_t>(b)]);
     });
     for (int64_t n = 0; n < s.count; ++n) {
       const bool used = n < visible;
       const int32_t place = used ? order[static_cast<size_t>(n)] : -1;
-      const float score = used ? static_cast<float>(scores[static_cast<size_t>(place)]) : -std::numeric_limits<float>::infinity();
+      const float score =
+          used ? static_cast<float>(scores[static_cast<size_t>(place)]) : -std::numeric_limits<float>::infinity();
       if (s.indices != nullptr) s.indices[token * s.count + n] = place;
       if (s.values != nullptr) write(s.values, token * s.count + n, score, index.query.type);
     }
@@ -200,7 +223,7 @@ Outcome select_rows(const sparse::Selection& s, const Runtime&) {
 // p of the listed keys.
 Numbers target_of(const sparse::Attention& a, const sparse::Sequence& sequence, int64_t row,
                   const std::vector<int64_t>& tokens) {
-  std::vector<Numbers> logs;  // of P, head by head
+  std::vector<Numbers> logs;  // of P, for each head
   double heads = static_cast<double>(a.query.heads), level = -std::numeric_limits<double>::infinity();
   for (int64_t head = 0; head < a.query.heads; ++head) {
     const Numbers query = row_of(a.query, sequence.query + row, head);
@@ -212,18 +235,18 @@ Numbers target_of(const sparse::Attention& a, const sparse::Sequence& sequence, 
     }
     if (a.sinks != nullptr) heads -= sink_share(a, sequence, row, head);
   }
-  const bool lost = a.sinks != nullptr && heads < sparse::kLeastLeft * static_cast<double>(a.query.heads);
+  const bool sinks_take_all = a.sinks != nullptr && heads < sparse::kLeastLeft * static_cast<double>(a.query.heads);
   Numbers p(tokens.size());
   for (const Numbers& own : logs) {
-    for (size_t n = 0; n < p.size(); ++n) p[n] += std::exp(own[n] - (lost ? level : 0.0));
+    for (size_t n = 0; n < p.size(); ++n) p[n] += std::exp(own[n] - (sinks_take_all ? level : 0.0));
   }
-  const double whole = lost ? std::accumulate(p.begin(), p.end(), 0.0) : heads;
-  for (double& x : p) x /= whole;
+  const double total = sinks_take_all ? std::accumulate(p.begin(), p.end(), 0.0) : heads;
+  for (double& x : p) x /= total;
   return p;
 }
 
-// What comes back to the scores of a row's keys, from the loss; `loss` grows.
-Numbers differences(const sparse::IndexGradient& g, const sparse::Sequence& sequence, int64_t row,
+// Returns the gradients of the scores of a row's keys and adds to the loss.
+Numbers loss_gradient(const sparse::IndexGradient& g, const sparse::Sequence& sequence, int64_t row,
                     const std::vector<int64_t>& tokens, const std::vector<Numbers>& relu, const Numbers& weights,
                     double& loss) {
   Numbers y(tokens.size());
@@ -233,16 +256,16 @@ Numbers differences(const sparse::IndexGradient& g, const sparse::Sequence& sequ
   const double top = y.empty() ? 0 : *std::max_element(y.begin(), y.end());
   double sum = 0;
   for (double x : y) sum += std::exp(x - top);
-  Numbers back;
+  Numbers d_scores;
   const Numbers target = target_of(*g.attention, sequence, row, tokens);
   const double floor = g.floor, least = std::log(floor);
   for (size_t n = 0; n < y.size(); ++n) {
     const double p = target[n], log_y = y[n] - top - std::log(sum);
     const double q = std::max(p, floor);
     if (q != 0) loss += q * (std::log(q) - std::max(log_y, least));
-    back.push_back(std::exp(log_y) - p);
+    d_scores.push_back(std::exp(log_y) - p);
   }
-  return back;
+  return d_scores;
 }
 
 Outcome index_gradient_rows(const sparse::IndexGradient& g, const Runtime&) {
@@ -265,21 +288,21 @@ Outcome index_gradient_rows(const sparse::IndexGradient& g, const Runtime&) {
       const Numbers query = row_of(index.query, token, h);
       for (int64_t j : tokens) relu[static_cast<size_t>(h)].push_back(std::max(dot(query, row_of(index.key, j, 0)), 0.0));
     }
-    Numbers back;
+    Numbers d_scores;
     if (g.attention != nullptr) {
-      back = differences(g, sequence, row, tokens, relu, weights, loss);
+      d_scores = loss_gradient(g, sequence, row, tokens, relu, weights, loss);
     } else {
-      for (int64_t n = 0; n < used; ++n) back.push_back(read(g.scores, token * g.lists.count + n, index.query.type));
+      for (int64_t n = 0; n < used; ++n) d_scores.push_back(read(g.scores, token * g.lists.count + n, index.query.type));
     }
     for (int64_t h = 0; h < heads; ++h) {
       const Numbers& r = relu[static_cast<size_t>(h)];
       const Numbers query = row_of(index.query, token, h);
       for (size_t n = 0; n < tokens.size(); ++n) {
-        const double ds = r[n] <= 0 ? 0 : back[n] * weights[static_cast<size_t>(h)];
+        const double ds = r[n] <= 0 ? 0 : d_scores[n] * weights[static_cast<size_t>(h)];
         d_query.add(token, h, ds, row_of(index.key, tokens[n], 0));
         d_key.add(tokens[n], 0, ds, query);
       }
-      if (g.weights != nullptr) write(g.weights, token * heads + h, static_cast<float>(dot(back, r)), index.weight_type);
+      if (g.weights != nullptr) write(g.weights, token * heads + h, static_cast<float>(dot(d_scores, r)), index.weight_type);
     }
   });
   d_query.write_to(g.query, nullptr);

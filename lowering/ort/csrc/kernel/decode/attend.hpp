@@ -1,4 +1,4 @@
-// One step of decoding: some tokens of the key heads of a task, and the query heads that read them.
+// One step of decoding: the query heads of a task attend some tokens of its key heads.
 #pragma once
 
 #include "output.hpp"
@@ -10,12 +10,12 @@ namespace fa::FA_ISA {
 struct DecodeScratch {
   float* queries;    // [rows of a task][columns]
   float* constants;  // [rows of a task]: what the offset of quantised keys adds to each product
-  float* scores;     // [rows of a task][tokens], then the weights in their place
+  float* scores;     // [rows of a task][tokens], later the weights in their place
   float* bias;       // [tokens]
   float* row;        // [columns]
   uint8_t* hidden;   // [tokens]
 
-  // `tokens`: Plan's token_row.
+  // `tokens`: DecodePlan::token_stride().
   static size_t bytes(int64_t rows, int64_t tokens, int64_t columns) {
     return 64 + sizeof(float) * static_cast<size_t>(rows * (columns + 1) + (rows + 1) * tokens + columns) +
            static_cast<size_t>(tokens);
@@ -31,73 +31,75 @@ struct DecodeScratch {
   }
 };
 
-// The tokens of a step: [first, first + count), those with a byte of `hidden` that is not 0 being masked.
-struct Tokens {
+// The tokens [first, first + count) of a step.
+struct DecodeStep {
   int64_t first;
   int64_t count;
-  const uint8_t* hidden;  // null: none
-  bool filled;            // masked tokens have the score kMaskedScore; else they are left out
+  const uint8_t* hidden;  // [count], not 0 where the token is masked; null if none is
+  bool masks_score;       // masked tokens have the score kMaskedScore; otherwise they are left out
 };
 
 // What a task works on.
-struct Heads {
+struct DecodeTask {
   const Decode& d;
   const DecodeEntry& entry;
-  int64_t first;    // key head
-  int64_t count;    // of key heads
+  int64_t first;    // its first key head
+  int64_t count;    // key heads
   int64_t rows;     // query heads of a key head
   int64_t end;      // of the tokens of the task
-  int64_t columns;  // of a row of sums and queries: whole vectors
+  int64_t columns;  // floats of a row of sums or queries: whole vectors
   const float* queries;
   const float* constants;
   float* scores;
-  int64_t score_row;
+  int64_t score_stride;
   float* states;
   int64_t state_floats;
-  float unit;       // of the sums of values: 1, or less where they would overflow
+  float overflow_scale;  // a factor of the values: 1, or less where their sums would overflow
 
   int64_t head(int64_t n, int64_t r) const { return (first + n) * rows + r; }
-  State state(int64_t n) const { return State(states + n * state_floats, rows); }
-  float* scores_of(int64_t n, int64_t r) const { return scores + (n * rows + r) * score_row; }
+  SoftmaxState state(int64_t n) const { return SoftmaxState(states + n * state_floats, rows); }
+  float* scores_of(int64_t n, int64_t r) const { return scores + (n * rows + r) * score_stride; }
   int64_t at(int64_t n, int64_t token) const { return row_of(d, entry, token) + (first + n) * entry.head_stride; }
 
-  // Tokens from `token` on, below `end`, that lie one row after the other.
-  int64_t together(int64_t token, int64_t end) const {
+  // How many tokens from `token` on, below `end`, are contiguous in memory.
+  int64_t contiguous(int64_t token, int64_t end) const {
     return d.block_size == 0 ? end - token : smaller(end - token, d.block_size - token % d.block_size);
   }
 };
 
-// Keys or values of head n of the task from `token` on.
+// The keys or values of the task's key head n from `token` on.
 template <class Stored>
-FA_INLINE StoredRows<Stored> rows_at(const Heads& h, const void* data, int64_t n, int64_t token) {
+FA_INLINE StoredRows<Stored> rows_at(const DecodeTask& h, const void* data, int64_t n, int64_t token) {
   return {static_cast<const typename Stored::Number*>(data) + h.at(n, token), h.d.row_stride};
 }
 
-// Bytes asked for of what is read when a run of rows has ended: the processor does not foresee it. 4096 are no better.
-inline constexpr int64_t kRunAhead = 1024;
+// What is prefetched of the next run of rows: the hardware prefetcher does not foresee where it begins. Measured: 4096 is no
+// better.
+inline constexpr int64_t kPrefetchRunBytes = 1024;
 
-// Asks for the first keys or values from `token` on, where there are some. Between rows of other heads the products ask
-// for themselves.
+// Prefetches the first keys or values from `token` on. Where the rows of one head are not contiguous, the products prefetch
+// themselves.
 template <class Stored>
-FA_INLINE void ask_for_run(const Heads& h, const void* data, int64_t token) {
+FA_INLINE void prefetch_run(const DecodeTask& h, const void* data, int64_t token) {
   if (token >= h.end || h.d.row_stride != h.d.size) return;
-  const int64_t bytes = h.together(token, h.end) * h.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
-  ask_for_lines(reinterpret_cast<const char*>(rows_at<Stored>(h, data, 0, token).data), smaller(kRunAhead, bytes));
+  const int64_t bytes = h.contiguous(token, h.end) * h.d.size * static_cast<int64_t>(sizeof(typename Stored::Number));
+  prefetch_lines(reinterpret_cast<const char*>(rows_at<Stored>(h, data, 0, token).data), smaller(kPrefetchRunBytes, bytes));
 }
 
+// The products of all rows of the task with the tokens of a step: scores [rows][token_stride].
 template <class Stored>
-static void score_tokens(const Heads& h, const Tokens& t) {
+static void multiply_keys(const DecodeTask& h, const DecodeStep& t) {
   for (int64_t j = 0; j < t.count;) {
-    const int64_t count = h.together(t.first + j, t.first + t.count);
+    const int64_t count = h.contiguous(t.first + j, t.first + t.count);
     const bool last = j + count == t.count;
     for (int64_t n = 0; n < h.count; ++n) {
       if (n + 1 == h.count) {
-        ask_for_run<Stored>(h, last ? h.entry.value : h.entry.key, last ? t.first : t.first + j + count);
+        prefetch_run<Stored>(h, last ? h.entry.value : h.entry.key, last ? t.first : t.first + j + count);
       }
       const StoredRows<Stored> keys = rows_at<Stored>(h, h.entry.key, n, t.first + j);
-      for (int64_t r = 0; r < h.rows; r += kDirectRows) {
-        direct_scores(smaller(kDirectRows, h.rows - r), {h.queries + (n * h.rows + r) * h.columns, h.columns}, keys, count,
-                      h.d.size, h.scores_of(n, r) + j, h.score_row);
+      for (int64_t r = 0; r < h.rows; r += kSkinnyRows) {
+        skinny_scores(smaller(kSkinnyRows, h.rows - r), {h.queries + (n * h.rows + r) * h.columns, h.columns}, keys, count,
+                      h.d.size, h.scores_of(n, r) + j, h.score_stride);
       }
     }
     j += count;
@@ -109,71 +111,74 @@ static void score_tokens(const Heads& h, const Tokens& t) {
   }
 }
 
-FA_INLINE void add_total(const Heads& h, const State& state, int64_t r, float top, float sum) {
-  if (top != state.max[r]) state.raise(r, top, h.columns);
-  state.total[r] += sum;
+FA_INLINE void add_block_sum(const DecodeTask& h, const SoftmaxState& state, int64_t r, float new_max, float sum) {
+  if (new_max != state.max[r]) state.rescale(r, new_max, h.columns);
+  state.sum[r] += sum;
 }
 
-// Products of row r of head n to weights relative to the largest score so far, where some are masked or have a bias.
-FA_INLINE void soften_row(const Heads& h, const Tokens& t, const DecodeScratch& s, int64_t n, int64_t r) {
-  const State state = h.state(n);
+// Products of row r of key head n become weights relative to the largest score so far. Some tokens are masked or have a
+// bias.
+FA_INLINE void softmax_row(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s, int64_t n, int64_t r) {
+  const SoftmaxState state = h.state(n);
   float* scores = h.scores_of(n, r);
-  float top = state.max[r];
+  float new_max = state.max[r];
   if (h.d.pse != nullptr) {
     const int64_t at = h.entry.pse + h.head(n, r) * h.d.pse_head + t.first;
     const float* bias = as_floats(h.d.pse, at, t.count, type_of(h.d.pse_cell), s.bias);
     if (bias != s.bias) __builtin_memcpy(s.bias, bias, static_cast<size_t>(t.count) * sizeof(float));
   }
   float sum;
-  if (t.filled) {
+  if (t.masks_score) {
     for (int64_t j = 0; j < t.count; ++j) {
       const float score = scores[j] * h.d.scale + (h.d.pse == nullptr ? 0.0f : s.bias[j]);
       scores[j] = t.hidden != nullptr && t.hidden[j] != 0 ? kMaskedScore : score;
     }
-    sum = soften<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, top);
+    sum = online_softmax<false, false>(scores, t.count, 1.0f, nullptr, false, nullptr, new_max);
   } else if (h.d.pse == nullptr) {
-    sum = soften<false, true>(scores, t.count, h.d.scale, nullptr, false, t.hidden, top);
+    sum = online_softmax<false, true>(scores, t.count, h.d.scale, nullptr, false, t.hidden, new_max);
   } else if (t.hidden == nullptr) {
-    sum = soften<true, false>(scores, t.count, h.d.scale, s.bias, false, nullptr, top);
+    sum = online_softmax<true, false>(scores, t.count, h.d.scale, s.bias, false, nullptr, new_max);
   } else {
-    sum = soften<true, true>(scores, t.count, h.d.scale, s.bias, false, t.hidden, top);
+    sum = online_softmax<true, true>(scores, t.count, h.d.scale, s.bias, false, t.hidden, new_max);
   }
-  add_total(h, state, r, top, sum);
+  add_block_sum(h, state, r, new_max, sum);
 }
 
-// The largest products of some rows come first: comparing the lanes of one takes long, and the others need not wait.
-FA_INLINE void soften_rows_plainly(const Heads& h, const Tokens& t, int64_t n) {
-  const State state = h.state(n);
-  for (int64_t first = 0; first < h.rows; first += kDirectRows) {
-    const int64_t rows = smaller(kDirectRows, h.rows - first);
-    float largest[kDirectRows];
+// The same for all rows without mask and bias. The maxima of some rows are computed first: reducing the lanes of a vector
+// takes long, and the rows do not wait for each other.
+FA_INLINE void softmax_rows_unmasked(const DecodeTask& h, const DecodeStep& t, int64_t n) {
+  const SoftmaxState state = h.state(n);
+  for (int64_t first = 0; first < h.rows; first += kSkinnyRows) {
+    const int64_t rows = smaller(kSkinnyRows, h.rows - first);
+    float largest[kSkinnyRows];
     for (int64_t r = 0; r < rows; ++r) largest[r] = largest_of(h.scores_of(n, first + r), t.count);
     for (int64_t r = 0; r < rows; ++r) {
-      float top = state.max[first + r];
-      const float sum = soften_below(largest[r], h.scores_of(n, first + r), t.count, h.d.scale, top);
-      add_total(h, state, first + r, top, sum);
+      float new_max = state.max[first + r];
+      const float sum = online_softmax_given_max(largest[r], h.scores_of(n, first + r), t.count, h.d.scale, new_max);
+      add_block_sum(h, state, first + r, new_max, sum);
     }
   }
 }
 
-FA_INLINE void soften_tokens(const Heads& h, const Tokens& t, const DecodeScratch& s) {
-  const bool plain = h.d.pse == nullptr && t.hidden == nullptr && !t.filled;
+// Scores of a step become weights, and the states are rescaled.
+FA_INLINE void softmax_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
+  const bool plain = h.d.pse == nullptr && t.hidden == nullptr && !t.masks_score;
   for (int64_t n = 0; n < h.count; ++n) {
     if (plain) {
-      soften_rows_plainly(h, t, n);
+      softmax_rows_unmasked(h, t, n);
     } else {
-      for (int64_t r = 0; r < h.rows; ++r) soften_row(h, t, s, n, r);
+      for (int64_t r = 0; r < h.rows; ++r) softmax_row(h, t, s, n, r);
     }
   }
 }
 
-// A weight does not vanish: it may meet an infinity.
-FA_INLINE void shrink_weights(const Heads& h, const Tokens& t) {
+// A weight must not become 0: it may be multiplied with an infinity.
+FA_INLINE void downscale_weights(const DecodeTask& h, const DecodeStep& t) {
   constexpr float kSmallest = 0x1p-126f;
   for (int64_t r = 0; r < h.count * h.rows; ++r) {
     float* weights = h.scores_of(0, r);
     for (int64_t j = 0; j < t.count; ++j) {
-      const float weight = weights[j] * h.unit;
+      const float weight = weights[j] * h.overflow_scale;
       if (weights[j] > 0) weights[j] = weight > kSmallest ? weight : kSmallest;
     }
   }
@@ -181,16 +186,16 @@ FA_INLINE void shrink_weights(const Heads& h, const Tokens& t) {
 
 // Adds the values of tokens [begin, end) of the step.
 template <class Stored>
-static void add_run(const Heads& h, const Tokens& t, int64_t begin, int64_t end) {
+static void add_values(const DecodeTask& h, const DecodeStep& t, int64_t begin, int64_t end) {
   for (int64_t j = begin; j < end;) {
-    const int64_t count = h.together(t.first + j, t.first + end);
+    const int64_t count = h.contiguous(t.first + j, t.first + end);
     for (int64_t n = 0; n < h.count; ++n) {
       if (n + 1 == h.count) {
-        ask_for_run<Stored>(h, j + count == t.count ? h.entry.key : h.entry.value, t.first + j + count);
+        prefetch_run<Stored>(h, j + count == t.count ? h.entry.key : h.entry.value, t.first + j + count);
       }
       const StoredRows<Stored> values = rows_at<Stored>(h, h.entry.value, n, t.first + j);
-      for (int64_t r = 0; r < h.rows; r += kDirectRows) {
-        direct_values(smaller(kDirectRows, h.rows - r), h.scores_of(n, r) + j, h.score_row, values, count, h.d.size,
+      for (int64_t r = 0; r < h.rows; r += kSkinnyRows) {
+        skinny_values(smaller(kSkinnyRows, h.rows - r), h.scores_of(n, r) + j, h.score_stride, values, count, h.d.size,
                       h.state(n).sums + r * h.columns, h.columns);
       }
     }
@@ -198,34 +203,35 @@ static void add_run(const Heads& h, const Tokens& t, int64_t begin, int64_t end)
   }
 }
 
-// Where masked tokens have a score, those without weight are still not read.
+// The same token by token. Where masked tokens have a score, the values of those without weight are still not read.
 template <class Stored>
-static void add_weighted(const Heads& h, const Tokens& t) {
+static void add_weighted_values(const DecodeTask& h, const DecodeStep& t) {
   for (int64_t j = 0; j < t.count; ++j) {
     for (int64_t n = 0; n < h.count; ++n) {
       const StoredRows<Stored> value = rows_at<Stored>(h, h.entry.value, n, t.first + j);
       for (int64_t r = 0; r < h.rows; ++r) {
         const float* weight = h.scores_of(n, r) + j;
         if (t.hidden != nullptr && t.hidden[j] != 0 && *weight == 0) continue;
-        direct_values(1, weight, h.score_row, value, 1, h.d.size, h.state(n).sums + r * h.columns, h.columns);
+        skinny_values(1, weight, h.score_stride, value, 1, h.d.size, h.state(n).sums + r * h.columns, h.columns);
       }
     }
   }
 }
 
+// One step: scores, online softmax, weighted values.
 template <class Keys, class Values>
-static void attend_tokens(const Heads& h, const Tokens& t, const DecodeScratch& s) {
-  score_tokens<Keys>(h, t);
-  soften_tokens(h, t, s);
-  if (h.unit != 1.0f) shrink_weights(h, t);
-  if (t.filled) {
-    add_weighted<Values>(h, t);
+static void attend_step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) {
+  multiply_keys<Keys>(h, t);
+  softmax_step(h, t, s);
+  if (h.overflow_scale != 1.0f) downscale_weights(h, t);
+  if (t.masks_score) {
+    add_weighted_values<Values>(h, t);
     return;
   }
   for (int64_t j = 0; j < t.count;) {
     int64_t end = t.hidden == nullptr ? t.count : j;
     while (end < t.count && t.hidden[end] == 0) ++end;
-    add_run<Values>(h, t, j, end);
+    add_values<Values>(h, t, j, end);
     j = end;
     while (j < t.count && t.hidden[j] != 0) ++j;
   }

@@ -1,8 +1,9 @@
-// Decoding: tasks are given to threads, and whoever ends the last chunk of an entry's heads joins them.
+// Runs IncreFlashAttention: plans the tasks and spreads them over threads. The thread that finishes the last split of an
+// entry's key heads merges them.
 #pragma once
 
 #include "attend.hpp"
-#include "integers.hpp"
+#include "int8.hpp"
 
 namespace fa::FA_ISA {
 
@@ -10,31 +11,34 @@ class Decoder {
  public:
   Decoder(const Decode& decode, const Runtime& runtime)
       : d_(decode), runtime_(runtime), plan_(decode), group_(decode.group()),
-        columns_(blocks_of(decode.size, kLanes) * kLanes),
-        state_floats_(State::floats(group_, columns_)) {}
+        columns_(ceil_div(decode.size, kLanes) * kLanes),
+        state_floats_(SoftmaxState::floats(group_, columns_)) {}
 
   Outcome run() {
     clear_results();
     if (d_.query_cell == Cell::int8) {
       tasks_ = d_.entry_count * d_.heads;
-      return work_off();
+      return run_tasks();
     }
-    // For each entry: the end of its tasks, then the tasks left of each of its parts (some heads).
-    const size_t counters = static_cast<size_t>(d_.entry_count * (1 + plan_.head_tasks)) * sizeof(int64_t);
+    // For each entry: the end of its tasks; then, for each of its groups of key heads, the splits that are not done.
+    const size_t counters = static_cast<size_t>(d_.entry_count * (1 + plan_.tasks_per_entry)) * sizeof(int64_t);
     int64_t states = 0;
-    for (int64_t i = 0; i < d_.entry_count; ++i) states += plan_.chunks(d_.entries[i]) * d_.key_heads;
+    for (int64_t i = 0; i < d_.entry_count; ++i) states += plan_.splits(d_.entries[i]) * d_.key_heads;
     void* memory = runtime_.allocate(runtime_.self, counters + static_cast<size_t>(states * state_floats_) * 4 + 64);
     if (memory == nullptr) return Outcome::out_of_memory;
-    ends_ = static_cast<int64_t*>(memory);
-    left_ = ends_ + d_.entry_count;
-    states_ = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(left_ + d_.entry_count * plan_.head_tasks) + 63) / 64 * 64);
+    task_ends_ = static_cast<int64_t*>(memory);
+    splits_left_ = task_ends_ + d_.entry_count;
+    states_ = reinterpret_cast<float*>(
+        (reinterpret_cast<uintptr_t>(splits_left_ + d_.entry_count * plan_.tasks_per_entry) + 63) / 64 * 64);
     for (int64_t i = 0; i < d_.entry_count; ++i) {
-      const int64_t chunks = plan_.chunks(d_.entries[i]);
-      tasks_ += chunks * plan_.head_tasks;
-      ends_[i] = tasks_;
-      for (int64_t part = 0; part < plan_.head_tasks; ++part) left_[i * plan_.head_tasks + part] = chunks;
+      const int64_t splits = plan_.splits(d_.entries[i]);
+      tasks_ += splits * plan_.tasks_per_entry;
+      task_ends_[i] = tasks_;
+      for (int64_t head_group = 0; head_group < plan_.tasks_per_entry; ++head_group) {
+        splits_left_[i * plan_.tasks_per_entry + head_group] = splits;
+      }
     }
-    const Outcome outcome = work_off();
+    const Outcome outcome = run_tasks();
     runtime_.release(runtime_.self, memory);
     return outcome;
   }
@@ -52,7 +56,7 @@ class Decoder {
     }
   }
 
-  Outcome work_off() {
+  Outcome run_tasks() {
     const int64_t workers = plan_.bytes(d_) < kSerialBytes ? smaller(1, tasks_) : smaller(kWorkers, tasks_);
     if (workers == 1) {
       work(this, 0);
@@ -78,43 +82,45 @@ class Decoder {
     decoder.runtime_.release(decoder.runtime_.self, memory);
   }
 
-  int64_t task_rows() const { return plan_.heads_at_once * group_; }
+  int64_t task_rows() const { return plan_.task_key_heads * group_; }
 
   size_t scratch_bytes() const {
-    if (d_.query_cell != Cell::int8) return DecodeScratch::bytes(task_rows(), plan_.token_row(), columns_);
+    if (d_.query_cell != Cell::int8) return DecodeScratch::bytes(task_rows(), plan_.token_stride(), columns_);
     int64_t longest = 0;
     for (int64_t i = 0; i < d_.entry_count; ++i) longest = larger(longest, d_.entries[i].length);
-    return IntegerScratch::bytes(longest, d_.size);
+    return Int8Scratch::bytes(longest, d_.size);
   }
 
+  // Runs one split of one group of key heads, and merges the splits if it is the last one.
   void run_task(int64_t task, void* memory) {
     if (d_.query_cell == Cell::int8) {
       const int64_t entry = task / d_.heads;
-      if (d_.entries[entry].length > 0) attend_integers(d_, entry, task % d_.heads, memory);
+      if (d_.entries[entry].length > 0) attend_int8(d_, entry, task % d_.heads, memory);
       return;
     }
     int64_t index = 0;
-    while (ends_[index] <= task) ++index;
-    const int64_t begin = index == 0 ? 0 : ends_[index - 1];
-    const int64_t chunks = (ends_[index] - begin) / plan_.head_tasks;
-    const int64_t part = (task - begin) / chunks;
-    const int64_t chunk = (task - begin) % chunks;
-    const DecodeScratch scratch(memory, task_rows(), plan_.token_row(), columns_);
+    while (task_ends_[index] <= task) ++index;
+    const int64_t begin = index == 0 ? 0 : task_ends_[index - 1];
+    const int64_t splits = (task_ends_[index] - begin) / plan_.tasks_per_entry;
+    const int64_t head_group = (task - begin) / splits;
+    const int64_t split = (task - begin) % splits;
+    const DecodeScratch scratch(memory, task_rows(), plan_.token_stride(), columns_);
     const DecodeEntry& entry = d_.entries[index];
-    const int64_t tokens = plan_.chunk_tokens(entry);
-    float* own = states_ + (begin * plan_.heads_at_once + (part * chunks + chunk) * plan_.heads_at_once) * state_floats_;
-    read_queries(index, part, scratch);
-    attend(index, part, chunk * tokens, smaller(entry.length, (chunk + 1) * tokens), own, false, 1.0f, scratch);
-    int64_t* left = left_ + index * plan_.head_tasks + part;
+    const int64_t tokens = plan_.split_tokens(entry);
+    float* own =
+        states_ + (begin * plan_.task_key_heads + (head_group * splits + split) * plan_.task_key_heads) * state_floats_;
+    read_queries(index, head_group, scratch);
+    attend(index, head_group, split * tokens, smaller(entry.length, (split + 1) * tokens), own, false, 1.0f, scratch);
+    int64_t* left = splits_left_ + index * plan_.tasks_per_entry + head_group;
     if (__atomic_sub_fetch(left, 1, __ATOMIC_ACQ_REL) == 0) {
-      finish(index, part, chunks, own - chunk * plan_.heads_at_once * state_floats_, scratch);
+      finish(index, head_group, splits, own - split * plan_.task_key_heads * state_floats_, scratch);
     }
   }
 
-  // The queries of a task as the keys want them: pairs, or floats with the scale of quantised keys in them. What is beyond
-  // the head size is 0.
-  void read_queries(int64_t index, int64_t part, const DecodeScratch& s) const {
-    const int64_t first_head = part * task_rows();
+  // The queries of a task as operands of the products: pairs, or floats. They are multiplied by the scale of quantised keys.
+  // The numbers beyond the head size are 0.
+  void read_queries(int64_t index, int64_t head_group, const DecodeScratch& s) const {
+    const int64_t first_head = head_group * task_rows();
     for (int64_t r = 0; r < task_rows(); ++r) {
       const int64_t head = first_head + r;
       const int64_t at = (index * d_.heads + head) * d_.size;
@@ -140,25 +146,26 @@ class Decoder {
     }
   }
 
-  Heads heads_of(int64_t index, int64_t part, int64_t end, float* states, float unit, const DecodeScratch& s) const {
-    return {d_, d_.entries[index], part * plan_.heads_at_once, plan_.heads_at_once, group_, end, columns_, s.queries,
-            s.constants, s.scores, plan_.token_row(), states, state_floats_, unit};
+  DecodeTask task_of(int64_t index, int64_t head_group, int64_t end, float* states, float overflow_scale,
+                     const DecodeScratch& s) const {
+    return {d_, d_.entries[index], head_group * plan_.task_key_heads, plan_.task_key_heads, group_, end, columns_, s.queries,
+            s.constants, s.scores, plan_.token_stride(), states, state_floats_, overflow_scale};
   }
 
-  void attend(int64_t index, int64_t part, int64_t begin, int64_t end, float* states, bool filled, float unit,
-              const DecodeScratch& s) const {
+  void attend(int64_t index, int64_t head_group, int64_t begin, int64_t end, float* states, bool masks_score,
+              float overflow_scale, const DecodeScratch& s) const {
     const DecodeEntry& entry = d_.entries[index];
-    const Heads heads = heads_of(index, part, end, states, unit, s);
+    const DecodeTask heads = task_of(index, head_group, end, states, overflow_scale, s);
     for (int64_t n = 0; n < heads.count; ++n) heads.state(n).clear(group_, columns_);
     for (int64_t first = begin; first < end; first += plan_.tokens) {
-      Tokens tokens{first, smaller(plan_.tokens, end - first), nullptr, filled};
-      if (entry.mask != nullptr && hide(entry.mask + first, tokens, s.hidden)) continue;
+      DecodeStep tokens{first, smaller(plan_.tokens, end - first), nullptr, masks_score};
+      if (entry.mask != nullptr && read_mask(entry.mask + first, tokens, s.hidden)) continue;
       step(heads, tokens, s);
     }
   }
 
-  // Looks at the mask of a step; true if all of it is left out.
-  static bool hide(const uint8_t* mask, Tokens& tokens, uint8_t* hidden) {
+  // Reads the mask of a step. Returns true if the whole step is left out.
+  static bool read_mask(const uint8_t* mask, DecodeStep& tokens, uint8_t* hidden) {
     uint8_t any = 0;
     uint8_t all = 1;
     for (int64_t j = 0; j < tokens.count; ++j) {
@@ -169,48 +176,52 @@ class Decoder {
       __builtin_memcpy(hidden, mask, static_cast<size_t>(tokens.count));
       tokens.hidden = hidden;
     }
-    return all != 0 && !tokens.filled;
+    return all != 0 && !tokens.masks_score;
   }
 
-  // The query is bfloat16, too, so products of pairs round nothing. Weights would be rounded.
+  // The query is bfloat16 as well, so products of pairs round nothing. With pairs of values the weights would be rounded.
   using Bfloat16Keys = PairsOr<kHasPairs, StoredBfloat16>;
 
-  void step(const Heads& h, const Tokens& t, const DecodeScratch& s) const {
+  // Runs one step with the types that the keys and values are stored in.
+  void step(const DecodeTask& h, const DecodeStep& t, const DecodeScratch& s) const {
     switch (d_.cell) {
-      case Cell::float32: return attend_tokens<StoredFloats, StoredFloats>(h, t, s);
-      case Cell::float16: return attend_tokens<StoredFloat16, StoredFloat16>(h, t, s);
+      case Cell::float32: return attend_step<StoredFloats, StoredFloats>(h, t, s);
+      case Cell::float16: return attend_step<StoredFloat16, StoredFloat16>(h, t, s);
       case Cell::bfloat16:
-        // With narrower vectors joining the sums of even and odd numbers costs more than it saves.
-        if (kLanes < 16 || d_.size % StoredApart::kStep != 0) return attend_tokens<Bfloat16Keys, StoredBfloat16>(h, t, s);
-        return attend_tokens<Bfloat16Keys, StoredApart>(h, t, s);
-      case Cell::int8: return attend_tokens<StoredInt8, StoredInt8>(h, t, s);
+        // In narrower vectors, merging the sums of even and odd numbers costs more than it saves.
+        if (kLanes < 16 || d_.size % StoredEvenOdd::kPerLoad != 0) return attend_step<Bfloat16Keys, StoredBfloat16>(h, t, s);
+        return attend_step<Bfloat16Keys, StoredEvenOdd>(h, t, s);
+      case Cell::int8: return attend_step<StoredInt8, StoredInt8>(h, t, s);
     }
   }
 
-  void finish(int64_t index, int64_t part, int64_t chunks, float* states, const DecodeScratch& s) const {
-    for (int64_t chunk = 1; chunk < chunks; ++chunk) {
-      float* from = states + chunk * plan_.heads_at_once * state_floats_;
-      for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-        join(State(states + n * state_floats_, group_), State(from + n * state_floats_, group_), group_, columns_);
+  // Merges the splits and writes the result. Some entries are computed again: those whose masked tokens have weight, and
+  // those whose sums of values overflow.
+  void finish(int64_t index, int64_t head_group, int64_t splits, float* states, const DecodeScratch& s) const {
+    for (int64_t split = 1; split < splits; ++split) {
+      float* from = states + split * plan_.task_key_heads * state_floats_;
+      for (int64_t n = 0; n < plan_.task_key_heads; ++n) {
+        merge(SoftmaxState(states + n * state_floats_, group_), SoftmaxState(from + n * state_floats_, group_), group_,
+              columns_);
       }
     }
     const int64_t length = d_.entries[index].length;
-    const bool filled = d_.entries[index].mask != nullptr && masked_tokens_matter(states);
-    if (filled) attend(index, part, 0, length, states, true, 1.0f, s);
-    float unit = 1.0f;
+    const bool masks_score = d_.entries[index].mask != nullptr && masked_tokens_matter(states);
+    if (masks_score) attend(index, head_group, 0, length, states, true, 1.0f, s);
+    float overflow_scale = 1.0f;
     if (overflowed(states)) {
-      unit = unit_for(length);
-      attend(index, part, 0, length, states, filled, unit, s);
+      overflow_scale = overflow_scale_for(length);
+      attend(index, head_group, 0, length, states, masks_score, overflow_scale, s);
     }
-    write(index, heads_of(index, part, length, states, unit, s), s.row);
+    write(index, task_of(index, head_group, length, states, overflow_scale, s), s.row);
   }
 
-  // Whether a row has a sum of values that is inf or NaN although the sum of its weights is a number.
+  // Whether a sum of values is inf or NaN although the sum of the row's weights is a number.
   bool overflowed(const float* states) const {
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-      const State state(const_cast<float*>(states) + n * state_floats_, group_);
+    for (int64_t n = 0; n < plan_.task_key_heads; ++n) {
+      const SoftmaxState state(const_cast<float*>(states) + n * state_floats_, group_);
       for (int64_t r = 0; r < group_; ++r) {
-        if (is_nan(state.total[r])) continue;
+        if (is_nan(state.sum[r])) continue;
         float check = 0;  // inf * 0 and NaN * 0 are NaN
         for (int64_t i = 0; i < d_.size; ++i) check += state.sums[r * columns_ + i] * 0.0f;
         if (is_nan(check)) return true;
@@ -219,22 +230,24 @@ class Decoder {
     return false;
   }
 
-  // A masked token has a score, too, only a very low one.
+  // Whether a masked token has weight in some row. It has a score, too, but a very low one.
   bool masked_tokens_matter(const float* states) const {
-    for (int64_t n = 0; n < plan_.heads_at_once; ++n) {
-      const State state(const_cast<float*>(states) + n * state_floats_, group_);
+    for (int64_t n = 0; n < plan_.task_key_heads; ++n) {
+      const SoftmaxState state(const_cast<float*>(states) + n * state_floats_, group_);
       for (int64_t r = 0; r < group_; ++r) {
-        if (!(state.max[r] > kMaskMatters) && !is_nan(state.total[r])) return true;
+        if (!(state.max[r] > kMaskMatters) && !is_nan(state.sum[r])) return true;
       }
     }
     return false;
   }
 
-  void write(int64_t index, const Heads& h, float* row) const {
+  // Writes the rows of a group: sums divided by the total weight, with the scale of quantised values.
+  void write(int64_t index, const DecodeTask& h, float* row) const {
     for (int64_t n = 0; n < h.count; ++n) {
       for (int64_t r = 0; r < group_; ++r) {
-        const float total = h.state(n).total[r];
-        const float factor = total == 0 ? __builtin_nanf("") : 1.0f / total / h.unit;  // 0: every score is -inf
+        const float sum = h.state(n).sum[r];
+        // the sum is 0 if every score is -inf
+        const float factor = sum == 0 ? __builtin_nanf("") : 1.0f / sum / h.overflow_scale;
         const float* sums = h.state(n).sums + r * columns_;
         for (int64_t i = 0; i < d_.size; ++i) row[i] = sums[i] * factor;
         if (d_.value_scale != nullptr) {
@@ -251,15 +264,15 @@ class Decoder {
 
   const Decode& d_;
   const Runtime& runtime_;
-  const Plan plan_;
+  const DecodePlan plan_;
   const int64_t group_;
   const int64_t columns_;
   const int64_t state_floats_;
   int64_t tasks_ = 0;
   int64_t next_ = 0;
   bool failed_ = false;
-  int64_t* ends_ = nullptr;
-  int64_t* left_ = nullptr;
+  int64_t* task_ends_ = nullptr;
+  int64_t* splits_left_ = nullptr;
   float* states_ = nullptr;
 };
 

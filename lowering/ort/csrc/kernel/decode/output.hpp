@@ -1,4 +1,4 @@
-// One row of the result, as the caller wants it stored.
+// Writes one row of the result in the type that the caller wants.
 #pragma once
 
 #include "../../decode.hpp"
@@ -8,7 +8,7 @@ namespace fa::FA_ISA {
 
 FA_INLINE Type type_of(Cell cell) { return static_cast<Type>(cell); }
 
-// Ties to even, saturated; NaN, which no int8 is, becomes 0.
+// Rounds to the nearest, ties to even, and saturates. NaN becomes 0.
 FA_INLINE int8_t to_int8(float x) {
   if (is_nan(x)) return 0;
   const float near = x < -128.0f ? -128.0f : x > 127.0f ? 127.0f : x;
@@ -16,7 +16,7 @@ FA_INLINE int8_t to_int8(float x) {
   return static_cast<int8_t>((near + rounder) - rounder);
 }
 
-// `index` is that of the row's first number in out; `row` may be changed.
+// `index` is that of the row's first number in `out`. `row` may be changed.
 static void write_result(const Decode& d, int64_t index, int64_t head, float* row) {
   if (d.quant_scale == nullptr) {
     write_floats(d.out, index, row, d.size, type_of(d.out_cell));

@@ -1,33 +1,33 @@
-// The matrix products of the sparse kernels: a tile of sums held in registers while the depth runs.
+// The matrix products of the sparse kernels. A micro-tile of sums stays in registers while the depth runs.
 //
-// Unlike microkernel.hpp's, their rows of keys lie anywhere (gather.hpp): of scores they are the numbers that are
-// broadcast, of weighted sums the lines.
+// In contrast to microkernel.hpp the rows of keys lie anywhere (gather.hpp). In products of scores the keys' numbers are
+// broadcast; in weighted sums the keys are the lines.
 #pragma once
 
 #include "gather.hpp"
 
 namespace fa::FA_ISA {
 
-// Floats, or pairs, of a key between two questions for what follows.
+// Floats, or pairs, of a key between two prefetches.
 inline constexpr int64_t kStep = kCacheLine / sizeof(float);
-inline constexpr int64_t kStepsAhead = 8;
+inline constexpr int64_t kPrefetchSteps = 8;
 
-// out[key][kVectors * kLanes] = keys [first, first + kKeys) . query, which is [depth][kVectors * kLanes], or with kPairs half
-// as many lines of pairs.
+// out[key][kVectors * kLanes] = keys [first, first + kKeys) . query. `query` is [depth][kVectors * kLanes]; with kPairs
+// there are half as many lines of pairs.
 template <int kKeys, int kVectors, bool kPairs>
-static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* query, int64_t depth, float* out) {
+static void score_tile(const GatheredRows<kPairs>& keys, int64_t first, const float* query, int64_t depth, float* out) {
   constexpr int kWidth = kVectors * kLanes;
   Vec sum[kKeys][kVectors] = {};
   for (int part = 0; depth > 0; ++part) {
     const float* at[kKeys];
 #pragma GCC unroll 16
     for (int r = 0; r < kKeys; ++r) at[r] = keys.rows(part)[first + r];
-    const int64_t own = smaller(keys.numbers(part), depth);
-    depth -= own;
-    for (int64_t left = keys.words(own); left > 0; left -= kStep) {
-      if (left > kStepsAhead * kStep) {
+    const int64_t count = smaller(keys.numbers(part), depth);
+    depth -= count;
+    for (int64_t left = keys.operand_floats(count); left > 0; left -= kStep) {
+      if (left > kPrefetchSteps * kStep) {
 #pragma GCC unroll 16
-        for (int r = 0; r < kKeys; ++r) __builtin_prefetch(at[r] + kStepsAhead * kStep, 0, 2);
+        for (int r = 0; r < kKeys; ++r) __builtin_prefetch(at[r] + kPrefetchSteps * kStep, 0, 2);
       }
       const int64_t lines = smaller(left, kStep);
       for (int64_t d = 0; d < lines; ++d) {
@@ -52,14 +52,14 @@ static void score_tile(const Listed<kPairs>& keys, int64_t first, const float* q
   }
 }
 
-// kPanel columns of gathered keys, beginning at one of them.
+// kPanel columns of gathered keys from `column` on.
 struct KeyLines {
   const float* const* rows;
   int64_t column;
   const float* at(int64_t n) const { return rows[n] + column; }
 };
 
-// Lines of pairs: the same column of two keys, one after the other.
+// Lines of pairs: the same columns of two keys, interleaved.
 struct PairLines {
   const float* data;
   const float* at(int64_t n) const { return data + n * kPanel; }
@@ -67,8 +67,8 @@ struct PairLines {
 
 // out[row][kPanel] = alpha[row] out + sum over lines of weights[row * kRowStep + line * kKeyStep] lines[line][kPanel].
 template <int kRows, int kRowStep, int kKeyStep, bool kPairs, class Lines>
-FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
-                          const float* alpha) {
+FA_INLINE void weighted_sum_tile(const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
+                                 const float* alpha) {
   Vec sum[kRows][2];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
@@ -92,22 +92,23 @@ FA_INLINE void weigh_tile(const float* weights, Lines lines, int64_t count, floa
   }
 }
 
-// `rows` from 1 to kTileRows: each count is a loop of its own, so that a short last tile does not pay for more.
-template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kTileRows>
-static void weigh_rows(int64_t rows, const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
-                       const float* alpha) {
+// `rows` is 1 to kMicroRows: each count is a loop of its own, so that a short last micro-tile does not pay for more.
+template <int kRowStep, int kKeyStep, bool kPairs, class Lines, int kRows = kMicroRows>
+static void weighted_sum_rows(int64_t rows, const float* weights, Lines lines, int64_t count, float* out, int64_t out_row,
+                              const float* alpha) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      return weigh_rows<kRowStep, kKeyStep, kPairs, Lines, kRows - 1>(rows, weights, lines, count, out, out_row, alpha);
+      return weighted_sum_rows<kRowStep, kKeyStep, kPairs, Lines, kRows - 1>(rows, weights, lines, count, out, out_row,
+                                                                             alpha);
     }
   }
-  weigh_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha);
+  weighted_sum_tile<kRows, kRowStep, kKeyStep, kPairs>(weights, lines, count, out, out_row, alpha);
 }
 
-// sums[tokens[key]] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], all of kPanel numbers. One
-// key after the other, for a list may name a key twice. With kPairs a row is one of pairs.
+// sums[tokens[key]] += sum over rows of weights[row * kRowStep + key * kKeyStep] lines[row], for kPanel numbers. The keys
+// are added one after the other, because a list may name a key twice. With kPairs each row is one of pairs.
 template <int kKeys, int kRowStep, int kKeyStep, bool kPairs>
-FA_INLINE void spread_tile(const float* weights, const float* lines, int64_t rows, const int64_t* tokens, float* sums) {
+FA_INLINE void scatter_add_tile(const float* weights, const float* lines, int64_t rows, const int64_t* tokens, float* sums) {
   Vec sum[kKeys][2] = {};
   for (int64_t h = 0; h < rows; ++h) {
     const Vec line0 = load(lines), line1 = load(lines + kLanes);
@@ -127,16 +128,16 @@ FA_INLINE void spread_tile(const float* weights, const float* lines, int64_t row
   }
 }
 
-// `keys` from 1 to kTileRows.
-template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kTileRows>
-static void spread_keys(int64_t keys, const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
-                        float* sums) {
+// `keys` is 1 to kMicroRows.
+template <int kRowStep, int kKeyStep, bool kPairs, int kKeys = kMicroRows>
+static void scatter_add_keys(int64_t keys, const float* weights, const float* lines, int64_t rows, const int64_t* tokens,
+                             float* sums) {
   if constexpr (kKeys > 1) {
     if (keys < kKeys) {
-      return spread_keys<kRowStep, kKeyStep, kPairs, kKeys - 1>(keys, weights, lines, rows, tokens, sums);
+      return scatter_add_keys<kRowStep, kKeyStep, kPairs, kKeys - 1>(keys, weights, lines, rows, tokens, sums);
     }
   }
-  spread_tile<kKeys, kRowStep, kKeyStep, kPairs>(weights, lines, rows, tokens, sums);
+  scatter_add_tile<kKeys, kRowStep, kKeyStep, kPairs>(weights, lines, rows, tokens, sums);
 }
 
 }  // namespace fa::FA_ISA

@@ -1,4 +1,4 @@
-// Memory of a call that frees itself, and tasks from function objects.
+// Memory of a call that frees itself, and parallel loops over function objects.
 #pragma once
 
 #include "../simd.hpp"
@@ -26,14 +26,14 @@ class Scratch {
   T* data_ = nullptr;
 };
 
-// f(first, last) for parts of [0, count) of `step` each. What a part computes may not depend on which thread does it.
+// Calls f(first, last) for parts of [0, count) of `step` each. What a part computes must not depend on the thread.
 template <class F>
 static void in_parallel(const Runtime& runtime, int64_t count, int64_t step, F& f) {
   struct Part {
     F& f;
     int64_t count, step;
   } part{f, count, step};
-  const int64_t tasks = blocks_of(count, step);
+  const int64_t tasks = ceil_div(count, step);
   if (tasks == 1) return f(int64_t{0}, count);
   const auto task = [](void* data, size_t i) {
     const Part& part = *static_cast<Part*>(data);
@@ -43,7 +43,7 @@ static void in_parallel(const Runtime& runtime, int64_t count, int64_t step, F& 
   if (tasks > 0) runtime.parallel(runtime.self, task, &part, static_cast<size_t>(tasks));
 }
 
-// Tasks that find no memory say so; the others go on.
+// Set by tasks that find no memory. The others go on.
 class Failure {
  public:
   void set() { __atomic_store_n(&failed_, true, __ATOMIC_RELAXED); }

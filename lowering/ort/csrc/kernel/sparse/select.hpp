@@ -1,19 +1,21 @@
-// LightningIndexer: the scores of all visible keys of a few rows at a time, then the best of each row.
+// LightningIndexer: computes the scores of all visible keys for a few rows at a time, then selects the best keys of each
+// row.
 //
-// The keys of a sequence are packed once, a panel of kPanel keys for all numbers; relu, the weight and the sum over the
-// heads happen in the registers that hold the products, so that no score of a single head is ever stored. With kPairs the
-// numbers of queries and keys are bfloat16, two in each float, and the depth is half as long.
+// The keys of a sequence are packed once, in panels of kPanel keys. relu, weights and the sum over heads are applied to the
+// registers that hold the products, so that the scores of a single head are never stored. With kPairs the numbers of queries
+// and keys are bfloat16, two in each float, and the depth is half as long.
 #pragma once
 
-#include "block.hpp"
+#include "score_block.hpp"
 #include "scratch.hpp"
 #include "top_k.hpp"
 
 namespace fa::FA_ISA {
 
-inline constexpr int64_t kIndexRows = 8;  // rows that share a panel while it is close to the processor
+inline constexpr int64_t kIndexRows = 8;  // rows that use a panel while it is in the first-level cache
 
-// out[kPanel] += sum over kRows heads of weights[head] relu(q[head] . k). Heads of a tile are packed [number][kRows].
+// out[kPanel] += sum over kRows heads of weights[head] relu(q[head] . k). The heads of a micro-tile are packed as
+// [number][kRows].
 template <int kRows, bool kPairs>
 FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
   Vec sum[kRows][2] = {};
@@ -31,14 +33,15 @@ FA_INLINE void add_index_scores(const float* q, const float* keys, int64_t depth
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
     // A NaN stays: 0 > NaN is false.
-    out0 += greater(Vec{}, sum[r][0]) * weights[r];
-    out1 += greater(Vec{}, sum[r][1]) * weights[r];
+    out0 += maximum(Vec{}, sum[r][0]) * weights[r];
+    out1 += maximum(Vec{}, sum[r][1]) * weights[r];
   }
   store(out, out0);
   store(out + kLanes, out1);
 }
 
-template <bool kPairs, int kRows = kTileRows>
+// The same for `heads` from 1 to kMicroRows.
+template <bool kPairs, int kRows = kMicroRows>
 static void index_scores(int64_t heads, const float* q, const float* keys, int64_t depth, const float* weights, float* out) {
   if constexpr (kRows > 1) {
     if (heads < kRows) return index_scores<kPairs, kRows - 1>(heads, q, keys, depth, weights, out);
@@ -46,15 +49,17 @@ static void index_scores(int64_t heads, const float* q, const float* keys, int64
   add_index_scores<kRows, kPairs>(q, keys, depth, weights, out);
 }
 
-// Heads of a tile, such that all tiles are nearly alike.
-FA_INLINE int64_t tile_heads(int64_t heads) { return blocks_of(heads, blocks_of(heads, kTileRows)); }
+// Heads of a micro-tile, such that all micro-tiles are nearly equal.
+FA_INLINE int64_t tile_heads(int64_t heads) { return ceil_div(heads, ceil_div(heads, kMicroRows)); }
 
+// Selects the keys of up to kIndexRows rows at a time, in the memory of one thread. `packed` are the keys of the sequence.
 template <bool kPairs>
 class RowSelection {
  public:
   RowSelection(const sparse::Selection& s, const Runtime& runtime, const float* packed, int64_t most)
-      : s_(s), heads_(s.index.query.heads), depth_(Listed<kPairs>::words(s.index.query.size)), tile_(tile_heads(heads_)), packed_(packed),
-        row_floats_(blocks_of(most, kPanel) * kPanel), room_(smaller(s.count, most)),
+      : s_(s), heads_(s.index.query.heads), depth_(GatheredRows<kPairs>::operand_floats(s.index.query.size)),
+        tile_(tile_heads(heads_)), packed_(packed), row_floats_(ceil_div(most, kPanel) * kPanel),
+        room_(smaller(s.count, most)),
         floats_(runtime, kIndexRows * (row_floats_ + heads_ * depth_ + heads_) + larger(s.index.query.size, s.count)),
         chosen_(runtime, 2 * room_) {}
 
@@ -71,7 +76,7 @@ class RowSelection {
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t token = sequence.query + first + i;
       pack(token, queries + i * heads_ * depth_, weights + i * heads_, spare);
-      __builtin_memset(scores + i * row_floats_, 0, static_cast<size_t>(blocks_of(most, kPanel) * kPanel) * sizeof(float));
+      __builtin_memset(scores + i * row_floats_, 0, static_cast<size_t>(ceil_div(most, kPanel) * kPanel) * sizeof(float));
     }
     for (int64_t key = 0; key < most; key += kPanel) {
       for (int64_t i = 0; i < rows; ++i) {
@@ -88,19 +93,21 @@ class RowSelection {
   }
 
  private:
+  // Packs the queries and weights of a row, micro-tile after micro-tile of heads.
   void pack(int64_t token, float* queries, float* weights, float* row) {
     for (int64_t h = 0; h < heads_; ++h) {
       const int64_t in_tile = smaller(tile_, heads_ - h / tile_ * tile_);
       float* to = queries + h / tile_ * tile_ * depth_ + h % tile_;
-      read_words<kPairs>(s_.index.query, token, h, row);
+      read_operand<kPairs>(s_.index.query, token, h, row);
       for (int64_t d = 0; d < depth_; ++d) to[d * in_tile] = row[d];
     }
     const float* from = as_floats(s_.index.weights, token * heads_, heads_, s_.index.weight_type, weights);
     if (from != weights) __builtin_memcpy(weights, from, static_cast<size_t>(heads_) * sizeof(float));
   }
 
+  // Writes the best keys of a row and their scores.
   void list(int64_t token, const float* scores, int64_t visible, float* values) {
-    Chosen* chosen = chosen_.data();
+    Candidate* chosen = chosen_.data();
     const int64_t found = visible == 0 ? 0 : top_k(scores, visible, s_.count, chosen, chosen + room_);
     if (s_.indices != nullptr) {
       int32_t* out = s_.indices + token * s_.count;
@@ -117,16 +124,16 @@ class RowSelection {
   const float* packed_;
   int64_t row_floats_, room_;
   Scratch<float> floats_;
-  Scratch<Chosen> chosen_;
+  Scratch<Candidate> chosen_;
 };
 
 template <bool kPairs>
 static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
   Failure failure;
-  const int64_t depth = Listed<kPairs>::words(s.index.query.size);
+  const int64_t depth = GatheredRows<kPairs>::operand_floats(s.index.query.size);
   int64_t most = 1;
   for (int64_t i = 0; i < s.index.batch.count; ++i) most = larger(most, s.index.batch.sequences[i].keys);
-  Scratch<float> packed(runtime, blocks_of(most, kPanel) * kPanel * depth);
+  Scratch<float> packed(runtime, ceil_div(most, kPanel) * kPanel * depth);
   if (!packed) return Outcome::out_of_memory;
   for (int64_t i = 0; i < s.index.batch.count; ++i) {
     const sparse::Sequence& sequence = s.index.batch.sequences[i];
@@ -136,14 +143,14 @@ static Outcome select_keys(const sparse::Selection& s, const Runtime& runtime) {
       for (int64_t place = first; place < last; ++place) {
         float* to = packed.data() + place / kPanel * kPanel * depth + place % kPanel;
         if (place < sequence.keys) {
-          read_words<kPairs>(s.index.key, key_token(s.index.batch, sequence, place), 0, row.data());
+          read_operand<kPairs>(s.index.key, key_token(s.index.batch, sequence, place), 0, row.data());
           for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = row.data()[d];
         } else {
           for (int64_t d = 0; d < depth; ++d) to[d * kPanel] = 0;
         }
       }
     };
-    in_parallel(runtime, blocks_of(sequence.keys, kPanel) * kPanel, 16 * kPanel, pack);
+    in_parallel(runtime, ceil_div(sequence.keys, kPanel) * kPanel, 16 * kPanel, pack);
     auto part = [&](int64_t first, int64_t last) {
       RowSelection<kPairs> rows(s, runtime, packed.data(), larger(sequence.keys, 1));
       if (!rows) return failure.set();

@@ -1,26 +1,26 @@
-// The best of many scores without sorting them all.
+// The k best of many scores, sorted, without sorting all scores.
 //
-// A score becomes an integer of the same order; three counts of its leading bits find the score of the last that is
-// chosen, one pass collects those above it and the first of those equal to it, and only they are sorted, by their bits.
-// So ties go to the key that comes first. +0 and -0 are equal. NaN counts as beyond infinity.
+// Scores become integers of the same order. Three histograms of their leading bits find the k-th best score. One pass
+// collects the scores above it and the first ones equal to it, and only these are sorted, by radix. So ties go to the key
+// that comes first. +0 and -0 are equal. NaN counts as beyond infinity.
 #pragma once
 
 #include "../simd.hpp"
 
 namespace fa::FA_ISA {
 
-FA_INLINE uint32_t ordered(float score) {
+FA_INLINE uint32_t order_of(float score) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, score + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-struct Chosen {
+struct Candidate {
   uint32_t order;
   int32_t place;
 };
 
-// The order of the k-th best of `count` > k scores; `equal` is how many of that order belong to the best k.
-static uint32_t last_chosen(const float* scores, int64_t count, int64_t k, int64_t& equal) {
+// The order of the k-th best of `count` > k scores. `equal` becomes how many scores of that order belong to the best k.
+static uint32_t threshold_order(const float* scores, int64_t count, int64_t k, int64_t& equal) {
   static constexpr int kShift[] = {21, 10, 0};
   static constexpr int kBits[] = {11, 11, 10};
   uint32_t prefix = 0, mask = 0;
@@ -29,7 +29,7 @@ static uint32_t last_chosen(const float* scores, int64_t count, int64_t k, int64
     int32_t counts[2048] = {};
     const uint32_t digits = (1u << kBits[pass]) - 1;
     for (int64_t j = 0; j < count; ++j) {
-      const uint32_t order = ordered(scores[j]);
+      const uint32_t order = order_of(scores[j]);
       if ((order & mask) == prefix) ++counts[order >> kShift[pass] & digits];
     }
     uint32_t digit = digits;
@@ -41,18 +41,19 @@ static uint32_t last_chosen(const float* scores, int64_t count, int64_t k, int64
   return prefix;
 }
 
-// The places of the best min(k, count) scores, best first, into `chosen`; returns how many. `spare` is as long.
-static int64_t top_k(const float* scores, int64_t count, int64_t k, Chosen* chosen, Chosen* spare) {
+// Writes the places of the best min(k, count) scores to `chosen`, best first, and returns how many they are. `spare` is as
+// long.
+static int64_t top_k(const float* scores, int64_t count, int64_t k, Candidate* chosen, Candidate* spare) {
   int64_t found = 0, equal = 0;
   uint32_t last = 0;
   const bool all = count <= k;
-  if (!all) last = last_chosen(scores, count, k, equal);
+  if (!all) last = threshold_order(scores, count, k, equal);
   for (int64_t j = 0; j < count; ++j) {
-    const uint32_t order = ordered(scores[j]);
+    const uint32_t order = order_of(scores[j]);
     if (!all && (order < last || (order == last && equal-- <= 0))) continue;
     chosen[found++] = {order, static_cast<int32_t>(j)};
   }
-  // Eight bits at a time, stable, the greatest first; an even number of passes ends where it began.
+  // Radix sort: 8 bits at a time, stable, the greatest first. An even number of passes ends in the array where it began.
   for (int shift = 0; shift < 32; shift += 8) {
     int32_t starts[256] = {};
     for (int64_t n = 0; n < found; ++n) ++starts[chosen[n].order >> shift & 255];
@@ -63,7 +64,7 @@ static int64_t top_k(const float* scores, int64_t count, int64_t k, Chosen* chos
       at += many;
     }
     for (int64_t n = 0; n < found; ++n) spare[starts[chosen[n].order >> shift & 255]++] = chosen[n];
-    Chosen* swap = chosen;
+    Candidate* swap = chosen;
     chosen = spare;
     spare = swap;
   }

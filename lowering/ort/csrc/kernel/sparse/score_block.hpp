@@ -1,23 +1,23 @@
-// A block of scores of one row: the query heads of a group times up to kGatherKeys keys, in one of two forms.
+// A block of scores of one row: the query heads of a group times up to kGatherKeys keys, in one of two layouts.
 //
-// Wide: heads lie in the lanes, [panel of heads][key][kWidth]; for groups of many heads. Narrow: keys lie in the lanes,
-// [head][kGatherKeys]; for groups of few heads, whose products run along the rows. Both have the same operations. With kPairs
-// the products with keys are of bfloat16, as they lie in memory, two at a time; the block itself is always float32.
+// HeadsInLanes: [panel of heads][key][kWidth], for groups of many heads. KeysInLanes: [head][kGatherKeys], for groups of few
+// heads; its products run along the rows. Both have the same functions. With kPairs the products with keys are of bfloat16,
+// two at a time, as they lie in memory. The block itself is always float32.
 #pragma once
 
 #include "product.hpp"
 
 namespace fa::FA_ISA {
 
-inline constexpr int kNarrowHeads = kLanes >= 16 ? 8 : 2;
+inline constexpr int kMostHeadsOfKeysInLanes = kLanes >= 16 ? 8 : 2;
 inline constexpr int kDotHeads = kLanes >= 16 ? 4 : 2;
 inline constexpr int kDotKeys = 4;
-inline constexpr int kScoreKeys = kTileRows;
+inline constexpr int kScoreKeys = kMicroRows;
 
-struct Narrow {
+struct KeysInLanes {
   static constexpr bool kPairs = false;
-  static int64_t padded(int64_t heads) { return heads; }
-  static int64_t query_row(int64_t depth) { return blocks_of(depth, kLanes) * kLanes; }
+  static int64_t padded_heads(int64_t heads) { return heads; }
+  static int64_t query_row(int64_t depth) { return ceil_div(depth, kLanes) * kLanes; }
   static int64_t query_floats(int64_t heads, int64_t depth) { return heads * query_row(depth); }
 
   static void pack_query(const Rows& rows, int64_t token, int64_t first, int64_t heads, float* out, float*) {
@@ -29,17 +29,18 @@ struct Narrow {
     }
   }
 
-  // Products of kDotKeys keys and kHeads heads along the depth, kLanes numbers at a time.
+  // out[head][key] = query[head] . keys[first + key] for kHeads heads and kDotKeys keys, kLanes numbers at a time.
   template <int kHeads>
-  static void dots(const float* query, int64_t query_row, const Listed<false>& keys, int64_t first, int64_t depth, float* out) {
+  static void dots(const float* query, int64_t query_row, const GatheredRows<false>& keys, int64_t first, int64_t depth,
+                   float* out) {
     Vec sum[kDotKeys][kHeads] = {};
     for (int part = 0; depth > 0; ++part) {
       const float* at[kDotKeys];
 #pragma GCC unroll 4
       for (int n = 0; n < kDotKeys; ++n) at[n] = keys.rows(part)[first + n];
-      const int64_t own = smaller(keys.numbers(part), depth);
-      depth -= own;
-      for (int64_t d = 0; d < own; d += kLanes) {
+      const int64_t count = smaller(keys.numbers(part), depth);
+      depth -= count;
+      for (int64_t d = 0; d < count; d += kLanes) {
         Vec q[kHeads];
 #pragma GCC unroll 4
         for (int h = 0; h < kHeads; ++h) q[h] = load(query + h * query_row + d);
@@ -50,7 +51,7 @@ struct Narrow {
           for (int h = 0; h < kHeads; ++h) sum[n][h] += k * q[h];
         }
       }
-      query += own;
+      query += count;
     }
 #pragma GCC unroll 4
     for (int n = 0; n < kDotKeys; ++n) {
@@ -60,54 +61,55 @@ struct Narrow {
   }
 
   template <int kHeads = kDotHeads>
-  static void some_dots(int64_t heads, const float* query, int64_t query_row, const Listed<false>& keys, int64_t first,
-                        int64_t depth, float* out) {
+  static void dots_of_heads(int64_t heads, const float* query, int64_t query_row, const GatheredRows<false>& keys,
+                            int64_t first, int64_t depth, float* out) {
     if constexpr (kHeads > 1) {
-      if (heads < kHeads) return some_dots<kHeads - 1>(heads, query, query_row, keys, first, depth, out);
+      if (heads < kHeads) return dots_of_heads<kHeads - 1>(heads, query, query_row, keys, first, depth, out);
     }
     dots<kHeads>(query, query_row, keys, first, depth, out);
   }
 
-  // Scores of keys past `count` are those of some other key; nobody reads them.
-  static void scores(const float* query, int64_t heads, const Listed<false>& keys, int64_t depth, int64_t count, float* out) {
+  // out[head][key] = query[head] . keys[key]. Scores of keys past `count` are those of some other key and not used.
+  static void scores(const float* query, int64_t heads, const GatheredRows<false>& keys, int64_t depth, int64_t count,
+                     float* out) {
     const int64_t row = query_row(depth);
     for (int64_t j = 0; j < count; j += kDotKeys) {
       for (int64_t h = 0; h < heads; h += kDotHeads) {
-        some_dots(smaller(heads - h, kDotHeads), query + h * row, row, keys, j, depth, out + h * kGatherKeys + j);
+        dots_of_heads(smaller(heads - h, kDotHeads), query + h * row, row, keys, j, depth, out + h * kGatherKeys + j);
       }
     }
   }
 
-  // Floats that a weighed sum needs for itself.
-  static int64_t weigh_floats(int64_t) { return 0; }
+  // Floats that weighted_sum() needs as a buffer.
+  static int64_t weighted_sum_floats(int64_t) { return 0; }
 
   // out[head][column] = alpha[head] out + sum over keys of block[head][key] keys[key][column].
-  static void weigh(const float* block, int64_t heads, const Listed<false>& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, float*) {
+  static void weighted_sum(const float* block, int64_t heads, const GatheredRows<false>& keys, int64_t columns,
+                           int64_t count, float* out, const float* alpha, float*) {
     for (int64_t c = 0; c < columns; c += kPanel) {
       const int part = c < keys.numbers(0) ? 0 : 1;
       const KeyLines lines{keys.rows(part), c - part * keys.numbers(0)};
-      weigh_rows<kGatherKeys, 1, false>(heads, block, lines, count, out + c, columns_of(columns), alpha);
+      weighted_sum_rows<kGatherKeys, 1, false>(heads, block, lines, count, out + c, columns_of(columns), alpha);
     }
   }
 
-  // Makes of a block what spread() reads.
-  static void leave(float*, int64_t, int64_t) {}
-  // A panel of columns of the heads' rows, beginning at `column`, as spread() reads them.
+  // Turns a block into the weights that scatter_add() reads.
+  static void pack_weights(float*, int64_t, int64_t) {}
+  // A panel of columns of the heads' rows, from `column` on, as scatter_add() reads them.
   static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
     const int64_t columns = smaller(kPanel, rows.numbers() - column);
     for (int64_t h = 0; h < heads; ++h) read_numbers(rows, token, first + h, column, columns, out + h * kPanel);
   }
 
   // sums[token][column] += sum over heads of block[head][first + key] rows[head][column], for one panel of columns and at
-  // most kTileRows keys.
-  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
-                     const int64_t* tokens, float* sums) {
-    spread_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, sums);
+  // most kMicroRows keys.
+  static void scatter_add(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
+                          const int64_t* tokens, float* sums) {
+    scatter_add_keys<kGatherKeys, 1, false>(keys, block + first, rows, heads, tokens, sums);
   }
 
-  // Calls f(vector, head) for the scores of `count` keys, `head` telling where its lanes' heads begin (each lane the same
-  // here), and stores what f makes of the vector.
+  // Replaces each vector of scores of `count` keys by f(vector, head, index). `head` is the first head of its lanes (here
+  // all lanes have the same), `index` its place in the block.
   template <class F>
   static void each(float* block, int64_t heads, int64_t count, F f) {
     for (int64_t h = 0; h < heads; ++h) {
@@ -120,7 +122,7 @@ struct Narrow {
   FA_INLINE Vec of_heads(const float* values, int64_t head) { return splat(values[head]); }
   static float at(const float* block, int64_t head, int64_t key) { return block[head * kGatherKeys + key]; }
 
-  // out[key] = sum over heads of block, each lane of which f changes first.
+  // out[key] = sum over heads of f(vector, head).
   template <class F>
   static void over_heads(const float* block, int64_t heads, int64_t count, float* out, F f) {
     for (int64_t j = 0; j < count; j += kLanes) {
@@ -130,7 +132,7 @@ struct Narrow {
     }
   }
 
-  // Of each head's scores: the largest, NaN where one of them is.
+  // The largest score of each head; NaN if one of them is NaN.
   static void largest(const float* block, int64_t heads, int64_t count, float* out) {
     for (int64_t h = 0; h < heads; ++h) {
       Vec top = splat(-kInfinity);
@@ -139,7 +141,7 @@ struct Narrow {
       int64_t j = 0;
       for (; j + kLanes <= count; j += kLanes) {
         const Vec s = load(row + j);
-        top = greater(s, top);
+        top = maximum(s, top);
         undefined |= s != s;
       }
       float best = max_lanes(top);
@@ -171,32 +173,32 @@ struct Narrow {
       out[h] += sum;
     }
   }
-  // block[head][key] times what belongs to the key, where the condition on the score holds.
+  // The keys' numbers `values` in the lanes of the vector at `place` of the block.
   FA_INLINE Vec of_keys(const float* values, int64_t place) { return load(values + place % kGatherKeys); }
 };
 
 template <int kVectors, bool kOfPairs>
-struct Wide {
+struct HeadsInLanes {
   static constexpr bool kPairs = kOfPairs;
   static constexpr int kWidth = kVectors * kLanes;
   static constexpr int64_t kPanelFloats = int64_t{kGatherKeys} * kWidth;
 
-  static int64_t padded(int64_t heads) { return blocks_of(heads, kWidth) * kWidth; }
-  // Heads of a tile of a weighed sum, such that all tiles of a panel are nearly alike.
+  static int64_t padded_heads(int64_t heads) { return ceil_div(heads, kWidth) * kWidth; }
+  // Heads of a micro-tile of a weighted sum, such that all micro-tiles of a panel are nearly equal.
   static int64_t tile_of(int64_t heads) {
     const int64_t panel = smaller(heads, kWidth);
-    return blocks_of(panel, blocks_of(panel, kTileRows));
+    return ceil_div(panel, ceil_div(panel, kMicroRows));
   }
-  static int64_t words(int64_t numbers) { return Listed<kPairs>::words(numbers); }
-  static int64_t query_floats(int64_t heads, int64_t depth) { return padded(heads) * words(depth); }
+  static int64_t operand_floats(int64_t numbers) { return GatheredRows<kPairs>::operand_floats(numbers); }
+  static int64_t query_floats(int64_t heads, int64_t depth) { return padded_heads(heads) * operand_floats(depth); }
 
-  // [panel][number or pair][kWidth]; heads past the last are 0. `row` has room for one row.
+  // [panel][number or pair][kWidth]. Heads past the last one are 0. `row` has room for one row.
   static void pack_query(const Rows& rows, int64_t token, int64_t first, int64_t heads, float* out, float* row) {
-    const int64_t lines = words(rows.numbers());
-    for (int64_t h = 0; h < padded(heads); ++h) {
+    const int64_t lines = operand_floats(rows.numbers());
+    for (int64_t h = 0; h < padded_heads(heads); ++h) {
       float* to = out + h / kWidth * lines * kWidth + h % kWidth;
       if (h < heads) {
-        read_words<kPairs>(rows, token, first + h, row);
+        read_operand<kPairs>(rows, token, first + h, row);
         for (int64_t d = 0; d < lines; ++d) to[d * kWidth] = row[d];
       } else {
         for (int64_t d = 0; d < lines; ++d) to[d * kWidth] = 0;
@@ -204,26 +206,27 @@ struct Wide {
     }
   }
 
-  static void scores(const float* query, int64_t heads, const Listed<kPairs>& keys, int64_t depth, int64_t count, float* out) {
+  static void scores(const float* query, int64_t heads, const GatheredRows<kPairs>& keys, int64_t depth, int64_t count,
+                     float* out) {
     for (int64_t p = 0; p * kWidth < heads; ++p) {
       for (int64_t j = 0; j < count; j += kScoreKeys) {
-        score_tile<kScoreKeys, kVectors>(keys, j, query + p * words(depth) * kWidth, depth,
+        score_tile<kScoreKeys, kVectors>(keys, j, query + p * operand_floats(depth) * kWidth, depth,
                                          out + p * kPanelFloats + j * kWidth);
       }
     }
   }
 
-  static int64_t weigh_floats(int64_t heads) { return kPairs ? padded(heads) * kPairsOfBlock : 0; }
+  static int64_t weighted_sum_floats(int64_t heads) { return kPairs ? padded_heads(heads) * kPairsOfBlock : 0; }
 
-  static void weigh(const float* block, int64_t heads, const Listed<kPairs>& keys, int64_t columns, int64_t count, float* out,
-                    const float* alpha, float* weights) {
+  static void weighted_sum(const float* block, int64_t heads, const GatheredRows<kPairs>& keys, int64_t columns,
+                           int64_t count, float* out, const float* alpha, float* weights) {
     const int64_t out_row = columns_of(columns), tile = tile_of(heads);
     if constexpr (kPairs) pair_keys(block, heads, count, weights);
     for (int64_t c = 0; c < columns; c += kPanel) {
       const int part = c < keys.numbers(0) ? 0 : 1;
-      const KeyLines own{keys.rows(part), Listed<kPairs>::words(c - part * keys.numbers(0))};
+      const KeyLines lines{keys.rows(part), GatheredRows<kPairs>::operand_floats(c - part * keys.numbers(0))};
       alignas(64) float pairs[kPairs ? kPairsOfBlock * kPanel : 1];
-      if constexpr (kPairs) pair_lines(own, count, pairs);
+      if constexpr (kPairs) pair_lines(lines, count, pairs);
       for (int64_t p = 0; p * kWidth < heads; ++p) {
         const int64_t end = smaller(heads, (p + 1) * kWidth);
         for (int64_t h = p * kWidth; h < end; h += tile) {
@@ -231,29 +234,29 @@ struct Wide {
           float* to = out + h * out_row + c;
           if constexpr (kPairs) {
             const float* from = weights + p * kPairsOfBlock * kWidth + h % kWidth;
-            weigh_rows<1, kWidth, true>(rows, from, PairLines{pairs}, blocks_of(count, 2), to, out_row, alpha + h);
+            weighted_sum_rows<1, kWidth, true>(rows, from, PairLines{pairs}, ceil_div(count, 2), to, out_row, alpha + h);
           } else {
             const float* from = block + p * kPanelFloats + h % kWidth;
-            weigh_rows<1, kWidth, false>(rows, from, own, count, to, out_row, alpha + h);
+            weighted_sum_rows<1, kWidth, false>(rows, from, lines, count, to, out_row, alpha + h);
           }
         }
       }
     }
   }
 
-  // With kPairs rounded to bfloat16 where it lies, two heads in each float.
-  static void leave(float* block, int64_t heads, int64_t count) {
+  // With kPairs the weights are rounded to bfloat16 in place, two heads in each float.
+  static void pack_weights(float* block, int64_t heads, int64_t count) {
     if constexpr (!kPairs) return;
     for (int64_t h = 0; h < heads; h += kWidth) {
       float* panel = block + h / kWidth * kPanelFloats;
       for (int64_t i = 0; i < count * kWidth; i += kPanel) {
-        store(panel + i / 2, narrow_both(load(panel + i), load(panel + i + kLanes)));
+        store(panel + i / 2, Isa::narrow_operands(load(panel + i), load(panel + i + kLanes)));
       }
     }
   }
 
   static void pack_lines(const Rows& rows, int64_t token, int64_t first, int64_t heads, int64_t column, float* out) {
-    if constexpr (!kPairs) return Narrow::pack_lines(rows, token, first, heads, column, out);
+    if constexpr (!kPairs) return KeysInLanes::pack_lines(rows, token, first, heads, column, out);
     const bool plain = column < rows.size;
     const auto row = [&](int64_t head) {
       const int64_t at = token * rows.heads + first + head;
@@ -269,13 +272,14 @@ struct Wide {
     }
   }
 
-  static void spread(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
-                     const int64_t* tokens, float* sums) {
-    constexpr int64_t kHeads = kPairs ? 2 : 1;  // in a float
+  static void scatter_add(const float* block, int64_t heads, const float* rows, int64_t first, int64_t keys,
+                          const int64_t* tokens, float* sums) {
+    constexpr int64_t kHeads = kPairs ? 2 : 1;  // heads in a float
     constexpr int kStepOfKey = kWidth / kHeads;
     for (int64_t p = 0; p * kWidth < heads; ++p) {
-      spread_keys<1, kStepOfKey, kPairs>(keys, block + p * kPanelFloats + first * kStepOfKey, rows + p * kStepOfKey * kPanel,
-                                         blocks_of(smaller(kWidth, heads - p * kWidth), kHeads), tokens, sums);
+      scatter_add_keys<1, kStepOfKey, kPairs>(keys, block + p * kPanelFloats + first * kStepOfKey,
+                                              rows + p * kStepOfKey * kPanel,
+                                              ceil_div(smaller(kWidth, heads - p * kWidth), kHeads), tokens, sums);
     }
   }
 
@@ -310,7 +314,7 @@ struct Wide {
       IntVec undefined{};
       for (int64_t j = 0; j < count; ++j) {
         const Vec s = load(at + j * kWidth);
-        top = greater(s, top);
+        top = maximum(s, top);
         undefined |= s != s;
       }
       store(out + h, undefined ? splat(__builtin_nanf("")) : top);
@@ -337,7 +341,8 @@ struct Wide {
  private:
   static constexpr int64_t kPairsOfBlock = kGatherKeys / 2;
 
-  // The block rounded to bfloat16, two keys in each float: [panel][pair of keys][kWidth]. Beyond an odd last key is 0.
+  // The block rounded to bfloat16, two keys in each float: [panel][pair of keys][kWidth]. An odd last key is paired with
+  // zeros.
   static void pair_keys(const float* block, int64_t heads, int64_t count, float* out) {
     for (int64_t h = 0; h < heads; h += kLanes) {
       const float* from = block + h / kWidth * kPanelFloats + h % kWidth;
@@ -348,7 +353,8 @@ struct Wide {
     }
   }
 
-  // A panel of columns of two keys each. Zeros and not a key go with an odd last one: it could hold an infinity.
+  // A panel of columns of two keys each. An odd last key is paired with zeros and not with another key, which could hold an
+  // infinity.
   static void pair_lines(KeyLines keys, int64_t count, float* out) {
     for (int64_t j = 0; j < count; j += 2, out += kPanel) {
       Vec low, high;
@@ -359,21 +365,21 @@ struct Wide {
   }
 };
 
-// Calls f with the form that suits a group of so many heads: few in the lanes' other direction, else panels of one or
-// two vectors, whichever leaves fewer lanes idle. `pairs`: whether the keys are rows of bfloat16 in whole panels.
+// Calls f with the layout that suits a group of so many heads. Few heads do not fill the lanes; of one or two vectors of
+// heads, the one is taken that leaves fewer lanes unused. `pairs`: whether the keys are rows of bfloat16 in whole panels.
 template <class F>
-static void with_form(int64_t heads, bool pairs, F& f) {
-  if (heads <= kNarrowHeads) return f(Narrow{});
-  const bool one = blocks_of(heads, kLanes) % 2 == 1;
+static void with_layout(int64_t heads, bool pairs, F& f) {
+  if (heads <= kMostHeadsOfKeysInLanes) return f(KeysInLanes{});
+  const bool one = ceil_div(heads, kLanes) % 2 == 1;
   if constexpr (kHasPairs) {
-    if (pairs) return one ? f(Wide<1, true>{}) : f(Wide<2, true>{});
+    if (pairs) return one ? f(HeadsInLanes<1, true>{}) : f(HeadsInLanes<2, true>{});
   }
-  return one ? f(Wide<1, false>{}) : f(Wide<2, false>{});
+  return one ? f(HeadsInLanes<1, false>{}) : f(HeadsInLanes<2, false>{});
 }
 
-// Of attention: query and key have one type.
-FA_INLINE bool takes_pairs(const sparse::Attention& a) {
-  return whole_panels(a.key, Type::bfloat16) && whole_panels(a.value, Type::bfloat16);
+// Whether attention multiplies pairs. Query and key have one type.
+FA_INLINE bool multiplies_pairs(const sparse::Attention& a) {
+  return is_panel_aligned(a.key, Type::bfloat16) && is_panel_aligned(a.value, Type::bfloat16);
 }
 
 }  // namespace fa::FA_ISA

@@ -1,0 +1,97 @@
+// What the kernels ask of an instruction set, written without its instructions. The header of an instruction set derives
+// a struct from Portable, adds the two numbers that Portable lacks, and hides each function for which it has a better
+// instruction:
+//
+//   kRegisters  vector registers
+//   kMicroRows  rows of a micro-tile of the matrix product (MR of BLIS), which is kMicroRows x 2 vectors of sums; an even
+//               divisor of 48
+//
+// simd.hpp includes the header that belongs to FA_ISA and names its struct Isa.
+#pragma once
+
+#include "vector.hpp"
+
+namespace fa::FA_ISA {
+
+struct Portable {
+  // Whether half a vector takes half the time of a whole one. If so, there is a function widened(LowVec), too.
+  static constexpr bool kHalvesPay = false;
+
+  FA_INLINE Vec widened(Vec v) { return v; }
+
+  // The larger (smaller) number. The second operand wins when either is NaN: maximum(x, m) ignores a NaN in x,
+  // maximum(m, x) keeps it.
+  FA_INLINE Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+  FA_INLINE Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
+
+  // Exponent and mantissa move to their place and one multiplication corrects the exponent's bias. The multiplication also
+  // makes subnormal numbers right. Infinity and NaN get the largest exponent.
+  FA_INLINE Vec widen_float16s(HalfVec x) {
+    const BitVec bits = __builtin_convertvector(x, BitVec);
+    const BitVec magnitude = (bits & 0x7fffu) << 13;
+    const BitVec scaled = (BitVec)((Vec)magnitude * 0x1p112f);
+    const BitVec wide = magnitude >= (0x1fu << 23) ? magnitude | 0x7f800000u : scaled;
+    return (Vec)(wide | (bits & 0x8000u) << 16);
+  }
+
+  // Rounds to the nearest, ties to even; see narrow_float16.
+  FA_INLINE HalfVec narrow_float16s(Vec x) {
+    const auto magnitude = (BitVec)x & 0x7fffffffu;
+    const BitVec small = (BitVec)((Vec)magnitude + 0.5f) - to_bits(0.5f);
+    const BitVec normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+    BitVec bits = magnitude < (113u << 23) ? small : normal;
+    bits = magnitude >= to_bits(65520.0f) ? 0x7c00u - BitVec{} : bits;
+    bits = magnitude > 0x7f800000u ? 0x7e00u - BitVec{} : bits;
+    return __builtin_convertvector(((BitVec)x >> 16 & 0x8000u) | bits, HalfVec);
+  }
+
+  FA_INLINE HalfVec narrow_bfloat16s(Vec x) {
+    const auto bits = (BitVec)x;
+    const BitVec rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return __builtin_convertvector(x != x ? (bits >> 16 | 0x40u) : rounded, HalfVec);
+  }
+
+  FA_INLINE Vec widen_int8s(Int8Vec x) { return __builtin_convertvector(x, Vec); }
+
+  // 2^f for f in [-0.5, 0.5]: the polynomial of exp_nonpositive (exp.hpp) in f ln 2.
+  FA_INLINE Vec exp2_fraction(Vec f) {
+    Vec p = f * 1.534581201e-4f + 1.339993121e-3f;
+    p = p * f + 9.618488964e-3f;
+    p = p * f + 5.550328787e-2f;
+    p = p * f + 2.402264690e-1f;
+    p = p * f + 6.931472083e-1f;
+    return p * f + 1.0f;
+  }
+
+  // 2^x for x at most 0 or NaN. x - n is exact, so that nothing has to be split. Below -126 the result is 0.
+  FA_INLINE Vec exp2_nonpositive(Vec x) {
+    constexpr float kLowest = -126.0f;
+    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const Vec low = splat(kLowest);
+    const Vec clamped = maximum(low, x);
+    const Vec shifted = clamped + kRounder;
+    const Vec n = shifted - kRounder;
+    const Vec p = exp2_fraction(clamped - n);
+    const Vec power = (Vec)(((BitVec)shifted << 23) + 0x3f800000u);
+    return clear_where(clamped == low, p * power);
+  }
+
+  // Whether products of bfloat16 two at a time are faster than products of floats. The kernels use the next three functions
+  // only where they are.
+  static constexpr bool kHasPairs = false;
+
+  // sum[l] + a[2 l] b[2 l] + a[2 l + 1] b[2 l + 1]; a and b are bfloat16, two in each lane.
+  FA_INLINE Vec add_pair_products(Vec sum, Vec a, Vec b) {
+    const Vec even = (Vec)((BitVec)a << 16) * (Vec)((BitVec)b << 16);
+    return sum + even + (Vec)((BitVec)a & 0xffff0000u) * (Vec)((BitVec)b & 0xffff0000u);
+  }
+  // Operands of add_pair_products: numbers rounded to bfloat16.
+  FA_INLINE HalfVec narrow_operands(Vec x) { return narrow_bfloat16s(x); }
+  // The numbers of `first`, then those of `second`.
+  FA_INLINE Vec narrow_operands(Vec first, Vec second) {
+    const HalfVec both[] = {narrow_bfloat16s(first), narrow_bfloat16s(second)};
+    return load_as<Vec>(both);
+  }
+};
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,218 @@
+// K and V of one block as the micro-kernel reads them: in place where possible, else as a copy of the block.
+//
+// The following are copied: numbers that need converting or rounding; keys with a rope part; pairs of values, because two
+// keys' numbers of a column have to lie side by side; and rows whose distance is a multiple of 2 KB, because the rows of a
+// micro-tile would share a few sets of the first-level cache. A copy costs one load and one store for 16 numbers, which are
+// then multiplied with up to kTileRows rows.
+#pragma once
+
+#include "prefetch.hpp"
+#include "rows.hpp"
+#include "stored.hpp"
+
+namespace fa::FA_ISA {
+
+// Keys of one block (Bc of FlashAttention). A panel of scores takes 32 KB at 32 rows, and the accumulators are rescaled once
+// a block.
+inline constexpr int64_t kBlockKeys = 256;
+
+FA_INLINE bool rounds_to_bfloat16(const Problem& problem) {
+  return problem.rounded_products && problem.type == Type::float32;
+}
+
+// A row of floats, rounded to pairs in `buffer`, which has room for one more vector.
+FA_INLINE const float* rounded_row(const float* row, int64_t count, float* buffer) {
+  if (row != buffer) __builtin_memcpy(buffer, row, static_cast<size_t>(count) * sizeof(float));
+  narrow_to_pairs(buffer, count);
+  return buffer;
+}
+
+// The sizes of the products. Products of pairs (pairs.hpp) have two bfloat16 in each float.
+struct Shape {
+  int64_t qk_size;  // of a row of query or key: head size and rope part
+  int64_t value_size;
+  int64_t packing;  // numbers in a float: 2 for pairs, else 1
+  int64_t depth;    // of the product of query and key, in floats
+
+  explicit Shape(const Problem& problem)
+      : qk_size(problem.head_size + problem.rope_size), value_size(problem.value_size),
+        packing(kHasPairs && (problem.type == Type::bfloat16 || rounds_to_bfloat16(problem)) ? 2 : 1),
+        depth(ceil_div(qk_size, packing)) {}
+
+  bool pairs() const { return kHasPairs && packing == 2; }
+  int64_t padded_value_size() const { return ceil_div(value_size, kPanel) * kPanel; }
+  // Floats from one copied row to the next: mostly an odd number of cache lines.
+  int64_t key_stride() const { return ceil_div(depth, kLanes) * kLanes + 16; }
+  int64_t value_stride() const { return padded_value_size() + 16; }
+  int64_t block_floats() const { return kBlockKeys * (key_stride() + value_stride()); }
+};
+
+// K and V of a block as operands of the products.
+struct KvBlock {
+  const float* keys;
+  int64_t key_stride;
+  const float* values;  // a row for each key, or with pairs for two keys
+  int64_t value_stride;
+  bool keys_in_place;
+  bool values_in_place;
+};
+
+FA_INLINE bool avoids_set_conflicts(int64_t row) { return row * static_cast<int64_t>(sizeof(float)) % 2048 != 0; }
+
+// The element at which row 0 of a head begins.
+FA_INLINE int64_t key_start(const Problem& problem, const Sequence& sequence, int64_t key_head) {
+  return sequence.key + key_head * problem.key.head;
+}
+FA_INLINE int64_t value_start(const Problem& problem, const Sequence& sequence, int64_t key_head) {
+  return sequence.value + key_head * problem.value.head;
+}
+
+// A row as an operand of the products: floats, or pairs.
+FA_INLINE const float* key_operand(const Problem& problem, const Shape& shape, const Sequence& sequence,
+                                   int64_t key_head, int64_t j, float* buffer) {
+  if (!shape.pairs()) return key_row(problem, sequence, key_head, j, buffer);
+  if (!rounds_to_bfloat16(problem)) return key_pairs(problem, sequence, key_head, j, buffer);
+  return rounded_row(key_row(problem, sequence, key_head, j, buffer), shape.qk_size, buffer);
+}
+
+FA_INLINE const float* query_operand(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t head,
+                                     int64_t i, float* buffer) {
+  if (!shape.pairs()) return query_row(problem, sequence, head, i, buffer);
+  if (!rounds_to_bfloat16(problem)) return query_pairs(problem, sequence, head, i, buffer);
+  return rounded_row(query_row(problem, sequence, head, i, buffer), shape.qk_size, buffer);
+}
+
+// Calls body(stored) with the type of stored.hpp that reads the problem's numbers.
+template <class Body>
+FA_INLINE void with_stored_type(const Problem& problem, Body body) {
+  if (problem.type == Type::float32) {
+    body(StoredFloats{});
+  } else if (problem.type == Type::float16) {
+    body(StoredFloat16{});
+  } else if (kHasPairs) {
+    body(StoredPairs{});
+  } else {
+    body(StoredBfloat16{});
+  }
+}
+
+// Copies rows [first, first + count) of a head that begins at element `start`, as operands of the products.
+template <class Stored>
+static void copy_rows(const Strided& rows, Type type, int64_t start, int64_t first, int64_t count, int64_t size, float* out,
+                      int64_t out_stride) {
+  const auto* from = static_cast<const typename Stored::Number*>(rows.data) + start + first * rows.row;
+  for (int64_t j = 0; j < count; ++j, from += rows.row, out += out_stride) {
+    prefetch_row(rows, type, start, first + j + kPrefetchDistance, size);
+    float* to = out;
+    int64_t n = 0;
+    for (; n + Stored::kPerLoad <= size; n += Stored::kPerLoad, to += kLanes) store(to, Stored::load(from + n));
+    if (n < size) store(to, Stored::load_partial(from + n, size - n));
+  }
+}
+
+// Copies keys [first, first + keys). `buffer` has room for one key.
+static void copy_keys(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
+                      int64_t first, int64_t keys, float* out, float* buffer) {
+  const int64_t start = key_start(problem, sequence, key_head);
+  if (problem.rope_size == 0 && !rounds_to_bfloat16(problem)) {
+    with_stored_type(problem, [&](auto stored) {
+      copy_rows<decltype(stored)>(problem.key, problem.type, start, first, keys, problem.head_size, out, shape.key_stride());
+    });
+    return;
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    float* row = out + j * shape.key_stride();
+    prefetch_row(problem.key, problem.type, start, first + j + kPrefetchDistance, problem.head_size);
+    const float* from = key_operand(problem, shape, sequence, key_head, first + j, buffer);
+    __builtin_memcpy(row, from, static_cast<size_t>(shape.depth) * sizeof(float));
+  }
+}
+
+// Copies values as [pair of keys][column][2]. An odd last key is paired with zeros.
+static void copy_value_pairs(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
+                             int64_t first, int64_t keys, float* out) {
+  const int64_t size = problem.value_size;
+  const int64_t start = value_start(problem, sequence, key_head);
+  const auto* values = static_cast<const uint16_t*>(problem.value.data) + start + first * problem.value.row;
+  for (int64_t j = 0; j < keys; j += 2) {
+    const uint16_t* even = values + j * problem.value.row;
+    const uint16_t* odd = even + problem.value.row;
+    const bool both = j + 1 < keys;
+    prefetch_row(problem.value, problem.type, start, first + j + kPrefetchDistance, problem.value_size);
+    prefetch_row(problem.value, problem.type, start, first + j + 1 + kPrefetchDistance, problem.value_size);
+    float* row = out + j / 2 * shape.value_stride();
+    int64_t d = 0;
+    for (; d + StoredPairs::kPerLoad <= size; d += StoredPairs::kPerLoad) {
+      Vec low;
+      Vec high;
+      interleave(StoredPairs::load(even + d), both ? StoredPairs::load(odd + d) : Vec{}, low, high);
+      store(row + d, low);
+      store(row + d + kLanes, high);
+    }
+    if (d < size) {
+      Vec low;
+      Vec high;
+      interleave(StoredPairs::load_partial(even + d, size - d), both ? StoredPairs::load_partial(odd + d, size - d) : Vec{},
+                 low, high);
+      store(row + d, low);
+      store(row + d + kLanes, high);
+    }
+  }
+}
+
+// The same for float32 values, which are rounded to bfloat16.
+static void round_value_pairs(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
+                              int64_t first, int64_t keys, float* out) {
+  const int64_t size = problem.value_size;
+  const int64_t start = value_start(problem, sequence, key_head);
+  const float* values = static_cast<const float*>(problem.value.data) + start + first * problem.value.row;
+  const auto part = [&](const float* from, int64_t d) {
+    return d + kLanes <= size ? load(from + d) : StoredFloats::load_partial(from + d, size - d);
+  };
+  for (int64_t j = 0; j < keys; j += 2) {
+    const float* even = values + j * problem.value.row;
+    prefetch_row(problem.value, problem.type, start, first + j + kPrefetchDistance, size);
+    prefetch_row(problem.value, problem.type, start, first + j + 1 + kPrefetchDistance, size);
+    float* row = out + j / 2 * shape.value_stride();
+    for (int64_t d = 0; d < size; d += kLanes) {
+      store(row + d, pair_of(part(even, d), j + 1 < keys ? part(even + problem.value.row, d) : Vec{}));
+    }
+  }
+}
+
+// Keys [first, first + keys) of a key head and their values. `block` has room for a copy of both, `buffer` for one key.
+inline KvBlock load_kv_block(const Problem& problem, const Shape& shape, const Sequence& sequence, int64_t key_head,
+                             int64_t first, int64_t keys, float* block, float* buffer) {
+  const bool floats = problem.type == Type::float32 && !shape.pairs();
+  const bool even_pairs = shape.pairs() && !rounds_to_bfloat16(problem) && problem.head_size % 2 == 0;
+  const int64_t key_stride = problem.key.row / shape.packing;
+  const bool keys_in_place = problem.rope_size == 0 && (floats || even_pairs) && avoids_set_conflicts(key_stride);
+  const bool values_in_place = floats && avoids_set_conflicts(problem.value.row);
+  KvBlock data{block,         shape.key_stride(), block + kBlockKeys * shape.key_stride(), shape.value_stride(),
+               keys_in_place, values_in_place};
+  if (keys_in_place) {
+    const int64_t at = key_start(problem, sequence, key_head) / shape.packing + first * key_stride;
+    data.keys = static_cast<const float*>(problem.key.data) + at;
+    data.key_stride = key_stride;
+  } else {
+    copy_keys(problem, shape, sequence, key_head, first, keys, block, buffer);
+  }
+  float* copies = block + kBlockKeys * shape.key_stride();
+  if (values_in_place) {
+    const int64_t at = value_start(problem, sequence, key_head) + first * problem.value.row;
+    data.values = static_cast<const float*>(problem.value.data) + at;
+    data.value_stride = problem.value.row;
+  } else if (shape.pairs() && rounds_to_bfloat16(problem)) {
+    round_value_pairs(problem, shape, sequence, key_head, first, keys, copies);
+  } else if (shape.pairs()) {
+    copy_value_pairs(problem, shape, sequence, key_head, first, keys, copies);
+  } else {
+    with_stored_type(problem, [&](auto stored) {
+      copy_rows<decltype(stored)>(problem.value, problem.type, value_start(problem, sequence, key_head), first, keys,
+                                  problem.value_size, copies, shape.value_stride());
+    });
+  }
+  return data;
+}
+
+}  // namespace fa::FA_ISA

@@ -1,0 +1,56 @@
+// Sums of values that contain inf or NaN, or that overflow although their mean does not. They are computed again with
+// guards: a value whose key is masked is not read, and each value is multiplied by overflow_scale, a small power of two.
+#pragma once
+
+#include "skinny_product.hpp"
+#include "online_softmax.hpp"
+#include "query_tile.hpp"
+
+namespace fa::FA_ISA {
+
+static void rescale_accumulators(const QueryTile& tile) {
+  const int64_t columns = tile.columns();
+  for (int64_t r = 0; r < tile.rows(); ++r) {
+    for (int64_t d = 0; d < columns; ++d) tile.s.acc_rows[r * columns + d] *= tile.s.rescale[r];
+  }
+}
+
+// Whether a sum of the row is inf or NaN although the sum of its weights is a number. Column d is sums[d * step].
+FA_INLINE bool overflowed(const QueryTile& tile, int64_t r, const float* sums, int64_t step) {
+  if (is_nan(tile.s.sum[r])) return false;
+  float check = 0;  // inf * 0 and NaN * 0 are NaN
+  for (int64_t d = 0; d < tile.problem.value_size; ++d) check += sums[d * step] * 0.0f;
+  return is_nan(check);
+}
+
+// Adds P V of row r and one block. A masked key must not be read, because 0 * inf is NaN. The probability of key j is
+// scores[j * key_step], column d of the sums is sums[d * column_step].
+static void add_values_guarded(const QueryTile& tile, int64_t r, int64_t first, const float* scores, int64_t key_step,
+                               float* sums, int64_t column_step) {
+  const View& view = tile.s.views[r];
+  const float overflow_scale = tile.s.overflow_scale[r];
+  for (int64_t j = view.begin; j < view.end; ++j) {
+    if (view.mask != nullptr && view.mask[j] != 0) continue;
+    const float* value = tile.value(first + j);
+    for (int64_t d = 0; d < tile.problem.value_size; ++d) {
+      sums[d * column_step] += scores[j * key_step] * (value[d] * overflow_scale);
+    }
+  }
+}
+
+// Whether `count` numbers are finite.
+static bool all_finite(const float* numbers, int64_t count) {
+  constexpr int kBeside = 4;  // independent sums, so that none waits for the one before
+  Vec checks[kBeside] = {};   // inf * 0 and NaN * 0 are NaN
+  int64_t n = 0;
+  for (; n + kBeside * kLanes <= count; n += kBeside * kLanes) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kBeside; ++i) checks[i] += load(numbers + n + i * kLanes) * 0.0f;
+  }
+  for (; n + kLanes <= count; n += kLanes) checks[0] += load(numbers + n) * 0.0f;
+  float check = sum_lanes((checks[0] + checks[1]) + (checks[2] + checks[3]));
+  for (; n < count; ++n) check += numbers[n] * 0.0f;
+  return check == 0;
+}
+
+}  // namespace fa::FA_ISA
