@@ -6,6 +6,7 @@ No repair changes the meaning that the model has in ONNX Runtime:
     a missing opset import      of a domain that ONNX Runtime knows is added, with the version that ONNX Runtime assumes
     a size below 0              of an input or output becomes dynamic
     an input that is an output  has one type: that of the input replaces the one that is declared for the output
+    a weight that is an output  has the type and the shape of its numbers, if the output declares others
     "" and "ai.onnx"            are one domain: the last of two imports counts, and all nodes name the domain ""
     a graph without a name      gets a name
     a device configuration      is removed if it names no configuration or no tensor, or if the IR version has none;
@@ -62,7 +63,7 @@ def as_runtime_reads(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]
     if not imports and not sizes and not devices and not passed_on:
         return model, []
     copy = _copy(model)
-    return copy, [*_standard_opsets(copy), *_inputs_passed_on(copy), *_open_sizes(copy), *_devices(copy)]
+    return copy, [*_standard_opsets(copy), *_outputs_passed_on(copy), *_open_sizes(copy), *_devices(copy)]
 
 
 def repaired(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -123,17 +124,38 @@ def _standard_opsets(model: onnx.ModelProto) -> Iterator[str]:
         yield f"{_called(owner)} imports opset {version} and, before it, {versions}: the last one counts"
 
 
-def _passed_on(model: onnx.ModelProto) -> list[tuple[onnx.ValueInfoProto, onnx.ValueInfoProto]]:
-    """The pairs of an output and the input of the same name, if their declared types differ."""
-    inputs = {info.name: info for info in model.graph.input}
-    pairs = [(info, inputs[info.name]) for info in model.graph.output if info.name in inputs]
-    return [each for each in pairs if each[0].type.tensor_type.elem_type != each[1].type.tensor_type.elem_type]
+def _passed_on(model: onnx.ModelProto) -> list[tuple[onnx.ValueInfoProto, onnx.TypeProto, str]]:
+    """The outputs that are an input or a weight and contradict its type, with that type and the word for it."""
+    outputs = {info.name: info for info in model.graph.output}
+    found = []
+    for given in model.graph.input:
+        info = outputs.pop(given.name, None)
+        if info is not None and info.type.tensor_type.elem_type != given.type.tensor_type.elem_type:
+            found.append((info, given.type, "input"))
+    for tensor in model.graph.initializer if outputs else ():
+        info = outputs.get(tensor.name)
+        if info is not None and _contradicts(info.type.tensor_type, tensor):
+            kind = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+            found.append((info, kind, "weight"))
+    return found
 
 
-def _inputs_passed_on(model: onnx.ModelProto) -> Iterator[str]:
-    for info, given in _passed_on(model):
-        info.type.CopyFrom(given.type)
-        yield f"the output '{info.name}' is an input, and declared with another type: it has that of the input"
+def _contradicts(declared: onnx.TypeProto.Tensor, tensor: onnx.TensorProto) -> bool:
+    """Does a declared type exclude this tensor? A symbolic size excludes none."""
+    if declared.elem_type not in (0, tensor.data_type):
+        return True
+    sizes = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim]
+    if not declared.HasField("shape"):
+        return False
+    known = len(sizes) == len(tensor.dims)
+    return not known or any(size not in (None, own) for size, own in zip(sizes, tensor.dims, strict=True))
+
+
+def _outputs_passed_on(model: onnx.ModelProto) -> Iterator[str]:
+    for info, kind, what in _passed_on(model):
+        info.type.CopyFrom(kind)
+        article = "an" if what == "input" else "a"
+        yield f"the output '{info.name}' is {article} {what}, and declared with another type: it has that of the {what}"
 
 
 def _negative(info: onnx.ValueInfoProto) -> bool:

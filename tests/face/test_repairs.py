@@ -125,6 +125,16 @@ def _passed_on(model: onnx.ModelProto) -> None:
     model.graph.output.append(helper.make_tensor_value_info("q", TensorProto.FLOAT16, ["other", 3]))
 
 
+def _weight(shape: list[int], dtype: int = TensorProto.FLOAT) -> Edit:
+    """A weight of shape [2] becomes an output that is declared with this shape and type."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        model.graph.initializer.append(helper.make_tensor("w", TensorProto.FLOAT, [2], [0.5, 1.5]))
+        model.graph.output.append(helper.make_tensor_value_info("w", dtype, shape))
+
+    return edit
+
+
 MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "no import of ONNX Runtime's": (packed, lambda m: m.opset_import.pop(), "no opset of domain 'com.microsoft'"),
     "no import of ONNX's": (packed, lambda m: m.opset_import.pop(0), f"no opset of domain 'ai.onnx': {NEWEST['']} is"),
@@ -133,6 +143,13 @@ MENDED: dict[str, tuple[Callable[[], onnx.ModelProto], Edit, str]] = {
     "unsorted": (attention, lambda m: _backwards(m.graph.node), "nodes of graph 'attention' stood before others"),
     "branch reads on": (attention, _outer, "nodes of graph 'attention' stood before others"),
     "no name": (attention, lambda m: m.graph.ClearField("name"), "1 graph had no name"),
+    "a weight as an output": (
+        attention,
+        _weight([2, 4, 8]),
+        "the output 'w' is a weight, and declared with another type",
+    ),
+    "a weight of another type": (attention, _weight([2], TensorProto.FLOAT16), "it has that of the weight"),
+    "a weight of another size": (attention, _weight([3]), "it has that of the weight"),
     "an input as an output": (with_past, _passed_on, "the output 'q' is an input, and declared with another type"),
     "size below 0": (with_past, _open, "'q' and 7 more declared with a size below 0"),
     "incomplete devices": (attention, _devices, "device configurations of Transpose 'transpose' and 1 more"),
