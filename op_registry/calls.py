@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_compiler.op_registry import dtypes
-from fa_compiler.op_registry.constraints import MODULES
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.errors import InputError, NodeError, suggestion
 from fa_compiler.op_registry.node import NodeView, TensorInfo
+from fa_compiler.op_registry.registry import operator
 from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec
-from fa_compiler.op_registry.verify import Violation, verify
+from fa_compiler.op_registry.verify import verify
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array | list[Array]]
@@ -36,7 +37,7 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise NodeError(f"{spec.name} has no input {name!r}{suggestion(name, spec.input_names)}")
-    drops_empty = spec.name in MODULES and MODULES[spec.name].rules.drops_empty
+    drops_empty = operator(spec.name).rules.drops_empty
     found: Arrays = {}
     for entry in spec.inputs:
         value = inputs.get(entry.name)
@@ -55,7 +56,7 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
 
 def refusal(
     spec: OpSpec, arrays: Arrays, attrs: Mapping[str, Any], cann: str | None = None, doubles: bool = False
-) -> Violation | None:
+) -> Diagnostic | None:
     """The first constraint that the call breaks and no extension of the CPU kernel allows, or None.
 
     `doubles` takes float64 for float32: the reference computes both alike.
@@ -73,7 +74,7 @@ def refusal(
         for name, value in arrays.items()
     }
     found = verify(NodeView(spec.name, spec.name, tensors, {}, attrs), cann=cann)
-    return next((violation for violation in found if violation.extension is None), None)
+    return next((diagnostic for diagnostic in found if diagnostic.extension is None), None)
 
 
 def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:

@@ -13,9 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from fa_compiler.lowering import OPERATORS
-from fa_compiler.lowering.ort.list_descriptors import ROWS, Row, row_of
-from fa_compiler.op_registry import Kind, OpSpec, OutputSpec, extensions, get, variants
+from fa_compiler.op_registry import Kind, Operator, OpSpec, OutputSpec, names, operator
+from fa_compiler.op_registry.cpu_kernel import TypeRow, type_row
+from fa_compiler.op_registry.registry import takes_float
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 
@@ -29,8 +29,6 @@ _ELEMENTS = {
     "DT_INT32": "int32",
     "DT_INT64": "int64",
 }
-
-_REORDERED = ("opdef_2026_reordered",)
 
 # The products whose registered combinations are the widest, the first of which they are known; those of FP8 types have
 # no CPU kernel.
@@ -48,7 +46,7 @@ def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
     tensors = (*spec.inputs, *spec.outputs)
     alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
     rows = [{**alone, **row} for row in product.combinations()]
-    if extensions.takes_float(spec.name):
+    if takes_float(spec.name):
         single = {name: "DT_FLOAT" if dtype in _HALFS else dtype for name, dtype in rows[0].items()}
         rows += [*_with_float_weights(spec, rows), single]
     return tuple(row for row in rows if all(dtype in _ELEMENTS for dtype in row.values()))
@@ -60,12 +58,13 @@ def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[s
     return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
-def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[Row, ...]:
+def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[TypeRow, ...]:
     """What the operator is registered with: `places` inputs, those the variant does not have absent, and `outputs`."""
-    if spec.name in ROWS:
-        return ROWS[spec.name]()
+    kernel = operator(spec.name).kernel
+    if kernel is not None and kernel.type_rows is not None:
+        return kernel.type_rows()
     return tuple(
-        row_of(
+        type_row(
             tuple(_ELEMENTS[row[tensor.name]] for tensor in spec.inputs),
             places,
             *(_ELEMENTS[row.get(tensor.name, tensor.dtypes[0])] for tensor in outputs),
@@ -74,14 +73,16 @@ def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple
     )
 
 
-def registered(op_type: str) -> tuple[OpSpec, ...]:
-    """The newest variant of the operator, and those that have its inputs in another order.
+def registered(record: Operator) -> tuple[OpSpec, ...]:
+    """The variants of an operator that the library registers: the newest one first, then those that have its inputs in
+    another order.
 
-    ONNX Runtime tells them apart by their types and wants all of one name to have as many inputs and outputs, the same
-    of them required.
+    ONNX Runtime tells them apart by their types. It wants all operators of one name to have as many inputs and outputs,
+    and as many of them required.
     """
-    newest = get(op_type)
-    return (newest, *(found for found in variants(op_type) if found.variant in _REORDERED))
+    *_, newest = record.variants
+    reordered = () if record.kernel is None else record.kernel.reordered
+    return (newest, *(found for found in record.variants if found.variant in reordered))
 
 
 def render() -> str:
@@ -90,13 +91,14 @@ def render() -> str:
         "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
     ]
-    for spec in (spec for op_type in OPERATORS for spec in registered(op_type)):
-        same = registered(spec.name)
+    with_kernel = [record for record in map(operator, names()) if record.kernel is not None]
+    for spec in (spec for record in with_kernel for spec in registered(record)):
+        same = registered(operator(spec.name))
         name = _snake(spec.name) + ("" if spec is same[0] else f"_{spec.variant}")
         lines += ["", f"namespace {name} {{", f'inline constexpr const char* kName = "{spec.name}";']
         for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
-            names = ", ".join(f'"{tensor.name}"' for tensor in tensors)
-            lines += [f"inline constexpr const char* k{what}s[] = {{{names}}};", f"enum {what} : size_t {{"]
+            listed = ", ".join(f'"{tensor.name}"' for tensor in tensors)
+            lines += [f"inline constexpr const char* k{what}s[] = {{{listed}}};", f"enum {what} : size_t {{"]
             lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
         required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
         outputs = max((each.outputs for each in same), key=len)

@@ -161,8 +161,8 @@ def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
 
 
 def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
-    """ONNX Runtime takes the type of a result from the place of quant_scale2, which a list of keys moves (see
-    list_descriptors)."""
+    """ONNX Runtime takes the type of a result from the type at the place of quant_scale2, and a list of keys moves that
+    place (see op_registry/cpu_kernel.py). Raises KernelError where it would take the wrong one."""
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1
     if op_type == "IncreFlashAttention" and count > 1 and inputs.get("quant_scale2") is not None:
