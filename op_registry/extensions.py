@@ -36,7 +36,8 @@ class Extension:
     """One extension. The operators that have it name its `id` in their files.
 
     An extension that is an attribute has the attribute's name as `attr`. The attribute takes one of `values`; if `kind`
-    is "Float", it takes any finite number. `widens` says that all float16 and bfloat16 tensors may be float32.
+    is "Float", it takes any finite number. `default` is its value if it is absent. `widens` says that all float16 and
+    bfloat16 tensors may be float32.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Extension:
     attr: str | None = None
     values: tuple[str, ...] = ()
     kind: str = "String"
+    default: float | str = ""
     widens: bool = False
 
     @property
@@ -51,7 +53,7 @@ class Extension:
         """The attribute as a prototype would have it, None if the extension is no attribute."""
         if self.attr is None:
             return None
-        return AttrSpec(self.attr, self.kind, False, "" if self.kind == "String" else -math.inf)
+        return AttrSpec(self.attr, self.kind, False, self.default)
 
 
 EXTENSIONS = (
@@ -116,6 +118,7 @@ EXTENSIONS = (
         "dq and dk get nothing from it",
         attr="cpu_mask_value",
         kind="Float",
+        default=-math.inf,
     ),
     Extension(
         "EXT-MASKED-BIAS",
@@ -232,5 +235,6 @@ EXTENSIONS = (
         "there is no floor, and a key whose target is 0 adds nothing",
         attr="cpu_loss_floor",
         kind="Float",
+        default=1e-8,
     ),
 )

@@ -27,7 +27,11 @@ _RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|a
 def _registry() -> Mapping[str, Operator]:
     found: dict[str, Operator] = {}
     for module in pkgutil.iter_modules(ops.__path__):
-        record: Operator = importlib.import_module(f"{ops.__name__}.{module.name}").OPERATOR
+        record = getattr(importlib.import_module(f"{ops.__name__}.{module.name}"), "OPERATOR", None)
+        if not isinstance(record, Operator):
+            raise RegistryError(
+                f"op_registry/ops/{module.name}.py does not define OPERATOR, see op_registry/operator.py"
+            )
         if record.name in found or {variant.name for variant in record.variants} != {record.name}:
             raise RegistryError(f"op_registry/ops/{module.name}.py does not hold exactly one new operator")
         found[record.name] = record

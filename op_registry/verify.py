@@ -22,11 +22,10 @@ from fa_compiler.op_registry.spec import Kind, OpSpec, ProductSpec
 def verify(node: NodeView, target: str = "ort", cann: str | None = None) -> list[Diagnostic]:
     """Every constraint the node breaks, in the order of their numbers.
 
-    `target` is "ort" or a product or SoC version ("A2", "Ascend910B2", "950"); `cann` chooses the variant
-    of the prototype. What an extension allows is reported in both cases, with the extension's id: for "ort"
-    it is for the record, for a product it is a violation. Only what is certain is reported, so a node with
-    unknown or symbolic sizes may break constraints that are not found. Raises UnknownOp, UnknownVariant,
-    UnknownProduct.
+    `target` is "ort" or a product or SoC version ("A2", "Ascend910B2", "950"). `cann` chooses the variant of the
+    prototype. What an extension allows is reported on every target, with the extension's id: "ort" takes such a node, a
+    product refuses it. Only what is certain is reported, so a node with unknown or symbolic sizes may break constraints
+    that are not found. Raises UnknownOp, UnknownVariant, UnknownProduct.
     """
     spec = get(node.op_type, cann)
     chip = None if target == "ort" else product(target)

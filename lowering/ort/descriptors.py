@@ -1,19 +1,27 @@
-"""Writes csrc/descriptors.inc: the typed operator descriptors that the custom-op library registers.
+"""Writes csrc/descriptors.inc: what the custom-op library knows of the operators.
 
-ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a
-descriptor of its own; the registry knows them. The result is kept in the tree (a build needs no Python package
-but the build tools) and a test tells when it is out of date:
+For each operator that has a CPU kernel the file has a namespace with the names of its inputs and outputs, the typed
+descriptors that the library registers, the attributes with their defaults (`attr::scale_value`), and the numbers of the
+constraints by the names of their rules (`rule::heads`).
+
+ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a descriptor of
+its own. The file is kept in the tree, so that a build needs no Python package but the build tools. A test tells when it
+is out of date:
 
     python -m fa_compiler.lowering.ort.descriptors
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fa_compiler.op_registry import Kind, Operator, OpSpec, OutputSpec, names, operator
+from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.cpu_kernel import TypeRow, type_row
 from fa_compiler.op_registry.registry import takes_float
 
@@ -91,33 +99,86 @@ def render() -> str:
         "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
     ]
-    with_kernel = [record for record in map(operator, names()) if record.kernel is not None]
-    for spec in (spec for record in with_kernel for spec in registered(record)):
-        same = registered(operator(spec.name))
-        name = _snake(spec.name) + ("" if spec is same[0] else f"_{spec.variant}")
-        lines += ["", f"namespace {name} {{", f'inline constexpr const char* kName = "{spec.name}";']
-        for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
-            listed = ", ".join(f'"{tensor.name}"' for tensor in tensors)
-            lines += [f"inline constexpr const char* k{what}s[] = {{{listed}}};", f"enum {what} : size_t {{"]
-            lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
-        required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
-        outputs = max((each.outputs for each in same), key=len)
-        rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
-        lines.append(f"inline constexpr size_t kRequiredInputs = {required};")
-        lines.append(f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};")
-        lines.append(f"inline constexpr size_t kOutputCount = {len(rows[0].outputs)};")
-        lines.append("inline constexpr Types kTypes[] = {")
-        for row in rows:
-            lines.append(f"  {{{', '.join(f'{{{_elements(part)}}}' for part in row)}}},")
-        lines += ["};", f"}}  // namespace {name}"]
+    spaces = []
+    for record in map(operator, names()):
+        if record.kernel is None:
+            continue
+        for spec in registered(record):
+            spaces.append(snake(spec.name) + ("" if spec is registered(record)[0] else f"_{spec.variant}"))
+            body = [
+                *_tensors(spec),
+                *_types(record, spec),
+                *_attributes(spec),
+                *_rules(record),
+                "MakeKernel make_kernel;",
+            ]
+            lines += ["", f"namespace {spaces[-1]} {{", *body, f"}}  // namespace {spaces[-1]}"]
+    lines += ["", "#define FA_EACH_OPERATOR(visit) \\", *(f"  visit({space}) \\" for space in spaces), ""]
     return "\n".join(lines) + "\n"
+
+
+def _tensors(spec: OpSpec) -> list[str]:
+    lines = [f'inline constexpr const char* kName = "{spec.name}";']
+    for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
+        listed = ", ".join(f'"{tensor.name}"' for tensor in tensors)
+        lines += [f"inline constexpr const char* k{what}s[] = {{{listed}}};", f"enum {what} : size_t {{"]
+        lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
+    return lines
+
+
+def _types(record: Operator, spec: OpSpec) -> list[str]:
+    same = registered(record)
+    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
+    outputs = max((each.outputs for each in same), key=len)
+    rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
+    output = None if record.kernel is None else record.kernel.required_output
+    return [
+        f"inline constexpr size_t kRequiredInputs = {required};",
+        f"inline constexpr size_t kRequiredOutput = {'kNoOutput' if output is None else f'output_{output}'};",
+        f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};",
+        f"inline constexpr size_t kOutputCount = {len(rows[0].outputs)};",
+        "inline constexpr Types kTypes[] = {",
+        *(f"  {{{', '.join(f'{{{_elements(part)}}}' for part in row)}}}," for row in rows),
+        "};",
+    ]
+
+
+def _attributes(spec: OpSpec) -> list[str]:
+    """Every attribute with its default; one that is required has none."""
+    lines = ["namespace attr {"]
+    for entry in (*spec.attrs, *extra_attrs(spec).values()):
+        cpp, nothing, literal = _ATTRIBUTES[entry.type]
+        value = f"{nothing}, true" if entry.required else literal(entry.value_if_absent)
+        lines.append(f'inline constexpr Attribute<{cpp}> {entry.name}{{"{entry.name}", {value}}};')
+    return [*lines, "}"]
+
+
+def _rules(record: Operator) -> list[str]:
+    """The number of each constraint, by the name of its rule."""
+    prefix, table = record.rules.prefix, sorted(record.rules.table.items())
+    constants = (f'inline constexpr Rule {rule.name}{{"{prefix}", {number}}};' for number, rule in table)
+    return ["namespace rule {", *constants, "}"]
+
+
+def _float(value: Any) -> str:
+    return f"{value!r}f" if math.isfinite(value) else f"{'-' if value < 0 else ''}__builtin_inff()"
+
+
+# By the type of an attribute: its type in C++, a value of that type, and how a default is written.
+_ATTRIBUTES: Mapping[str, tuple[str, str, Callable[[Any], str]]] = {
+    "Int": ("int64_t", "0", str),
+    "Float": ("float", "0.0f", _float),
+    "Bool": ("bool", "false", lambda value: "true" if value else "false"),
+    "String": ("const char*", '""', lambda value: f'"{value}"'),
+}
 
 
 def _elements(part: tuple[str, ...]) -> str:
     return ", ".join(f"E::{element}" for element in part)
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
+    """The name of an operator's namespace and of its files: attention_update for AttentionUpdate."""
     return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

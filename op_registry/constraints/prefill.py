@@ -1,4 +1,4 @@
-"""What PromptFlashAttention and FusedInferAttentionScore check alike, and the sizes of a call of either.
+"""The checks that PromptFlashAttention and FusedInferAttentionScore share, and the sizes of their calls.
 
 | layout | query | key and value (value with Dv for D) | attention_out |
 |---|---|---|---|
@@ -37,12 +37,12 @@ MAX_B_310P, MAX_S_310P = 128, 65535
 
 
 def is_310p(call: CheckedNode) -> bool:
-    """Is the node checked for 310P?"""
+    """Whether the node is checked for 310P."""
     return call.product is not None and call.product.name == "310P"
 
 
 def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
-    """An input; of a list of keys or values the first."""
+    """An input; if it is a list of keys or values, the first of them."""
     listed = call.lists.get(name)
     return listed[0] if listed else call[name]
 
@@ -90,7 +90,7 @@ def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Di
 
 
 def paged(call: CheckedNode) -> bool:
-    """Do the keys lie in pages?"""
+    """Whether the keys lie in pages."""
     return call["block_table"] is not None
 
 
@@ -249,7 +249,7 @@ def bias(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Nothing is known of a row without a key in INT8 results: modes that make such rows are refused."""
+    """No row is without a key beside INT8 results: the sources do not say what such a row holds."""
     if call["atten_mask"] is None:
         return
     mode, pre, following = call.attr("sparse_mode"), call.attr("pre_tokens"), call.attr("next_tokens")

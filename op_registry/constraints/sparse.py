@@ -1,7 +1,7 @@
 """Checks that the operators of the sparse family share.
 
-What an Ascend product limits to a few sizes (D 512, rope 64, K 2048, head counts, one key head) the CPU kernels take at
-any size: such a fault carries the extension's id.
+Ascend products take a few sizes only (D 512, rope 64, K 2048, some head counts, one key head). The CPU kernels take
+any, so a diagnostic about such a size carries the id of the extension.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def sizes_of(
 
 
 def batch_of(call: CheckedNode, sizes: SparseSizes, lengths: str) -> Dim:
-    """The number of sequences, of which packed ones are counted by their lengths."""
+    """The number of sequences. If they are packed, it is the number of their lengths."""
     return sizes.queries[0] if len(sizes.queries) == 2 else shape_of(call[lengths], 1)[0]
 
 
@@ -109,7 +109,7 @@ def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: s
 
 
 def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Diagnostic]:
-    """A tensor that is there has this shape; `any_rank` leaves its rank to the rule about layouts."""
+    """A tensor that is given has this shape. With `any_rank` another rule checks its rank."""
     tensor = call[name]
     shape = None if tensor is None else tensor.shape
     if any_rank and shape is not None and len(shape) != len(expected):
@@ -130,7 +130,7 @@ def one_of(
         listed = ", ".join(map(str, choice))
         if isinstance(allowed, range):
             listed = f"{choice[0]} to {choice[-1]}" + (f" by {allowed.step}" if allowed.step > 1 else "")
-        # What no kernel can compute with is no extension: it can with no sequences.
+        # A size below 1 is no extension, for no kernel computes with it; but a batch may be empty.
         computed = size > 0 or what == BATCH
         yield Diagnostic(
             name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None
@@ -138,8 +138,8 @@ def one_of(
 
 
 def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> Iterator[Diagnostic]:
-    """One key head. On the CPU key may have several where the query's are a multiple of them (attention, not the
-    indexer)."""
+    """key has one head. The CPU kernels of attention, but not those of the indexer (`index`), take any number of key
+    heads that divides the number of query heads."""
     if isinstance(sizes.n2, int) and sizes.n2 != 1:
         fits = sizes.n2 > 0 and not (isinstance(sizes.n1, int) and divide(sizes.n1, sizes.n2) is None)
         extension = HEADS if fits and not index else None
@@ -147,7 +147,8 @@ def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> I
 
 
 def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iterator[Diagnostic]:
-    """sparse_indices has one list for each query token and key head; on the CPU attention takes one for all heads."""
+    """sparse_indices has one list for each query token and key head. With `shared` the CPU kernel also takes one list
+    for all heads."""
     tensor = call["sparse_indices"]
     if tensor is None or tensor.shape is None:
         return
@@ -167,7 +168,7 @@ def selected_count(call: CheckedNode) -> Dim:
 
 
 def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Diagnostic]:
-    """The window is not used and must be as wide as its type."""
+    """These attributes state a window that the operator does not use: each has its largest value, `wanted`."""
     for name in names:
         value = call.attr(name)
         if value != wanted:
@@ -175,7 +176,7 @@ def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage
 
 
 def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Diagnostic]:
-    """Two inputs that only make sense together."""
+    """Both inputs are given, or none of them."""
     given = [name for name in names if call[name] is not None]
     if len(given) == 1:
         other = names[1] if given[0] == names[0] else names[0]
@@ -183,7 +184,7 @@ def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Diagnost
 
 
 def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Diagnostic]:
-    """The rope parts come in a pair, have the shapes of query and key but for the head size, and that is 64."""
+    """Both rope parts are given, or none. They have the shapes of query and key, with a head size of 64."""
     names = ("query_rope", "key_rope")
     yield from both_or_none(call, names)
     if mandatory and call["query_rope"] is None and call["key_rope"] is None:
@@ -203,7 +204,7 @@ def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Dia
 
 
 def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
-    """sinks are one for each head of the query, and for Ascend 950 only."""
+    """sinks has one number for each head of the query; of the products only 950 takes it."""
     yield from shaped(call, "sinks", (sizes.n1,))
     if call["sinks"] is not None and call.product is not None and call.product.name != "950":
         yield Diagnostic(
@@ -245,7 +246,7 @@ def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Diag
 def packed_lengths(
     call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], exact: bool = False, most: int | None = None
 ) -> Iterator[Diagnostic]:
-    """TND: cumulative lengths of both sides are there, as many of one as of the other, at most `most`."""
+    """In TND the cumulative lengths of both sides are given, have as many entries, and at most `most`."""
     for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
         if call[name] is None:
             yield Diagnostic(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
@@ -276,7 +277,7 @@ def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterat
 def lengths(
     call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim
 ) -> Iterator[Diagnostic]:
-    """The lengths of query and key, each as its layout wants them: cumulative for TND, beside it one for each sequence.
+    """The lengths of query and key: cumulative for TND, otherwise one for each sequence.
 
     `key` is the attribute of the keys' layout, `batch` the number of sequences.
     """

@@ -1,4 +1,4 @@
-"""Checks that the forward and the backward pass share."""
+"""The checks that FlashAttentionScore and its gradient share."""
 
 from __future__ import annotations
 
@@ -216,8 +216,8 @@ def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
 
 
 def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """Where pse_type 2 and 3 may be used: S1 == S2; not in sparse_mode 7; in mode 8 on aligned sequences
-    only."""
+    """Where slopes (pse_type 2 and 3) may be used: only with S1 == S2; not in sparse_mode 7; in sparse_mode 8 only if
+    queries and keys of a sequence end at the same position."""
     g, mode = call.geometry, call.attr("sparse_mode")
     slopes_here = f"{shift} holds slopes of pse_type {call.attr('pse_type')}"
     if not g.tnd and differ(g.s1, g.s2):
@@ -294,7 +294,7 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]
 
 
 def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
-    """Whether a mask holds what a compressed mode wants; the very array of `compressed_mask` needs no look."""
+    """Whether a mask holds what a compressed mode wants. The array that `compressed_mask` returned is not compared."""
     wanted = compressed_mask(mode)
     return value is wanted or bool(((value != 0) == wanted).all())
 
@@ -308,7 +308,7 @@ def _excludes_keys(call: CheckedNode, shape: Shape) -> bool:
 
 
 def _unlike(found: Dim, wanted: Dim) -> bool:
-    """Whether a dimension is not the one wanted. A 1 must be wanted for certain, the others may be."""
+    """Whether a dimension is not the one wanted. An unknown size may be the one wanted, except where 1 was found."""
     if found == 1:
         return wanted != 1
     return differ(found, wanted)
@@ -325,8 +325,7 @@ def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
 
 
 def causal(call: CheckedNode) -> bool:
-    """Whether the mask is certainly a lower triangle, as compressed ALiBi needs it; True where it may be
-    one."""
+    """Whether the mask may be a lower triangle, as compressed ALiBi needs it."""
     g, mode = call.geometry, call.attr("sparse_mode")
     if call["atten_mask"] is None:
         return False
@@ -368,7 +367,7 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
 
 
 def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
-    """Compressed ALiBi: longer than 1024, square and causal."""
+    """Compressed ALiBi needs at least 1024 queries, as many keys, and a causal mask."""
     g = call.geometry
     rows = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
     if isinstance(g.s1, int) and g.s1 < COMPRESSED_ROWS:
@@ -423,8 +422,8 @@ def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Ite
 
 
 def band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4. The CPU kernel takes
-    a band that misses the scores: its rows attend nothing."""
+    """Outside TND, in sparse_mode 0 and 4: the band of pre_tockens and next_tockens meets the scores. The CPU kernel
+    takes a band that misses them: its rows attend to nothing."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _band_faults(call):
         yield Diagnostic(tensor, message, extension=outside)
@@ -447,7 +446,8 @@ def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
 
 
 def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
-    """What the sparse modes want of the sequence lengths and tokens in TND; the CPU kernel wants nothing of them."""
+    """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and next_tockens. The CPU
+    kernel has none of them."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _packed_band_faults(call):
         yield Diagnostic(tensor, message, extension=outside)
@@ -491,8 +491,8 @@ def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
 
 
 def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """prefix holds one length a sequence, in range; sparse_mode 6 must have it, 5 needs a mask for each
-    batch."""
+    """prefix holds one length for each sequence, in range. sparse_mode 6 needs it; sparse_mode 5 needs a mask for each
+    batch entry."""
     g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
     if call["atten_mask"] is None or mode not in (5, 6):
         return
@@ -567,14 +567,14 @@ def starts(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def given_key_length(call: CheckedNode) -> bool:
-    """Does actual_seq_kvlen say how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)?"""
+    """Whether actual_seq_kvlen says how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)."""
     given = call["actual_seq_kvlen"] is not None and call.geometry.layout in SEQUENCE_AXIS
     return given and call.extension("EXT-KEY-LENGTH") is not None
 
 
 def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Outside TND there are no lengths; but actual_seq_kvlen may be one number, at most the rows of key and value,
-    where the operator has that extension."""
+    """Outside TND there are no lengths. With the extension EXT-KEY-LENGTH actual_seq_kvlen may be one number, at most
+    the rows of key and value."""
     g = call.geometry
     numbered = given_key_length(call)
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
@@ -599,7 +599,7 @@ def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def packed_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
-    """TND: both cumulative lengths are given, are as many, grow, and end within query and key."""
+    """In TND both cumulative lengths are given, have as many entries, never shrink, and end within query and key."""
     g = call.geometry
     if not g.tnd:
         return

@@ -210,7 +210,7 @@ rules.shared(8, "pse_type", lambda call: training.pse_type_known(call, "real_shi
 
 @rules(9)
 def shift_type(call: CheckedNode) -> Iterator[Diagnostic]:
-    """real_shift has the type its pse_type wants; slopes have their shape and place."""
+    """real_shift has the type that its pse_type wants; slopes also have their shape, and stand where they may."""
     shift = call["real_shift"]
     if shift is None:
         return
@@ -238,7 +238,7 @@ def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(11)
 def mask(call: CheckedNode) -> Iterator[Diagnostic]:
-    """atten_mask has the type, shape and content of its mode, and masked keys with a biased score have a bias."""
+    """atten_mask has the type, shape and content of its mode; cpu_masked_bias goes with a mask and a bias only."""
     yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
     if call.attrs.get("cpu_masked_bias") != "added":
         return
@@ -263,7 +263,7 @@ rules.shared(14, "prefix", training.prefix_lengths)
 
 @rules(15)
 def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
-    """drop_mask has a bit a score, and is there where something is dropped."""
+    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
     yield from training.drop_bytes(call)
     keep = call.attr("keep_prob")
     draws = call.product is not None and call.product.name == "950"
@@ -334,7 +334,7 @@ rules.values(22, "out_dtype", (0, 1), wanted="0 (float16) or 1 (bfloat16)")
 
 @rules(23)
 def empty(call: CheckedNode) -> Iterator[Diagnostic]:
-    """Empty tensors are fine, but for a packed sequence that has queries and no keys."""
+    """Tensors may be empty, but a packed sequence with queries has keys."""
     g = call.geometry
     if g.tnd and g.q_lens and g.kv_lens:
         for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):

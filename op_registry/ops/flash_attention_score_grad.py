@@ -297,7 +297,7 @@ def masking(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(9)
 def pse(call: CheckedNode) -> Iterator[Diagnostic]:
-    """pse_type is known and fits pse_shift; slopes have their type and shape, and starts they are counted from."""
+    """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices fit 32 bits."""
     yield from training.pse_type_known(call, "pse_shift")
     yield from training.starts(call)
     if call.attr("pse_type") in (2, 3) and call["pse_shift"] is not None:
@@ -307,7 +307,8 @@ def pse(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(10)
 def rope(call: CheckedNode) -> Iterator[Diagnostic]:
-    """With rope: both inputs, shaped as query and key; bfloat16, TND, a mask, no bias or dropout, D of whole 128s."""
+    """Both rope inputs or none, shaped as query and key. The products want bfloat16, TND, a mask, no bias, no dropout
+    and a D that is a multiple of 128."""
     given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
     if not given:
         return
@@ -324,7 +325,7 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str, int]]:
-    """What the products want besides of a gradient with rope inputs; the CPU kernel wants nothing of it."""
+    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of them."""
     if call["atten_mask"] is None:
         yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
     for name in ("query", "key", "value", *given):
@@ -452,7 +453,7 @@ def _holds_something(shape: Shape) -> bool:
 
 
 def _used(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
-    """An output that is only meaningful if the input it belongs to is there."""
+    """An output that has a meaning only if its input `source` is given."""
     return call.outputs.get(output) if call[source] is not None else None
 
 

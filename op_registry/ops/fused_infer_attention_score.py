@@ -238,7 +238,7 @@ def mask(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 def one_row(call: CheckedNode) -> bool:
-    """Is this the path of decoding? It has one row, value as wide as key, and no rope part."""
+    """Whether the call takes the path of decoding: one row, value as wide as key, and no rope part."""
     sizes = prefill.sizes_of(call)
     same = isinstance(sizes.d, int) and sizes.d == sizes.dv
     return sizes.layout in ("BSH", "BSND", "BNSD") and sizes.s1 == 1 and same and call["query_rope"] is None

@@ -6,7 +6,6 @@ that an empty query returns at once; no node can break them. The products are A2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
@@ -155,8 +154,8 @@ def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
 def mode(call: CheckedNode) -> Iterator[Diagnostic]:
     """sparse_mode is 3."""
     yield from one_of(call, "sparse_mode", (3,))
-    floor = call.attrs.get("cpu_loss_floor")
-    if floor is not None and floor < 0 and math.isfinite(floor):
+    floor = call.attr("cpu_loss_floor")
+    if floor < 0:
         yield Diagnostic("cpu_loss_floor", f"cpu_loss_floor is {floor:g}, expected at least 0")
 
 
