@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
-from fa_compiler.op_registry.geometry import Geometry, Shape, measure
+from fa_compiler.op_registry.geometry import Geometry, Shape, differ, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo
 from fa_compiler.op_registry.products import Product
 from fa_compiler.op_registry.spec import Kind, OpSpec
@@ -136,6 +136,13 @@ def one_of(
         *others, last = map(repr, allowed)
         listed = wanted or (f"{', '.join(others)} or {last}" if others else last)
         yield Diagnostic(attr, f"{attr} is {value!r}, expected {listed}", stage)
+
+
+def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
+    """A tensor that is given has this shape."""
+    shape = None if tensor is None else tensor.shape
+    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
+        yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
 
 
 def without_empty(call: CheckedNode) -> CheckedNode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, number, shape_is, size_text, text
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic, Stage
 from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
@@ -110,12 +110,8 @@ def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: s
 
 def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Diagnostic]:
     """A tensor that is given has this shape. With `any_rank` another rule checks its rank."""
-    tensor = call[name]
-    shape = None if tensor is None else tensor.shape
-    if any_rank and shape is not None and len(shape) != len(expected):
-        return
-    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
-        yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
+    if not any_rank or call.rank(name) == len(expected):
+        yield from shape_is(name, call[name], expected)
 
 
 BATCH = "the batch"

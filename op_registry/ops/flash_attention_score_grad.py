@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import training
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
 from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
@@ -365,7 +365,7 @@ def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
         if tensor is None:
             yield Diagnostic(name, f"{name} is absent, expected the one of the forward pass")
         elif g.layout in LAYOUTS:
-            yield from _shaped(name, tensor, expected)
+            yield from shape_is(name, tensor, expected)
 
 
 rules.values(12, "softmax_in_layout", ("", "same_as_input"), "aclnn")
@@ -381,14 +381,14 @@ def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
         if query is not None and query.shape is not None and len(query.shape) == len(dy.shape):
             folded = g.layout in ("BSH", "SBH")
             last = g.n1 * g.dv if folded and isinstance(g.n1, int) and isinstance(g.dv, int) else g.dv
-            yield from _shaped("dy", dy, (*query.shape[:-1], None if folded and isinstance(last, str) else last))
+            yield from shape_is("dy", dy, (*query.shape[:-1], None if folded and isinstance(last, str) else last))
     if tensor is None:
         yield Diagnostic("attention_in", "attention_in is absent, expected attention_out of the forward pass")
     elif dy is not None:
         if tensor.dtype and dy.dtype and tensor.dtype != dy.dtype:
             yield Diagnostic("attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy")
         if tensor.shape is not None and dy.shape is not None and len(dy.shape) >= 3 <= len(tensor.shape):
-            yield from _shaped("attention_in", tensor, dy.shape)
+            yield from shape_is("attention_in", tensor, dy.shape)
 
 
 @rules(14)
@@ -412,7 +412,7 @@ def sink(call: CheckedNode) -> Iterator[Diagnostic]:
     if gradient.dtype and gradient.dtype != "DT_FLOAT":
         yield Diagnostic("dsink", f"dsink is {gradient.dtype}, expected DT_FLOAT")
     if gradient.shape is not None and len(gradient.shape) == 1:
-        yield from _shaped("dsink", gradient, (call.geometry.n1,))
+        yield from shape_is("dsink", gradient, (call.geometry.n1,))
 
 
 @rules(16)
@@ -426,7 +426,7 @@ def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
         if shift is None:
             yield Diagnostic("dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift")
         elif shift.shape is not None:
-            yield from _shaped("dpse", gradient, shift.shape)
+            yield from shape_is("dpse", gradient, shift.shape)
 
 
 # Only sparse_mode 5 and 6 read prefix: the sample of aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0.
@@ -455,12 +455,6 @@ def _holds_something(shape: Shape) -> bool:
 def _used(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
     """An output that has a meaning only if its input `source` is given."""
     return call.outputs.get(output) if call[source] is not None else None
-
-
-def _shaped(name: str, tensor: TensorInfo, expected: Shape) -> Iterator[Diagnostic]:
-    shape = tensor.shape
-    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
-        yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import prefill
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, size_text, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
 from fa_compiler.op_registry.constraints.prefill import RANKS
 from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
@@ -377,8 +377,7 @@ def padding(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} is given, expected none with packed layouts, pages or lists")
         elif call[needed] is None:
             yield Diagnostic(needed, f"{needed} is absent, expected with {name}")
-        if given.shape is not None and (len(given.shape) != 1 or differ(given.shape[0], 1)):
-            yield Diagnostic(name, f"{name} has the shape {text(given.shape)}, expected [1]")
+        yield from shape_is(name, given, (1,))
 
 
 @rules(11)
@@ -530,10 +529,7 @@ def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
     length = call["actual_shared_prefix_len"]
     if length is None:
         return
-    if length.shape is not None and (len(length.shape) != 1 or differ(length.shape[0], 1)):
-        yield Diagnostic(
-            "actual_shared_prefix_len", f"actual_shared_prefix_len has the shape {text(length.shape)}, expected [1]"
-        )
+    yield from shape_is("actual_shared_prefix_len", length, (1,))
     content, size = call.content("actual_shared_prefix_len"), prefill.prefix_size(call)
     if content and isinstance(size, int) and not 0 <= content[0] <= size:
         yield Diagnostic("actual_shared_prefix_len", f"actual_shared_prefix_len is {content[0]}, expected 0 to {size}")

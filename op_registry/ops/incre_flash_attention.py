@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, shape_is, text
 from fa_compiler.op_registry.constraints.decode_sizes import (
     DECODE_LAYOUTS,
     DecodeSizes,
@@ -437,8 +437,7 @@ def padding(call: CheckedNode) -> Iterator[Diagnostic]:
     tensor, sizes = call["kv_padding_size"], sizes_of(call)
     if tensor is None:
         return
-    if tensor.shape is not None and (len(tensor.shape) != 1 or differ(tensor.shape[0], 1)):
-        yield Diagnostic("kv_padding_size", f"kv_padding_size has the shape {text(tensor.shape)}, expected [1]")
+    yield from shape_is("kv_padding_size", tensor, (1,))
     if call["actual_seq_lengths"] is None and sizes.b != 0:  # the lengths of an empty batch are an empty tensor
         yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is absent beside kv_padding_size, expected one")
     behind, content = call.content("kv_padding_size"), call.content("actual_seq_lengths")
