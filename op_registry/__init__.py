@@ -1,13 +1,15 @@
 """The operators of the Ascend attention family as data, and all that follows from it.
 
-Prototypes with their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`,
-`bind_inputs`, `full_attrs`), inference and the numbered constraints (`infer`, `verify`), calls with arrays
-(`as_arrays`, `refusal`), the extensions of the CPU kernel (`EXTENSIONS`), REG_OP text (`reg_op`) and its
-comparison with an installed CANN (`diff`).
+Each operator is one file in `ops/` and one record (`operator`, `Operator`). From the records follow prototypes with
+their history and sources (`get`, `names`, `OpSpec`), the node form (`place_inputs`, `bind_inputs`, `full_attrs`), shape
+inference (`infer`), checks (`verify`, `Diagnostic`), calls with arrays (`as_arrays`, `refusal`), the extensions of the
+CPU kernels (`EXTENSIONS`, `extensions_of`), REG_OP text (`reg_op`) and its comparison with an installed CANN (`diff`).
 """
 
 from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.attributes import full_attrs
 from fa_compiler.op_registry.calls import as_arrays, refusal
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.errors import (
     InputError,
     NodeError,
@@ -25,20 +27,21 @@ from fa_compiler.op_registry.node import (
     bind_inputs,
     bind_outputs,
     count_attrs,
-    full_attrs,
     place_inputs,
     place_outputs,
 )
+from fa_compiler.op_registry.operator import Operator
 from fa_compiler.op_registry.products import Product, product
-from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, later_attrs, names, variants
+from fa_compiler.op_registry.registry import DOMAIN, VERSION, extensions_of, get, later_attrs, names, operator, variants
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
-from fa_compiler.op_registry.verify import Violation, extensions_used, verify
+from fa_compiler.op_registry.verify import extensions_used, verify
 
 __all__ = [
     "DOMAIN",
     "EXTENSIONS",
     "VERSION",
     "AttrSpec",
+    "Diagnostic",
     "Extension",
     "InputError",
     "InputSpec",
@@ -46,6 +49,7 @@ __all__ = [
     "NodeError",
     "NodeView",
     "OpSpec",
+    "Operator",
     "OutputSpec",
     "Product",
     "RegOpSyntaxError",
@@ -54,19 +58,20 @@ __all__ = [
     "UnknownOp",
     "UnknownProduct",
     "UnknownVariant",
-    "Violation",
     "as_arrays",
     "bind_inputs",
     "bind_outputs",
     "can_infer",
     "count_attrs",
     "dtypes",
+    "extensions_of",
     "extensions_used",
     "full_attrs",
     "get",
     "infer",
     "later_attrs",
     "names",
+    "operator",
     "place_inputs",
     "place_outputs",
     "product",

@@ -1,6 +1,7 @@
-"""A call with arrays: the inputs as arrays that every user of them can read, and what the registry says of the call.
+"""A call with arrays: its inputs in one form, and the registry's check of it.
 
-The CPU kernel run eagerly and the reference both begin here, so they take the same inputs and refuse the same calls.
+The reference and the CPU kernel, when it runs eagerly, both begin here. They therefore take the same inputs and refuse
+the same calls.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fa_compiler.op_registry import dtypes
-from fa_compiler.op_registry.constraints import MODULES
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.errors import InputError, NodeError, suggestion
 from fa_compiler.op_registry.node import NodeView, TensorInfo
+from fa_compiler.op_registry.registry import operator
 from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec
-from fa_compiler.op_registry.verify import Violation, verify
+from fa_compiler.op_registry.verify import verify
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array | list[Array]]
@@ -26,9 +28,9 @@ Arrays = dict[str, Array | list[Array]]
 def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     """The inputs of a call as arrays in the machine's byte order; an input that is None is absent.
 
-    What is an array in that order already stays the very same object; what is an empty one is absent, too, where the
-    operator reads calls so. Python numbers and lists of them become arrays of the one type that the prototype gives the
-    input, if it gives only one and their values fit. A dynamic input takes a sequence of tensors, or its only tensor.
+    An array that has this order already is not copied. For operators that take an empty optional input for an absent
+    one, it is left out. If the prototype gives an input one type only, Python numbers and lists of them become arrays
+    of that type, provided that their values fit. A dynamic input takes a sequence of tensors, or its only tensor.
 
     Raises NodeError for an unknown name, and its subclass InputError for an input that is no tensor of numbers: a
     masked array with masked elements, objects, strings, a list of arrays in the place of one tensor.
@@ -36,7 +38,7 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
     for name in inputs:
         if name not in spec.input_names:
             raise NodeError(f"{spec.name} has no input {name!r}{suggestion(name, spec.input_names)}")
-    drops_empty = spec.name in MODULES and MODULES[spec.name].rules.drops_empty
+    drops_empty = operator(spec.name).rules.drops_empty
     found: Arrays = {}
     for entry in spec.inputs:
         value = inputs.get(entry.name)
@@ -55,7 +57,7 @@ def as_arrays(spec: OpSpec, inputs: Mapping[str, Any]) -> Arrays:
 
 def refusal(
     spec: OpSpec, arrays: Arrays, attrs: Mapping[str, Any], cann: str | None = None, doubles: bool = False
-) -> Violation | None:
+) -> Diagnostic | None:
     """The first constraint that the call breaks and no extension of the CPU kernel allows, or None.
 
     `doubles` takes float64 for float32: the reference computes both alike.
@@ -73,7 +75,7 @@ def refusal(
         for name, value in arrays.items()
     }
     found = verify(NodeView(spec.name, spec.name, tensors, {}, attrs), cann=cann)
-    return next((violation for violation in found if violation.extension is None), None)
+    return next((diagnostic for diagnostic in found if diagnostic.extension is None), None)
 
 
 def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:
@@ -97,7 +99,7 @@ def _array(spec: OpSpec, entry: InputSpec, value: Any, name: str) -> Array:
 
 
 def _of_the_only_type(entry: InputSpec, array: Array) -> Array:
-    """What was made of Python numbers, in the type the input has in any case; unchanged where it has several or the
+    """An array of Python numbers in the one type that the input may have; unchanged if it may have several, or if the
     numbers do not fit."""
     if len(entry.dtypes) != 1 or dtypes.lookup(entry.dtypes[0]).numpy is None:
         return array

@@ -1,104 +1,105 @@
-"""What the CPU kernel takes and Ascend does not: a closed table.
+"""What the CPU kernels take and Ascend does not: a closed table.
 
-A model made for ONNX Runtime may use these; a model for an Ascend product may not, and `verify` says which
-it uses. An extension is either a relaxed shape, size or type of the same operator, or an attribute whose
-name begins with `cpu_`. Nothing else is one: what is not in this table is an error everywhere.
+A model for ONNX Runtime may use extensions. A model for an Ascend product may not, and `verify` says which ones it
+uses. An extension is either a relaxed shape, size or type of an operator, or an attribute whose name begins with
+`cpu_`. Everything else that breaks a constraint is an error on every target.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from fa_compiler.op_registry.spec import AttrSpec
+
 EMPTY_ROWS = ("", "zero", "mean", "unmasked", "nan")
-"""Values of cpu_empty_rows: what a query row gives for which every key is masked. "" is the operator's own
-rule (0), and "zero" says the same; "mean" gives the mean of value over all keys; "unmasked" the softmax
-without the mask; "nan" NaN."""
+"""Values of cpu_empty_rows: the result of a query row whose keys are all masked. "" is the operator's own rule, which
+gives 0, and "zero" says the same. "mean" gives the mean of value over all keys, "unmasked" the softmax without the
+mask, "nan" NaN."""
 
 MASKED_VALUES = ("", "zero")
-"""Values of cpu_masked_values: whether a masked key that has a score by cpu_mask_value adds its value to the result."""
+"""Values of cpu_masked_values: whether a masked key that has a score by cpu_mask_value adds its value to the result.
+"" says that it does, "zero" that it does not."""
+
 MASKED_BIAS = ("", "added")
 """Values of cpu_masked_bias: whether the bias of a masked key is added to its score. With "added" every key has a
 score, cpu_mask_value plus its bias, and no row is empty."""
+
 NAN_ROWS = ("", "zero", "infinite")
-"""Values of cpu_nan_rows: what a row gives whose softmax is undefined (a NaN or +inf score, or every attended score
--inf). "" is NaN, as arithmetic has it; "zero" is 0; "infinite" is 0 where all attended scores are -inf, else NaN."""
+"""Values of cpu_nan_rows: the result of a row whose softmax is undefined, because a score is NaN or +inf or all
+attended scores are -inf. "" gives NaN, as arithmetic does. "zero" gives 0. "infinite" gives 0 if all attended scores
+are -inf, and NaN otherwise."""
 
 
 @dataclass(frozen=True)
 class Extension:
-    """One entry. `ops` are the operators it belongs to. An extension that is an attribute has `attr`, and the `values`
-    it may take or, when it is a number, `kind` "Float": then any finite number."""
+    """One extension. The operators that have it name its `id` in their files.
+
+    An extension that is an attribute has the attribute's name as `attr`. The attribute takes one of `values`; if `kind`
+    is "Float", it takes any finite number. `default` is its value if it is absent. `widens` says that all float16 and
+    bfloat16 tensors may be float32.
+    """
 
     id: str
-    ops: tuple[str, ...]
     sentence: str
     attr: str | None = None
     values: tuple[str, ...] = ()
     kind: str = "String"
+    default: float | str = ""
+    widens: bool = False
 
+    @property
+    def spec(self) -> AttrSpec | None:
+        """The attribute as a prototype would have it, None if the extension is no attribute."""
+        if self.attr is None:
+            return None
+        return AttrSpec(self.attr, self.kind, False, self.default)
 
-_FORWARD = ("FlashAttentionScore",)
-_BACKWARD = ("FlashAttentionScoreGrad",)
-_DECODE = ("IncreFlashAttention",)
-_PROMPT = ("PromptFlashAttention", "FusedInferAttentionScore")
-_FUSED = ("FusedInferAttentionScore",)
-_SELECTED = ("SparseFlashAttention", "SparseFlashAttentionGrad")
-_INDEXERS = ("LightningIndexer", "LightningIndexerGrad", "SparseLightningIndexerGradKLLoss")
 
 EXTENSIONS = (
     Extension(
         "EXT-MASK-BROADCAST",
-        _FORWARD + _BACKWARD,
         "atten_mask may have 1 in place of B, N1, S1 or S2 in any of its dimensions, in rank 2 ([S1,S2]) or 4",
     ),
     Extension(
         "EXT-BAND-MASK",
-        _FORWARD + _BACKWARD,
         "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
         "keys besides the band, which is computed from the sizes",
     ),
     Extension(
         "EXT-SHIFT-BROADCAST",
-        _FORWARD + _BACKWARD,
         "the bias of pse_type 0 and 1 may have 1 in place of B, N1, S1 or S2 in any of its four dimensions",
     ),
     Extension(
         "EXT-SHIFT-FLOAT",
-        _FORWARD + _BACKWARD,
         "the bias of pse_type 0 and 1 may be float32 beside a float16 or bfloat16 query",
     ),
     Extension(
         "EXT-BAND-OUTSIDE",
-        _FORWARD + _BACKWARD,
         "the band that sparse_mode, pre_tockens and next_tockens make with the lengths may miss the scores in part or "
         "whole: rows that it leaves without a key are empty rows",
     ),
     Extension(
         "EXT-EMPTY-SEQUENCES",
-        _FORWARD + _BACKWARD,
         "in TND a sequence may have queries and no keys, whose rows are 0, and a bias may stand beside sequences that "
         "have no queries or no keys",
     ),
     Extension(
         "EXT-GRAD-NO-KEYS",
-        _BACKWARD,
         "key and value may have no heads: all gradients are 0 or empty then",
     ),
     Extension(
         "EXT-GRAD-BIAS-MODES",
-        _BACKWARD,
         "pse_shift of pse_type 0 and 1 may stand beside sparse_mode 7, and beside sparse_mode 8 with any lengths",
     ),
     Extension(
         "EXT-EMPTY-ROWS",
-        _FORWARD,
         "the attribute cpu_empty_rows says what a query row gives whose every key is masked",
         attr="cpu_empty_rows",
         values=EMPTY_ROWS,
     ),
     Extension(
         "EXT-GRAD-EMPTY-ROWS",
-        _BACKWARD,
         "the attribute cpu_empty_rows says which probabilities a query row had whose every key is masked: dv gets its "
         "share from them, and dq and dk get nothing from such a row",
         attr="cpu_empty_rows",
@@ -106,7 +107,6 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-NAN-ROWS",
-        _FORWARD + _BACKWARD,
         "the attribute cpu_nan_rows gives 0 instead of NaN for rows whose softmax is undefined, as the guard "
         "where(isnan(p), 0, p) does",
         attr="cpu_nan_rows",
@@ -114,15 +114,14 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-MASK-VALUE",
-        _FORWARD + _BACKWARD,
         "the attribute cpu_mask_value is the score that a masked key has, instead of taking no part in the softmax; "
         "dq and dk get nothing from it",
         attr="cpu_mask_value",
         kind="Float",
+        default=-math.inf,
     ),
     Extension(
         "EXT-MASKED-BIAS",
-        _FORWARD,
         "the attribute cpu_masked_bias adds the bias real_shift to the score that a masked key has by cpu_mask_value, "
         "as a bias that is added behind the mask does",
         attr="cpu_masked_bias",
@@ -130,7 +129,6 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-MASKED-VALUES",
-        _FORWARD,
         "the attribute cpu_masked_values takes the values of masked keys for 0, where they have a score by "
         "cpu_mask_value, as the guard where(mask, p, 0) does",
         attr="cpu_masked_values",
@@ -138,111 +136,94 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-SINK-FLOAT",
-        _FORWARD,
         "sink may stand beside a float32 query",
     ),
     Extension(
         "EXT-ROPE",
-        _FORWARD,
         "query_rope and key_rope may be used in every layout and with any sizes, not only in TND with 128 and 64",
     ),
     Extension(
         "EXT-GRAD-ROPE",
-        _BACKWARD,
         "query_rope and key_rope may be used in every layout, with any types and sizes, without a mask, and beside a "
         "bias, dropout and the prefix mode",
     ),
     Extension(
         "EXT-VALUE-WIDER",
-        _FORWARD + _BACKWARD,
         "the head size of value may exceed that of key, up to 768",
     ),
     Extension(
         "EXT-BATCH-BROADCAST",
-        _FORWARD,
         "query, key and value may each have batch 1 beside another batch of the others, except in TND: it is repeated",
     ),
     Extension(
         "EXT-KEY-LENGTH",
-        _FORWARD,
         "outside TND actual_seq_kvlen may be one number, of the keys there are: key, value and key_rope may have room "
         "for more, each of its own; masks and biases are as wide as there are keys",
     ),
     Extension(
         "EXT-RANGE",
-        _FORWARD + _BACKWARD + _DECODE,
         "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M; decoding: B 65536)",
     ),
     Extension(
         "EXT-DECODE-FLOAT",
-        _DECODE,
         "query, key, value, pse_shift, antiquant_scale and antiquant_offset may be float32",
+        widens=True,
     ),
     Extension(
         "EXT-DECODE-MASK-BYTES",
-        _DECODE,
         "an atten_mask of bytes may hold any numbers: those that are not 0 mask",
     ),
     Extension(
         "EXT-DECODE-PADDING",
-        _DECODE,
         "kv_padding_size and actual_seq_lengths may ask for more rows than there are: the result of such a batch entry "
         "is 0, as it is where the device gets the numbers while it runs",
     ),
     Extension(
         "EXT-DECODE-INT8",
-        _DECODE,
         "query, key and value may all be INT8, with dequant_scale1, quant_scale1 and dequant_scale2, as the prototype "
         "has it; the operator itself does not take it yet",
     ),
     Extension(
         "EXT-PROMPT-FLOAT",
-        _PROMPT,
         "the tensors that are float16 or bfloat16 on Ascend may all be float32",
+        widens=True,
     ),
     Extension(
         "EXT-PROMPT-SIZES",
-        _PROMPT,
         "head sizes may be any up to 768, that of value another than key's, that of a rope part any; head count, "
         "groups, batch, sequence length and the size of pages may exceed their ranges",
     ),
     Extension(
         "EXT-PROMPT-MODES",
-        _PROMPT,
         "without a mask sparse_mode may be 1 to 4, and means nothing; a band may lie to one side of the diagonal "
         "beside quantised results, if each row has a key",
     ),
     Extension(
         "EXT-PROMPT-PACKED",
-        _FUSED,
         "packed layouts may have any types, head counts, modes and results, slopes, int8 keys that are not scaled by "
         "token, and pages or rope parts or neither",
     ),
     Extension(
         "EXT-PROMPT-STATISTICS",
-        _FUSED,
         "softmax_lse may be asked for in every layout",
     ),
     Extension(
         "EXT-SPARSE-FLOAT",
-        _SELECTED + _INDEXERS,
         "the tensors of the sparse family that are float16 or bfloat16 on Ascend may all be float32",
+        widens=True,
     ),
     Extension(
         "EXT-SPARSE-SIZES",
-        _SELECTED + _INDEXERS,
         "head counts, head sizes (also another one for value, and any rope size or none), the number of "
         "selected blocks and their size (up to 2147483647), batch and sequence length may be any",
     ),
     Extension(
         "EXT-SPARSE-HEADS",
-        _SELECTED,
         "key and value may have any number of heads that divides the query's; sparse_indices has a list for each of "
         "them, or one for all",
     ),
     Extension(
         "EXT-SPARSE-EMPTY-ROWS",
-        ("SparseFlashAttention",),
         "the attribute cpu_empty_rows says what a query row gives for which no key is selected: zero, the mean of value"
         " over all keys of the sequence, or NaN; always zero in a sequence without keys",
         attr="cpu_empty_rows",
@@ -250,21 +231,10 @@ EXTENSIONS = (
     ),
     Extension(
         "EXT-LOSS-FLOOR",
-        ("SparseLightningIndexerGradKLLoss",),
         "the attribute cpu_loss_floor is what smaller probabilities count as in the loss, instead of 1e-8; with 0 "
         "there is no floor, and a key whose target is 0 adds nothing",
         attr="cpu_loss_floor",
         kind="Float",
+        default=1e-8,
     ),
 )
-
-
-def attributes(op_type: str) -> dict[str, Extension]:
-    """The extension attributes of an operator, by name."""
-    return {entry.attr: entry for entry in EXTENSIONS if entry.attr is not None and op_type in entry.ops}
-
-
-def takes_float(op_type: str) -> bool:
-    """Whether the operator's float16 and bfloat16 tensors may be float32 by an extension."""
-    ids = ("EXT-SPARSE-FLOAT", "EXT-DECODE-FLOAT", "EXT-PROMPT-FLOAT")
-    return any(entry.id in ids and op_type in entry.ops for entry in EXTENSIONS)

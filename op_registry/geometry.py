@@ -36,10 +36,10 @@ Shape = tuple[Dim, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of a call. `t1`, `t2` and the lengths are for TND only, `b`, `s1`, `s2` for the others (there
-    `b` is the number of sequences, if the lengths are known). `q_lens` and `kv_lens` are the lengths of the
-    sequences. Where query and key disagree about D, or key and value about N2 or S2, query and key are
-    believed; so are they about B, unless the operator repeats a batch of 1."""
+    """Sizes of a call. `t1`, `t2`, `q_lens` and `kv_lens` are for TND only, `s1` and `s2` for the other layouts. `b` is
+    the batch size, in TND the number of sequences, if it is known. `q_lens` and `kv_lens` are the lengths of the
+    sequences. If the tensors disagree, D is that of query, N2 and S2 are those of key, and B is that of query, unless
+    the operator repeats a batch of 1."""
 
     layout: str
     b: Dim = None

@@ -1,8 +1,7 @@
 """The macros of REG_OP as Python, so that the facts of an operator read like its header.
 
-How to add an operator: write one file under `ops/`. It names its variants, oldest first, as `VARIANTS`;
-each is a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one starts from an earlier one with
-`then`:
+An operator's file under `ops/` writes each variant of the prototype as a chain of macros, ended by
+`OP_END_FACTORY_REG()`. A later variant starts from an earlier one with `then`:
 
     V1 = (
         REG_OP("MyOp", "first_public", source="where the facts come from", cann="8.0")
@@ -13,11 +12,9 @@ each is a chain of macros ended by `OP_END_FACTORY_REG()`, and a later one start
         .ATTR("scale_value", "Float", 1.0)
     )
     V2 = V1.then("opdef_2025_12", source="...", cann="8.5").OPTIONAL_INPUT("sink", "DT_FLOAT")
-    VARIANTS = (V1.OP_END_FACTORY_REG(), V2.OP_END_FACTORY_REG())
+    OPERATOR = Operator(variants=(V1.OP_END_FACTORY_REG(), V2.OP_END_FACTORY_REG()), ...)
 
-Nothing else is needed: the file is found by itself, and the parser, the printer, the diff, the ONNX schema
-and the generic checks follow from it. Inference and numbered constraints are one module each, see
-`infer.py`, `verify.py`.
+`operator.py` says what else the file holds.
 """
 
 # ruff: noqa: N801, N802  # the names are those of the C++ macros

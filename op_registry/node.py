@@ -8,14 +8,12 @@ is left out when there is one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fa_compiler.op_registry import extensions
 from fa_compiler.op_registry.errors import NodeError, suggestion
 from fa_compiler.op_registry.spec import AttrSpec, AttrValue, InputSpec, Kind, OpSpec, OutputSpec
 
@@ -95,44 +93,6 @@ def count_attrs(spec: OpSpec, inputs: Mapping[str, Any]) -> dict[str, int]:
         if entry.kind is Kind.DYNAMIC and isinstance(inputs.get(entry.name), (list, tuple))
     }
     return {name: count for name, count in counts.items() if count != 1}
-
-
-def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Every attribute of `spec` in REG_OP order: those given, and the default of the others.
-
-    Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
-    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown
-    attribute, a missing required one, a wrong type, or a Float that is no finite float32.
-    """
-    extra = extra_attrs(spec)
-    for name in attrs:
-        if name not in spec.attr_names and name not in extra:
-            hint = suggestion(name, (*spec.attr_names, *extra))
-            raise NodeError(f"{spec.name} has no attribute {name!r}{hint}")
-    full: dict[str, Any] = {}
-    for entry in spec.attrs:
-        if attrs.get(entry.name) is not None:
-            full[entry.name] = attr_value(spec.name, entry, attrs[entry.name])
-        elif entry.required:
-            raise NodeError(f"{spec.name} needs the attribute {entry.name}")
-        else:
-            full[entry.name] = entry.value_if_absent
-    for name, entry in extra.items():
-        if attrs.get(name) is not None:
-            full[name] = attr_value(spec.name, entry, attrs[name])
-    return full
-
-
-def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
-    """The attributes a node may have beside those of its prototype: tensor counts and extensions."""
-    counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
-    return {
-        **{name: AttrSpec(name, "Int", False, 1) for name in counts},
-        **{
-            name: AttrSpec(name, entry.kind, False, "" if entry.kind == "String" else -math.inf)
-            for name, entry in extensions.attributes(spec.name).items()
-        },
-    }
 
 
 def attr_value(op: str, entry: AttrSpec, value: Any) -> AttrValue:

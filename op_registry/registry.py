@@ -10,6 +10,8 @@ from functools import cache
 
 from fa_compiler.op_registry import ops
 from fa_compiler.op_registry.errors import RegistryError, UnknownOp, UnknownVariant
+from fa_compiler.op_registry.extensions import EXTENSIONS, Extension
+from fa_compiler.op_registry.operator import Operator
 from fa_compiler.op_registry.spec import AttrValue, OpSpec
 
 DOMAIN = "ascend"
@@ -22,14 +24,17 @@ _RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|a
 
 
 @cache
-def _registry() -> Mapping[str, tuple[OpSpec, ...]]:
-    found: dict[str, tuple[OpSpec, ...]] = {}
+def _registry() -> Mapping[str, Operator]:
+    found: dict[str, Operator] = {}
     for module in pkgutil.iter_modules(ops.__path__):
-        variants = importlib.import_module(f"{ops.__name__}.{module.name}").VARIANTS
-        name = variants[-1].name
-        if name in found or {variant.name for variant in variants} != {name}:
+        record = getattr(importlib.import_module(f"{ops.__name__}.{module.name}"), "OPERATOR", None)
+        if not isinstance(record, Operator):
+            raise RegistryError(
+                f"op_registry/ops/{module.name}.py does not define OPERATOR, see op_registry/operator.py"
+            )
+        if record.name in found or {variant.name for variant in record.variants} != {record.name}:
             raise RegistryError(f"op_registry/ops/{module.name}.py does not hold exactly one new operator")
-        found[name] = variants
+        found[record.name] = record
     return found
 
 
@@ -38,13 +43,31 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_registry()))
 
 
-def variants(op_type: str) -> tuple[OpSpec, ...]:
-    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises
-    UnknownOp."""
+def operator(op_type: str) -> Operator:
+    """The record of an operator. Raises UnknownOp."""
     try:
         return _registry()[op_type]
     except KeyError:
         raise UnknownOp(op_type, _registry()) from None
+
+
+def variants(op_type: str) -> tuple[OpSpec, ...]:
+    """All known variants of an operator; the last one is the newest in force, as `get` gives. Raises
+    UnknownOp."""
+    return operator(op_type).variants
+
+
+def extensions_of(op_type: str) -> tuple[Extension, ...]:
+    """The extensions that the operator's CPU kernel has, in the order of the table; none of an operator that has no
+    kernel or is unknown."""
+    record = _registry().get(op_type)
+    kernel = None if record is None else record.kernel
+    return () if kernel is None else tuple(entry for entry in EXTENSIONS if entry.id in kernel.extensions)
+
+
+def takes_float(op_type: str) -> bool:
+    """Whether the operator's float16 and bfloat16 tensors may be float32 by an extension."""
+    return any(entry.widens for entry in extensions_of(op_type))
 
 
 def get(op_type: str, cann: str | None = None) -> OpSpec:

@@ -14,11 +14,12 @@ import onnx
 import onnx.defs
 from onnx.defs import OpSchema
 
-from fa_compiler.op_registry import dtypes, extensions
+from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.op_registry.infer import can_infer, infer
-from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs, extra_attrs
-from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names
+from fa_compiler.op_registry.infer import infer
+from fa_compiler.op_registry.node import Dim, TensorInfo, bind_inputs
+from fa_compiler.op_registry.registry import DOMAIN, VERSION, get, names, takes_float
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 
 _ATTR_TYPES = {
@@ -44,7 +45,7 @@ def register() -> None:
         if onnx.defs.has(name, DOMAIN):
             _check_same(onnx.defs.get_schema(name, VERSION, DOMAIN), schema)
             continue
-        if CAN_INFER and can_infer(name):
+        if CAN_INFER:
             schema.set_type_and_shape_inference_function(partial(_infer, name))
         onnx.defs.register_schema(schema)
 
@@ -54,7 +55,7 @@ def build_schema(spec: OpSpec) -> OpSchema:
     constraints: dict[str, tuple[str, list[str], str]] = {}
 
     def type_of(name: str, legal: tuple[str, ...]) -> str:
-        if extensions.takes_float(spec.name) and {"DT_FLOAT16", "DT_BF16"} <= set(legal):
+        if takes_float(spec.name) and {"DT_FLOAT16", "DT_BF16"} <= set(legal):
             legal = tuple(dict.fromkeys((*legal, "DT_FLOAT")))
         variable = f"T_{name}"
         constraints[variable] = (variable, _type_strings(legal), f"types of {name}")

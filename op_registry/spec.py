@@ -1,8 +1,8 @@
 """The model of one operator prototype: what REG_OP says, and what the registry knows beside it.
 
 `OpSpec`, `InputSpec`, `OutputSpec` and `AttrSpec` are frozen. A prototype's text form is REG_OP
-(`reg_op.py`); the facts of the operators are written with the macros of `macros.py`, one file for
-each operator under `ops/`.
+(`reg_op.py`); the variants of an operator are written with the macros of `macros.py`, in the operator's file under
+`ops/`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS
+from fa_compiler.op_registry.sparse_sizes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS
 from fa_compiler.reference.call import Array, Floats, OpCall
 
 Ints = npt.NDArray[np.int64]

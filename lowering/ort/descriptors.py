@@ -1,21 +1,29 @@
-"""Writes csrc/descriptors.inc: the typed operator descriptors that the custom-op library registers.
+"""Writes csrc/descriptors.inc: what the custom-op library knows of the operators.
 
-ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a
-descriptor of its own; the registry knows them. The result is kept in the tree (a build needs no Python package
-but the build tools) and a test tells when it is out of date:
+For each operator that has a CPU kernel the file has a namespace with the names of its inputs and outputs, the typed
+descriptors that the library registers, the attributes with their defaults (`attr::scale_value`), and the numbers of the
+constraints by the names of their rules (`rule::heads`).
+
+ONNX Runtime finds a custom operator's kernel by the types of its inputs, so every legal combination is a descriptor of
+its own. The file is kept in the tree, so that a build needs no Python package but the build tools. A test tells when it
+is out of date:
 
     python -m fa_compiler.lowering.ort.descriptors
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from fa_compiler.lowering import OPERATORS
-from fa_compiler.lowering.ort.list_descriptors import ROWS, Row, row_of
-from fa_compiler.op_registry import Kind, OpSpec, OutputSpec, extensions, get, variants
+from fa_compiler.op_registry import Kind, Operator, OpSpec, OutputSpec, names, operator
+from fa_compiler.op_registry.attributes import extra_attrs
+from fa_compiler.op_registry.cpu_kernel import TypeRow, type_row
+from fa_compiler.op_registry.registry import takes_float
 
 PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
 
@@ -29,8 +37,6 @@ _ELEMENTS = {
     "DT_INT32": "int32",
     "DT_INT64": "int64",
 }
-
-_REORDERED = ("opdef_2026_reordered",)
 
 # The products whose registered combinations are the widest, the first of which they are known; those of FP8 types have
 # no CPU kernel.
@@ -48,7 +54,7 @@ def combinations(spec: OpSpec) -> tuple[dict[str, str], ...]:
     tensors = (*spec.inputs, *spec.outputs)
     alone = {tensor.name: tensor.dtypes[0] for tensor in tensors if product.types_of(tensor.name) is None}
     rows = [{**alone, **row} for row in product.combinations()]
-    if extensions.takes_float(spec.name):
+    if takes_float(spec.name):
         single = {name: "DT_FLOAT" if dtype in _HALFS else dtype for name, dtype in rows[0].items()}
         rows += [*_with_float_weights(spec, rows), single]
     return tuple(row for row in rows if all(dtype in _ELEMENTS for dtype in row.values()))
@@ -60,12 +66,13 @@ def _with_float_weights(spec: OpSpec, rows: list[dict[str, str]]) -> list[dict[s
     return [{**row, **dict.fromkeys(names, "DT_FLOAT")} for row in rows] if names else []
 
 
-def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[Row, ...]:
+def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple[TypeRow, ...]:
     """What the operator is registered with: `places` inputs, those the variant does not have absent, and `outputs`."""
-    if spec.name in ROWS:
-        return ROWS[spec.name]()
+    kernel = operator(spec.name).kernel
+    if kernel is not None and kernel.type_rows is not None:
+        return kernel.type_rows()
     return tuple(
-        row_of(
+        type_row(
             tuple(_ELEMENTS[row[tensor.name]] for tensor in spec.inputs),
             places,
             *(_ELEMENTS[row.get(tensor.name, tensor.dtypes[0])] for tensor in outputs),
@@ -74,14 +81,16 @@ def rows_of(spec: OpSpec, outputs: tuple[OutputSpec, ...], places: int) -> tuple
     )
 
 
-def registered(op_type: str) -> tuple[OpSpec, ...]:
-    """The newest variant of the operator, and those that have its inputs in another order.
+def registered(record: Operator) -> tuple[OpSpec, ...]:
+    """The variants of an operator that the library registers: the newest one first, then those that have its inputs in
+    another order.
 
-    ONNX Runtime tells them apart by their types and wants all of one name to have as many inputs and outputs, the same
-    of them required.
+    ONNX Runtime tells them apart by their types. It wants all operators of one name to have as many inputs and outputs,
+    and as many of them required.
     """
-    newest = get(op_type)
-    return (newest, *(found for found in variants(op_type) if found.variant in _REORDERED))
+    *_, newest = record.variants
+    reordered = () if record.kernel is None else record.kernel.reordered
+    return (newest, *(found for found in record.variants if found.variant in reordered))
 
 
 def render() -> str:
@@ -90,32 +99,86 @@ def render() -> str:
         "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
     ]
-    for spec in (spec for op_type in OPERATORS for spec in registered(op_type)):
-        same = registered(spec.name)
-        name = _snake(spec.name) + ("" if spec is same[0] else f"_{spec.variant}")
-        lines += ["", f"namespace {name} {{", f'inline constexpr const char* kName = "{spec.name}";']
-        for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
-            names = ", ".join(f'"{tensor.name}"' for tensor in tensors)
-            lines += [f"inline constexpr const char* k{what}s[] = {{{names}}};", f"enum {what} : size_t {{"]
-            lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
-        required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
-        outputs = max((each.outputs for each in same), key=len)
-        rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
-        lines.append(f"inline constexpr size_t kRequiredInputs = {required};")
-        lines.append(f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};")
-        lines.append(f"inline constexpr size_t kOutputCount = {len(rows[0].outputs)};")
-        lines.append("inline constexpr Types kTypes[] = {")
-        for row in rows:
-            lines.append(f"  {{{', '.join(f'{{{_elements(part)}}}' for part in row)}}},")
-        lines += ["};", f"}}  // namespace {name}"]
+    spaces = []
+    for record in map(operator, names()):
+        if record.kernel is None:
+            continue
+        for spec in registered(record):
+            spaces.append(snake(spec.name) + ("" if spec is registered(record)[0] else f"_{spec.variant}"))
+            body = [
+                *_tensors(spec),
+                *_types(record, spec),
+                *_attributes(spec),
+                *_rules(record),
+                "MakeKernel make_kernel;",
+            ]
+            lines += ["", f"namespace {spaces[-1]} {{", *body, f"}}  // namespace {spaces[-1]}"]
+    lines += ["", "#define FA_EACH_OPERATOR(visit) \\", *(f"  visit({space}) \\" for space in spaces), ""]
     return "\n".join(lines) + "\n"
+
+
+def _tensors(spec: OpSpec) -> list[str]:
+    lines = [f'inline constexpr const char* kName = "{spec.name}";']
+    for what, tensors in (("Input", spec.inputs), ("Output", spec.outputs)):
+        listed = ", ".join(f'"{tensor.name}"' for tensor in tensors)
+        lines += [f"inline constexpr const char* k{what}s[] = {{{listed}}};", f"enum {what} : size_t {{"]
+        lines += [f"  {what.lower()}_{tensor.name}," for tensor in tensors] + ["};"]
+    return lines
+
+
+def _types(record: Operator, spec: OpSpec) -> list[str]:
+    same = registered(record)
+    required = min(sum(tensor.kind is not Kind.OPTIONAL for tensor in each.inputs) for each in same)
+    outputs = max((each.outputs for each in same), key=len)
+    rows = rows_of(spec, outputs, max(len(each.inputs) for each in same))
+    output = None if record.kernel is None else record.kernel.required_output
+    return [
+        f"inline constexpr size_t kRequiredInputs = {required};",
+        f"inline constexpr size_t kRequiredOutput = {'kNoOutput' if output is None else f'output_{output}'};",
+        f"inline constexpr size_t kInputCount = {len(rows[0].inputs)};",
+        f"inline constexpr size_t kOutputCount = {len(rows[0].outputs)};",
+        "inline constexpr Types kTypes[] = {",
+        *(f"  {{{', '.join(f'{{{_elements(part)}}}' for part in row)}}}," for row in rows),
+        "};",
+    ]
+
+
+def _attributes(spec: OpSpec) -> list[str]:
+    """Every attribute with its default; one that is required has none."""
+    lines = ["namespace attr {"]
+    for entry in (*spec.attrs, *extra_attrs(spec).values()):
+        cpp, nothing, literal = _ATTRIBUTES[entry.type]
+        value = f"{nothing}, true" if entry.required else literal(entry.value_if_absent)
+        lines.append(f'inline constexpr Attribute<{cpp}> {entry.name}{{"{entry.name}", {value}}};')
+    return [*lines, "}"]
+
+
+def _rules(record: Operator) -> list[str]:
+    """The number of each constraint, by the name of its rule."""
+    prefix, table = record.rules.prefix, sorted(record.rules.table.items())
+    constants = (f'inline constexpr Rule {rule.name}{{"{prefix}", {number}}};' for number, rule in table)
+    return ["namespace rule {", *constants, "}"]
+
+
+def _float(value: Any) -> str:
+    return f"{value!r}f" if math.isfinite(value) else f"{'-' if value < 0 else ''}__builtin_inff()"
+
+
+# By the type of an attribute: its type in C++, a value of that type, and how a default is written.
+_ATTRIBUTES: Mapping[str, tuple[str, str, Callable[[Any], str]]] = {
+    "Int": ("int64_t", "0", str),
+    "Float": ("float", "0.0f", _float),
+    "Bool": ("bool", "false", lambda value: "true" if value else "false"),
+    "String": ("const char*", '""', lambda value: f'"{value}"'),
+}
 
 
 def _elements(part: tuple[str, ...]) -> str:
     return ", ".join(f"E::{element}" for element in part)
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
+    """The name of an operator's namespace and of its files: attention_update for AttentionUpdate."""
     return re.sub("(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

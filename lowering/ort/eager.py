@@ -174,7 +174,7 @@ def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
     """Raise KernelError for an int8 result with a list of keys.
 
     ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys moves this input (see
-    list_descriptors).
+    op_registry/cpu_kernel.py).
     """
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1

@@ -1,7 +1,7 @@
-"""What the numbered constraints are written with: the call being checked, a fault, a table of rules.
+"""What the numbered constraints of an operator are written with: the node under check and the table of its rules.
 
-Only what is certain is a fault: sizes that are symbols or unknown, and contents that are not constant, are
-given the benefit of the doubt.
+A rule yields a `Diagnostic` only where it is certain that the node breaks the constraint. A size that is a symbol or
+unknown, and a tensor whose content is not constant, may be right.
 """
 
 from __future__ import annotations
@@ -9,62 +9,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from fa_compiler.op_registry.extensions import EXTENSIONS
-from fa_compiler.op_registry.geometry import Geometry, Shape, measure
+from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
+from fa_compiler.op_registry.geometry import Geometry, Shape, differ, measure
 from fa_compiler.op_registry.node import Dim, TensorInfo
 from fa_compiler.op_registry.products import Product
 from fa_compiler.op_registry.spec import Kind, OpSpec
 
-NULLPTR = 161001
-"""ACLNN_ERR_PARAM_NULLPTR: a required input, output or attribute is missing."""
-
-INVALID = 161002
-"""ACLNN_ERR_PARAM_INVALID: anything else that a check of the parameters refuses. The checks of the operator's
-tiling and the limits stated only in documents have it too, as the aclnn documents file them."""
-
-Stage = Literal["aclnn", "tiling", "document"]
-"""Where a constraint is checked on Ascend: in the aclnn interface, while the operator is compiled or tiled,
-or nowhere (it is stated in documents only)."""
+Rule = Callable[["CheckedNode"], Iterator[Diagnostic]]
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A constraint that does not hold. `tensor` is the input, output or attribute it is about; `extension`
-    the id under which the CPU kernel takes it nevertheless."""
+class NamedRule:
+    """A rule and its name, by which the CPU kernels cite its number."""
 
-    tensor: str
-    message: str
-    stage: Stage = "tiling"
-    code: int = INVALID
-    extension: str | None = None
-
-
-Rule = Callable[["CheckedNode"], Iterator[Fault]]
+    name: str
+    check: Rule
 
 
 class Rules:
-    """The constraints of one operator, by number. `Rules("FA")` decorates functions: `@rules(3)`. With `drops_empty` an
-    optional input that is an empty tensor is absent to the operator."""
+    """The constraints of one operator, by number: `Rules("FA")` has FA.1, FA.2 and so on.
 
-    def __init__(self, prefix: str, drops_empty: bool = False) -> None:
+    `typed` are the tensors whose type a numbered rule checks; the types of the others are those of the prototype. With
+    `drops_empty` an optional input that is an empty tensor is absent to the operator.
+
+    A rule is a function (`@rules(3)`), a check that several operators share (`rules.shared`) or a set of values
+    (`rules.values`).
+    """
+
+    def __init__(self, prefix: str, typed: tuple[str, ...] = (), drops_empty: bool = False) -> None:
         self.prefix = prefix
+        self.typed = typed
         self.drops_empty = drops_empty
-        self.table: dict[int, Rule] = {}
+        self.table: dict[int, NamedRule] = {}
 
     def __call__(self, number: int) -> Callable[[Rule], Rule]:
+        """Decorates the function that checks constraint `number`; the rule has the function's name."""
+
         def register(rule: Rule) -> Rule:
-            self.table[number] = rule
+            self.shared(number, rule.__name__, rule)
             return rule
 
         return register
+
+    def shared(self, number: int, name: str, check: Rule) -> None:
+        """Constraint `number` is this check."""
+        if number in self.table or name in {rule.name for rule in self.table.values()}:
+            raise ValueError(f"{self.prefix}.{number} ({name}): the number or the name is taken")
+        self.table[number] = NamedRule(name, check)
+
+    def values(
+        self, number: int, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
+    ) -> None:
+        """Constraint `number` says that the attribute `attr` has one of the values `allowed`, which `wanted` lists in
+        words. The rule has the attribute's name."""
+        self.shared(number, attr, lambda call: one_of(call, attr, allowed, stage, wanted))
 
 
 @dataclass(frozen=True)
 class CheckedNode:
     """A node under check. `tensors` are its inputs by name, absent ones missing; `attrs` has every
-    attribute, the defaults filled in; `product` is None for ONNX Runtime; `lists` are the dynamic inputs."""
+    attribute, the defaults filled in; `product` is None for ONNX Runtime; `lists` are the dynamic inputs;
+    `extensions` are the ids of those that the operator's CPU kernel has."""
 
     spec: OpSpec
     tensors: Mapping[str, TensorInfo]
@@ -72,6 +79,7 @@ class CheckedNode:
     attrs: Mapping[str, Any]
     product: Product | None
     lists: Mapping[str, Sequence[TensorInfo]] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> TensorInfo | None:
         """The input of that name, or None if it is absent."""
@@ -99,7 +107,7 @@ class CheckedNode:
 
     def extension(self, id: str) -> str | None:
         """The id if the operator has that extension, else None."""
-        return next((entry.id for entry in EXTENSIONS if entry.id == id and self.spec.name in entry.ops), None)
+        return id if id in self.extensions else None
 
     def rank(self, name: str) -> int | None:
         """Rank of an input, or None if it is absent or unknown."""
@@ -117,6 +125,24 @@ class CheckedNode:
         if tensor is None or tensor.value is None:
             return None
         return [int(number) for number in tensor.value.reshape(-1)]
+
+
+def one_of(
+    call: CheckedNode, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
+) -> Iterator[Diagnostic]:
+    """An attribute has one of the values `allowed`, which `wanted` lists in words."""
+    value = call.attr(attr)
+    if value not in allowed:
+        *others, last = map(repr, allowed)
+        listed = wanted or (f"{', '.join(others)} or {last}" if others else last)
+        yield Diagnostic(attr, f"{attr} is {value!r}, expected {listed}", stage)
+
+
+def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
+    """A tensor that is given has this shape."""
+    shape = None if tensor is None else tensor.shape
+    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
+        yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
 
 
 def without_empty(call: CheckedNode) -> CheckedNode:

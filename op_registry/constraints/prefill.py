@@ -1,4 +1,4 @@
-"""What PromptFlashAttention and FusedInferAttentionScore check alike, and the sizes of a call of either.
+"""The checks that PromptFlashAttention and FusedInferAttentionScore share, and the sizes of their calls.
 
 | layout | query | key and value (value with Dv for D) | attention_out |
 |---|---|---|---|
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, number, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, number, text
 from fa_compiler.op_registry.constraints.decode_sizes import shorter
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import Geometry, Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim, TensorInfo
 
@@ -28,16 +29,20 @@ TRIANGLE = 2048
 MAX_D, MAX_N, MAX_GROUP, MAX_B, MAX_S = 512, 256, 64, 65536, 20971520
 MAX_B_UNALIGNED = 128
 MAX_D_CPU = 768
+
+QUANT_SCALE2_PLACE = 10
+"""The place of quant_scale2 among the inputs, if keys and values are no lists."""
+
 MAX_B_310P, MAX_S_310P = 128, 65535
 
 
 def is_310p(call: CheckedNode) -> bool:
-    """Is the node checked for 310P?"""
+    """Whether the node is checked for 310P."""
     return call.product is not None and call.product.name == "310P"
 
 
 def tensor(call: CheckedNode, name: str) -> TensorInfo | None:
-    """An input; of a list of keys or values the first."""
+    """An input; if it is a list of keys or values, the first of them."""
     listed = call.lists.get(name)
     return listed[0] if listed else call[name]
 
@@ -70,61 +75,63 @@ def sizes_of(call: CheckedNode) -> Geometry:
     return Geometry("")
 
 
-def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Fault]:
+def layout_and_ranks(call: CheckedNode, layouts: tuple[str, ...]) -> Iterator[Diagnostic]:
     """input_layout is known, and query, key and value have its rank."""
     layout = call.attr("input_layout")
     if layout not in layouts:
-        yield Fault("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}")
+        yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(layouts)}")
         return
     wanted = RANKS[query_layout(call)]
     for name in ("query",) if paged(call) else ("query", "key", "value"):
         info = tensor(call, name)
         if info is not None and info.shape is not None and len(info.shape) != wanted:
-            yield Fault(name, f"{name} has rank {len(info.shape)}, expected {wanted} for {layout}")
+            yield Diagnostic(name, f"{name} has rank {len(info.shape)}, expected {wanted} for {layout}")
             return
 
 
 def paged(call: CheckedNode) -> bool:
-    """Do the keys lie in pages?"""
+    """Whether the keys lie in pages."""
     return call["block_table"] is not None
 
 
-def heads(call: CheckedNode) -> Iterator[Fault]:
+def heads(call: CheckedNode) -> Iterator[Diagnostic]:
     """num_heads is query's head count; num_key_value_heads is 0 or key's, and divides it, by at most 64."""
     sizes, given, stated = sizes_of(call), call.attr("num_heads"), call.attr("num_key_value_heads")
     if given <= 0:
-        yield Fault("num_heads", f"num_heads is {given}, expected a positive number")
+        yield Diagnostic("num_heads", f"num_heads is {given}, expected a positive number")
         return
     width = shape_of(call["query"], 3)[2] if sizes.layout == "BSH" else None
     if isinstance(width, int) and width % given:
-        yield Fault("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
+        yield Diagnostic("num_heads", f"num_heads is {given}, expected a divisor of the width {width} of query")
     elif differ(sizes.n1, given):
-        yield Fault("num_heads", f"num_heads is {given}, expected {sizes.n1}, the head count of query")
+        yield Diagnostic("num_heads", f"num_heads is {given}, expected {sizes.n1}, the head count of query")
     if stated < 0 or (stated and given % stated):
         message = f"num_key_value_heads is {stated}, expected 0 or a divisor of the {given} heads of query"
-        yield Fault("num_key_value_heads", message)
+        yield Diagnostic("num_key_value_heads", message)
         return
     if stated and given // stated > MAX_GROUP:
         message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {given} heads"
-        yield Fault("num_key_value_heads", message, extension="EXT-PROMPT-SIZES")
+        yield Diagnostic("num_key_value_heads", message, extension="EXT-PROMPT-SIZES")
     if not paged(call):
         yield from _key_heads(call, sizes, stated or given)
 
 
-def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Fault]:
+def _key_heads(call: CheckedNode, sizes: Geometry, wanted: int) -> Iterator[Diagnostic]:
     axis = {"BSND": 2, "BNSD": 1, "TND": 1, "NTD": 0, "NSD": 0}.get(sizes.layout)
     for name in ("key", "value"):
         info = tensor(call, name)
         shape = shape_of(info, RANKS.get(sizes.layout, 0))
         if axis is not None and differ(shape[axis], wanted):
-            yield Fault(name, f"{name} has {shape[axis]} heads, expected {wanted} by num_key_value_heads")
+            yield Diagnostic(name, f"{name} has {shape[axis]} heads, expected {wanted} by num_key_value_heads")
             return
         if sizes.layout == "BSH" and name == "key" and isinstance(sizes.d, int) and differ(shape[2], wanted * sizes.d):
-            yield Fault(name, f"key has the width {shape[2]}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}")
+            yield Diagnostic(
+                name, f"key has the width {shape[2]}, expected {wanted * sizes.d}: {wanted} heads of {sizes.d}"
+            )
             return
 
 
-def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Fault]:
+def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Diagnostic]:
     """query and key have one head size; key and value one shape; the batch is one.
 
     `narrower` says that beside a key of head size 192 value may have 128.
@@ -137,21 +144,21 @@ def same_sizes(call: CheckedNode, narrower: bool = False) -> Iterator[Fault]:
         return
     q, k, v = (shape_of(tensor(call, name), rank) for name in ("query", "key", "value"))
     if sizes.layout in ("BSND", "BNSD", "TND", "NTD") and differ(q[-1], k[-1]):
-        yield Fault("key", f"key has the head size {k[-1]}, expected {q[-1]} as query")
+        yield Diagnostic("key", f"key has the head size {k[-1]}, expected {q[-1]} as query")
     elif any(map(differ, k[:-1], v[:-1])):
-        yield Fault("value", f"value has the shape {text(v)}, expected {text(k)} as key")
+        yield Diagnostic("value", f"value has the shape {text(v)}, expected {text(k)} as key")
     elif differ(k[-1], v[-1]) and not (narrower and _narrower(sizes)):
         message = f"value has the shape {text(v)}, expected {text(k)} as key"
-        yield Fault("value", message, extension="EXT-PROMPT-SIZES")
+        yield Diagnostic("value", message, extension="EXT-PROMPT-SIZES")
     elif sizes.layout.startswith("B") and differ(q[0], k[0]):
-        yield Fault("key", f"key has the batch size {k[0]}, expected {q[0]} as query")
+        yield Diagnostic("key", f"key has the batch size {k[0]}, expected {q[0]} as query")
 
 
 def _narrower(sizes: Geometry) -> bool:
     return sizes.d in (192, None) and sizes.dv in (128, None)
 
 
-def ranges(call: CheckedNode) -> Iterator[Fault]:
+def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
     """B, N, D and S in their ranges; D a multiple of 16, of 32 where anything is INT8, of 64 where it is INT4."""
     sizes = sizes_of(call)
     types = (call.dtype("query"), _dtype(tensor(call, "key")))
@@ -168,25 +175,25 @@ def ranges(call: CheckedNode) -> Iterator[Fault]:
         if isinstance(size, int) and size > limit:
             extension = None if what == "head size" and size > MAX_D_CPU else "EXT-PROMPT-SIZES"
             message = f"query has the {what} {number(size)}, expected at most {number(limit)}"
-            yield Fault("query", message, extension=extension)
+            yield Diagnostic("query", message, extension=extension)
     if isinstance(sizes.s2, int) and sizes.s2 > limit_s:
         message = f"key has the sequence length {number(sizes.s2)}, expected at most {number(limit_s)}"
-        yield Fault("key", message, extension="EXT-PROMPT-SIZES")
+        yield Diagnostic("key", message, extension="EXT-PROMPT-SIZES")
     if not aligned:
         message = f"query has the head size {sizes.d}, expected a multiple of {step}"
-        yield Fault("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
+        yield Diagnostic("query", message, "document", extension="EXT-PROMPT-SIZES" if step < 64 else None)
 
 
-def mask(call: CheckedNode) -> Iterator[Fault]:
+def mask(call: CheckedNode) -> Iterator[Diagnostic]:
     """sparse_mode is 0 to 4; atten_mask is boolean or of 8 bits, and has the shape the mode wants."""
     mode, given = call.attr("sparse_mode"), call["atten_mask"]
     if mode not in range(5):
-        yield Fault("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
+        yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
         return
     if given is None:
         if mode:
             message = f"atten_mask is absent in sparse_mode {mode}, which is made by it"
-            yield Fault("atten_mask", message, extension="EXT-PROMPT-MODES")
+            yield Diagnostic("atten_mask", message, extension="EXT-PROMPT-MODES")
         return
     yield from mask_type(given)
     if given.shape is None:
@@ -195,18 +202,20 @@ def mask(call: CheckedNode) -> Iterator[Fault]:
         wanted = (1,) * (len(given.shape) - 2) + (TRIANGLE, TRIANGLE)
         if not 2 <= len(given.shape) <= 4 or any(map(differ, given.shape, wanted)):
             shape = text(given.shape)
-            yield Fault("atten_mask", f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}")
+            yield Diagnostic(
+                "atten_mask", f"atten_mask has the shape {shape}, expected [2048,2048] in sparse_mode {mode}"
+            )
         return
     yield from _full_mask(call, given.shape)
 
 
-def mask_type(given: TensorInfo) -> Iterator[Fault]:
+def mask_type(given: TensorInfo) -> Iterator[Diagnostic]:
     """atten_mask is boolean or of 8 bits."""
     if given.dtype and given.dtype not in MASK_TYPES:
-        yield Fault("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
+        yield Diagnostic("atten_mask", f"atten_mask is {given.dtype}, expected {', '.join(MASK_TYPES)}")
 
 
-def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Fault]:
+def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
     """[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2], S1 and S2 possibly padded; of one row also [B,S2]."""
     sizes = sizes_of(call)
     one = sizes.s1 == 1
@@ -218,10 +227,10 @@ def _full_mask(call: CheckedNode, shape: Shape) -> Iterator[Fault]:
     rows_fit = one or not shorter(shape[-2], sizes.s1) if len(shape) >= 2 else False
     if not fits or not rows_fit or shorter(shape[-1], sizes.s2):
         wanted_shapes = f"[S1,S2], [1|B,S1,S2] or [1|B,1,S1,S2] with B {sizes.b}, S1 {sizes.s1}, S2 {sizes.s2}"
-        yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}")
+        yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted_shapes}")
 
 
-def bias(call: CheckedNode) -> Iterator[Fault]:
+def bias(call: CheckedNode) -> Iterator[Diagnostic]:
     """pse_shift is [1|B,N1,S1,S2] or larger in S, and has query's type (float16 beside INT8)."""
     given, sizes = call["pse_shift"], sizes_of(call)
     if given is None:
@@ -229,18 +238,18 @@ def bias(call: CheckedNode) -> Iterator[Fault]:
     query = call.dtype("query")
     wanted = "DT_FLOAT16" if query == "DT_INT8" else query
     if given.dtype and wanted and given.dtype != wanted:
-        yield Fault("pse_shift", f"pse_shift is {given.dtype}, expected {wanted} beside a query of {query}")
+        yield Diagnostic("pse_shift", f"pse_shift is {given.dtype}, expected {wanted} beside a query of {query}")
     shape = given.shape
     if shape is None:
         return
     good = len(shape) == 4 and (shape[0] == 1 or not differ(shape[0], sizes.b)) and not differ(shape[1], sizes.n1)
     if not good or shorter(shape[2], sizes.s1) or shorter(shape[3], sizes.s2):
         whole = text((sizes.b, sizes.n1, sizes.s1, sizes.s2))
-        yield Fault("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
+        yield Diagnostic("pse_shift", f"pse_shift has the shape {text(shape)}, expected {whole}, or 1 in place of B")
 
 
-def empty_rows(call: CheckedNode) -> Iterator[Fault]:
-    """Nothing is known of a row without a key in INT8 results: modes that make such rows are refused."""
+def empty_rows(call: CheckedNode) -> Iterator[Diagnostic]:
+    """No row is without a key beside INT8 results: the sources do not say what such a row holds."""
     if call["atten_mask"] is None:
         return
     mode, pre, following = call.attr("sparse_mode"), call.attr("pre_tokens"), call.attr("next_tokens")
@@ -257,7 +266,7 @@ def empty_rows(call: CheckedNode) -> Iterator[Fault]:
         }.get(mode, False)
         if empty:
             message = f"sparse_mode {mode} leaves rows without a key (S1 {queries}, S2 {keys}), which quantised "
-            yield Fault("sparse_mode", f"{message}results do not allow")
+            yield Diagnostic("sparse_mode", f"{message}results do not allow")
             return
 
 
@@ -297,15 +306,15 @@ def prefix_size(call: CheckedNode) -> Dim:
     return None if axis is None else shape_of(call["key_shared_prefix"], RANKS[layout])[axis]
 
 
-def lengths(call: CheckedNode, name: str) -> Iterator[Fault]:
+def lengths(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
     """Lengths are of INT64, one for all, or at least one for each batch."""
     given, b = call[name], sizes_of(call).b
     if given is None:
         return
     if given.dtype and given.dtype != "DT_INT64":
-        yield Fault(name, f"{name} is {given.dtype}, expected DT_INT64")
+        yield Diagnostic(name, f"{name} is {given.dtype}, expected DT_INT64")
     if given.shape is not None and (len(given.shape) != 1 or (given.shape[0] != 1 and shorter(given.shape[0], b))):
-        yield Fault(name, f"{name} has the shape {text(given.shape)}, expected [{b}] or [1]")
+        yield Diagnostic(name, f"{name} has the shape {text(given.shape)}, expected [{b}] or [1]")
 
 
 def _dtype(info: TensorInfo | None) -> str:

@@ -1,7 +1,7 @@
 """Checks that the operators of the sparse family share.
 
-What an Ascend product limits to a few sizes (D 512, rope 64, K 2048, head counts, one key head) the CPU kernels take at
-any size: such a fault carries the extension's id.
+Ascend products take a few sizes only (D 512, rope 64, K 2048, some head counts, one key head). The CPU kernels take
+any, so a diagnostic about such a size carries the id of the extension.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import NULLPTR, CheckedNode, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, number, shape_is, size_text, text
+from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic, Stage
 from fa_compiler.op_registry.geometry import Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
-from fa_compiler.op_registry.sparse_shapes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS, SparseSizes, sparse_sizes
+from fa_compiler.op_registry.sparse_sizes import KEY_LAYOUTS, PAGED, QUERY_LAYOUTS, SparseSizes, sparse_sizes
 
 FLOAT = "EXT-SPARSE-FLOAT"
 SIZES = "EXT-SPARSE-SIZES"
@@ -26,39 +27,43 @@ INT32_MAX = 2**31 - 1
 MAX_B, MAX_S = 256, 128 << 10
 
 
-def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Fault]:
+def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, ...] = ()) -> Iterator[Diagnostic]:
     """The named tensors have one type, float16 or bfloat16, or float32 on the CPU."""
     first = call.dtype(names[0])
     if first and first not in HALFS:
         extension = FLOAT if first == "DT_FLOAT" else None
-        yield Fault(names[0], f"{names[0]} is {first}, expected {' or '.join(HALFS)}", "aclnn", extension=extension)
+        yield Diagnostic(
+            names[0], f"{names[0]} is {first}, expected {' or '.join(HALFS)}", "aclnn", extension=extension
+        )
     stated = {name: call.dtype(name) for name in names[1:]}
     stated |= {name: call.outputs[name].dtype for name in outputs if name in call.outputs}
     for name, dtype in stated.items():
         if first and dtype and dtype != first:
-            yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
+            yield Diagnostic(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
 
 
-def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Fault]:
+def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Diagnostic]:
     """Inputs that have one type only."""
     for name, wanted in types.items():
         dtype = call.dtype(name)
         if dtype and dtype != wanted:
-            yield Fault(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
+            yield Diagnostic(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
 
 
-def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Fault]:
+def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Diagnostic]:
     """The weights of the index heads have query's type, or FLOAT where the prototype has it; their gradient theirs."""
     query, own = call.dtype("query"), call.dtype(name)
     wide = own == "DT_FLOAT" and "DT_FLOAT" in (call.spec.legal_types(name) or ())
     if query and own and own != query and not wide:
-        yield Fault(name, f"{name} is {own}, expected {query} as query", "aclnn")
+        yield Diagnostic(name, f"{name} is {own}, expected {query} as query", "aclnn")
     stated = call.outputs.get(gradient)
     if stated is not None and own and stated.dtype and stated.dtype != own:
-        yield Fault(gradient, f"{gradient} is {stated.dtype}, expected {own} as {name}", "aclnn")
+        yield Diagnostic(gradient, f"{gradient} is {stated.dtype}, expected {own} as {name}", "aclnn")
 
 
-def layouts(call: CheckedNode, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Fault]:
+def layouts(
+    call: CheckedNode, query: str, key: str, rows: tuple[str, ...], keys: tuple[str, ...]
+) -> Iterator[Diagnostic]:
     """The layouts that the attributes `query` and `key` name are known and fit each other, ranks fit them, and query
     and key have one batch."""
     for attribute, known, names in ((query, QUERY_LAYOUTS, rows), (key, _key_layouts(query, key), keys)):
@@ -66,18 +71,18 @@ def layouts(call: CheckedNode, query: str, key: str, rows: tuple[str, ...], keys
         if layout not in known:
             if attribute == query or query != key:
                 message = f"{attribute} is {layout!r}, expected one of {', '.join(known)}"
-                yield Fault(attribute, message, "aclnn")
+                yield Diagnostic(attribute, message, "aclnn")
             continue
         for name in names:
             rank = call.rank(name)
             if rank is not None and rank != known[layout]:
-                yield Fault(name, f"{name} has rank {rank}, expected {known[layout]} for {layout}", "aclnn")
+                yield Diagnostic(name, f"{name} has rank {rank}, expected {known[layout]} for {layout}", "aclnn")
     ours, theirs = call.attr(query), call.attr(key)
     if ours in QUERY_LAYOUTS and theirs in QUERY_LAYOUTS and ours != theirs:
-        yield Fault(key, f"{key} is {theirs} beside {query} {ours}, expected the same or {PAGED}")
+        yield Diagnostic(key, f"{key} is {theirs} beside {query} {ours}, expected the same or {PAGED}")
     sizes = sizes_of(call, query, key)
     if sizes is not None and ours == theirs == "BSND" and differ(sizes.queries[0], sizes.keys[0]):
-        yield Fault("key", f"key has the batch {sizes.keys[0]}, expected {size_text(sizes.queries[0])} as query")
+        yield Diagnostic("key", f"key has the batch {sizes.keys[0]}, expected {size_text(sizes.queries[0])} as query")
 
 
 def _key_layouts(query: str, key: str) -> dict[str, int]:
@@ -92,53 +97,54 @@ def sizes_of(
 
 
 def batch_of(call: CheckedNode, sizes: SparseSizes, lengths: str) -> Dim:
-    """The number of sequences, of which packed ones are counted by their lengths."""
+    """The number of sequences. If they are packed, it is the number of their lengths."""
     return sizes.queries[0] if len(sizes.queries) == 2 else shape_of(call[lengths], 1)[0]
 
 
-def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: str = "query") -> Iterator[Fault]:
+def same_width(call: CheckedNode, sizes: SparseSizes, key: str = "key", query: str = "query") -> Iterator[Diagnostic]:
     """The key has the head size of the query."""
     width = shape_of(call[key], len(sizes.keys) + 2)[-1]
     if differ(width, sizes.d):
-        yield Fault(key, f"{key} has the head size {width}, expected {sizes.d} as {query}")
+        yield Diagnostic(key, f"{key} has the head size {width}, expected {sizes.d} as {query}")
 
 
-def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Fault]:
-    """A tensor that is there has this shape; `any_rank` leaves its rank to the rule about layouts."""
-    tensor = call[name]
-    shape = None if tensor is None else tensor.shape
-    if any_rank and shape is not None and len(shape) != len(expected):
-        return
-    if shape is not None and (len(shape) != len(expected) or any(map(differ, shape, expected))):
-        yield Fault(name, f"{name} has the shape {text(shape)}, expected {text(expected)}")
+def shaped(call: CheckedNode, name: str, expected: Shape, any_rank: bool = False) -> Iterator[Diagnostic]:
+    """A tensor that is given has this shape. With `any_rank` another rule checks its rank."""
+    if not any_rank or call.rank(name) == len(expected):
+        yield from shape_is(name, call[name], expected)
 
 
 BATCH = "the batch"
 
 
-def one_of(name: str, what: str, size: Dim, allowed: Iterable[int], extension: str | None = SIZES) -> Iterator[Fault]:
+def one_of(
+    name: str, what: str, size: Dim, allowed: Iterable[int], extension: str | None = SIZES
+) -> Iterator[Diagnostic]:
     """A size that is known is one of a few."""
     choice = tuple(allowed)
     if isinstance(size, int) and size not in choice:
         listed = ", ".join(map(str, choice))
         if isinstance(allowed, range):
             listed = f"{choice[0]} to {choice[-1]}" + (f" by {allowed.step}" if allowed.step > 1 else "")
-        # What no kernel can compute with is no extension: it can with no sequences.
+        # A size below 1 is no extension, for no kernel computes with it; but a batch may be empty.
         computed = size > 0 or what == BATCH
-        yield Fault(name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None)
+        yield Diagnostic(
+            name, f"{name} has {what} {size}, expected {listed}", extension=extension if computed else None
+        )
 
 
-def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> Iterator[Fault]:
-    """One key head. On the CPU key may have several where the query's are a multiple of them (attention, not the
-    indexer)."""
+def head_groups(call: CheckedNode, sizes: SparseSizes, index: bool = False) -> Iterator[Diagnostic]:
+    """key has one head. The CPU kernels of attention, but not those of the indexer (`index`), take any number of key
+    heads that divides the number of query heads."""
     if isinstance(sizes.n2, int) and sizes.n2 != 1:
         fits = sizes.n2 > 0 and not (isinstance(sizes.n1, int) and divide(sizes.n1, sizes.n2) is None)
         extension = HEADS if fits and not index else None
-        yield Fault("key", f"key has the head count {sizes.n2}, expected 1", extension=extension)
+        yield Diagnostic("key", f"key has the head count {sizes.n2}, expected 1", extension=extension)
 
 
-def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iterator[Fault]:
-    """sparse_indices has one list for each query token and key head; on the CPU attention takes one for all heads."""
+def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iterator[Diagnostic]:
+    """sparse_indices has one list for each query token and key head. With `shared` the CPU kernel also takes one list
+    for all heads."""
     tensor = call["sparse_indices"]
     if tensor is None or tensor.shape is None:
         return
@@ -148,7 +154,7 @@ def indices(call: CheckedNode, sizes: SparseSizes, shared: bool = False) -> Iter
         heads = len(shape) == len(expected) and shape[-2] == 1
         only_heads = heads and not any(map(differ, (*shape[:-2], None, None), expected))
         message = f"sparse_indices has the shape {text(shape)}, expected {text((*expected[:-1], 'K'))}"
-        yield Fault("sparse_indices", message, extension=HEADS if shared and only_heads else None)
+        yield Diagnostic("sparse_indices", message, extension=HEADS if shared and only_heads else None)
 
 
 def selected_count(call: CheckedNode) -> Dim:
@@ -157,55 +163,52 @@ def selected_count(call: CheckedNode) -> Dim:
     return tensor.shape[-1] if tensor is not None and tensor.shape else None
 
 
-def sparse_mode(call: CheckedNode, name: str, allowed: tuple[int, ...]) -> Iterator[Fault]:
-    """The mask is one the operator has."""
-    value = call.attr(name)
-    if value not in allowed:
-        yield Fault(name, f"{name} is {value}, expected {' or '.join(map(str, allowed))}")
-
-
-def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Fault]:
-    """The window is not used and must be as wide as its type."""
+def windows(call: CheckedNode, names: tuple[str, str], wanted: int, stage: Stage) -> Iterator[Diagnostic]:
+    """These attributes state a window that the operator does not use: each has its largest value, `wanted`."""
     for name in names:
         value = call.attr(name)
         if value != wanted:
-            yield Fault(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
+            yield Diagnostic(name, f"{name} is {number(value)}, expected {number(wanted)}", stage)
 
 
-def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Fault]:
-    """Two inputs that only make sense together."""
+def both_or_none(call: CheckedNode, names: tuple[str, str]) -> Iterator[Diagnostic]:
+    """Both inputs are given, or none of them."""
     given = [name for name in names if call[name] is not None]
     if len(given) == 1:
         other = names[1] if given[0] == names[0] else names[0]
-        yield Fault(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
+        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
 
 
-def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Fault]:
-    """The rope parts come in a pair, have the shapes of query and key but for the head size, and that is 64."""
+def rope(call: CheckedNode, sizes: SparseSizes, mandatory: bool) -> Iterator[Diagnostic]:
+    """Both rope parts are given, or none. They have the shapes of query and key, with a head size of 64."""
     names = ("query_rope", "key_rope")
     yield from both_or_none(call, names)
     if mandatory and call["query_rope"] is None and call["key_rope"] is None:
         for name in names:
             message = f"{name} is absent, expected one: it is optional in the prototype only"
-            yield Fault(name, message, code=NULLPTR, extension=SIZES)
+            yield Diagnostic(name, message, code=NULLPTR, extension=SIZES)
     widths: list[Dim] = []
     for name, front in ((names[0], (*sizes.queries, sizes.n1)), (names[1], (*sizes.keys, sizes.n2))):
         yield from shaped(call, name, (*front, None))
         tensor = call[name]
         widths.append(tensor.shape[-1] if tensor is not None and tensor.shape else None)
     if differ(*widths):
-        yield Fault(names[1], f"key_rope has the head size {widths[1]}, expected {size_text(widths[0])} as query_rope")
+        yield Diagnostic(
+            names[1], f"key_rope has the head size {widths[1]}, expected {size_text(widths[0])} as query_rope"
+        )
     yield from one_of(names[0], "the head size", widths[0], (64,))
 
 
-def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Fault]:
-    """sinks are one for each head of the query, and for Ascend 950 only."""
+def sinks(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
+    """sinks has one number for each head of the query; of the products only 950 takes it."""
     yield from shaped(call, "sinks", (sizes.n1,))
     if call["sinks"] is not None and call.product is not None and call.product.name != "950":
-        yield Fault("sinks", f"sinks is given for {call.product.title}, expected none: only 950 has it", "document")
+        yield Diagnostic(
+            "sinks", f"sinks is given for {call.product.title}, expected none: only 950 has it", "document"
+        )
 
 
-def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
+def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Diagnostic]:
     """Documented ranges of batch and sequence length."""
     if layout != "BSND":
         return
@@ -213,10 +216,10 @@ def batch_and_length(sizes: SparseSizes, layout: str) -> Iterator[Fault]:
     for name, length in (("query", sizes.queries[1]), ("key", sizes.keys[1])):
         if isinstance(length, int) and length > MAX_S:
             message = f"{name} has the sequence length {number(length)}, expected 1 to {number(MAX_S)}"
-            yield Fault(name, message, "document", extension=SIZES)
+            yield Diagnostic(name, message, "document", extension=SIZES)
 
 
-def statistics(call: CheckedNode) -> Iterator[Fault]:
+def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
     """softmax_max and softmax_sum have the shape of the forward pass."""
     sizes = sizes_of(call)
     if sizes is not None:
@@ -224,37 +227,37 @@ def statistics(call: CheckedNode) -> Iterator[Fault]:
             yield from shaped(call, name, sizes.statistics)
 
 
-def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Fault]:
+def ends(call: CheckedNode, name: str, total: Dim, exact: bool) -> Iterator[Diagnostic]:
     """Cumulative lengths of packed sequences: they do not decrease and end at the token count (`exact`) or before."""
     values = call.content(name)
     if values is None:
         return
     if any(b < a for a, b in pairwise((0, *values))):
-        yield Fault(name, f"{name} holds {values}, expected cumulative lengths, which do not decrease")
+        yield Diagnostic(name, f"{name} holds {values}, expected cumulative lengths, which do not decrease")
     elif values and isinstance(total, int) and (values[-1] != total if exact else values[-1] > total):
         wanted = f"{total}" if exact else f"at most {total}"
-        yield Fault(name, f"{name} ends at {values[-1]}, expected {wanted}, the tokens of its tensor")
+        yield Diagnostic(name, f"{name} ends at {values[-1]}, expected {wanted}, the tokens of its tensor")
 
 
 def packed_lengths(
     call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], exact: bool = False, most: int | None = None
-) -> Iterator[Fault]:
-    """TND: cumulative lengths of both sides are there, as many of one as of the other, at most `most`."""
+) -> Iterator[Diagnostic]:
+    """In TND the cumulative lengths of both sides are given, have as many entries, and at most `most`."""
     for name, total in zip(names, (sizes.queries[0], sizes.keys[0]), strict=True):
         if call[name] is None:
-            yield Fault(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+            yield Diagnostic(name, f"{name} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
         elif call.rank(name) not in (1, None):
-            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
+            yield Diagnostic(name, f"{name} has rank {call.rank(name)}, expected 1")
         else:
             yield from ends(call, name, total, exact)
     counts = [tensor.shape[0] if (tensor := call[name]) is not None and tensor.shape else None for name in names]
     if differ(*counts):
-        yield Fault(names[1], f"{names[1]} has {counts[1]} entries, expected {counts[0]} as {names[0]}")
+        yield Diagnostic(names[1], f"{names[1]} has {counts[1]} entries, expected {counts[0]} as {names[0]}")
     if most is not None:
         yield from one_of(names[0], BATCH, counts[0], range(1, most + 1))
 
 
-def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterator[Fault]:
+def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterator[Diagnostic]:
     """Lengths that are not cumulative: one for each sequence of the batch, none longer than its tensor."""
     tensor = call[name]
     if tensor is None:
@@ -263,12 +266,14 @@ def batch_lengths(call: CheckedNode, name: str, batch: Dim, most: Dim) -> Iterat
     values = call.content(name) or []
     for value in values:
         if value < 0 or (isinstance(most, int) and value > most):
-            yield Fault(name, f"{name} holds {values}, expected lengths from 0 to {size_text(most)}")
+            yield Diagnostic(name, f"{name} holds {values}, expected lengths from 0 to {size_text(most)}")
             return
 
 
-def lengths(call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim) -> Iterator[Fault]:
-    """The lengths of query and key, each as its layout wants them: cumulative for TND, beside it one for each sequence.
+def lengths(
+    call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: str, batch: Dim
+) -> Iterator[Diagnostic]:
+    """The lengths of query and key: cumulative for TND, otherwise one for each sequence.
 
     `key` is the attribute of the keys' layout, `batch` the number of sequences.
     """
@@ -278,14 +283,14 @@ def lengths(call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: 
         return
     if layout == "TND":
         if call[names[0]] is None:
-            yield Fault(names[0], f"{names[0]} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
+            yield Diagnostic(names[0], f"{names[0]} is absent, expected cumulative lengths with TND", "aclnn", NULLPTR)
         elif call.rank(names[0]) not in (1, None):
-            yield Fault(names[0], f"{names[0]} has rank {call.rank(names[0])}, expected 1")
+            yield Diagnostic(names[0], f"{names[0]} has rank {call.rank(names[0])}, expected 1")
         yield from ends(call, names[0], sizes.queries[0], exact=False)
     elif layout == "BSND":
         yield from batch_lengths(call, names[0], sizes.queries[0], sizes.queries[1])
     if key_layout == PAGED and call[names[1]] is None:
-        yield Fault(names[1], f"{names[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
+        yield Diagnostic(names[1], f"{names[1]} is absent, expected lengths with {PAGED}", "aclnn", NULLPTR)
     most = sizes.keys[1] if key_layout in ("BSND", PAGED) else None
     if key_layout == PAGED:
         pages = shape_of(call["block_table"], 2)[1]
@@ -293,7 +298,7 @@ def lengths(call: CheckedNode, sizes: SparseSizes, names: tuple[str, str], key: 
     yield from batch_lengths(call, names[1], batch, most)
 
 
-def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Fault]:
+def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Diagnostic]:
     """The used entries of a constant table name pages that are there."""
     table, (count, page) = call["block_table"], sizes.keys
     name = next(name for name in ("actual_seq_lengths_kv", "actual_seq_lengths_key") if name in call.spec.input_names)
@@ -305,20 +310,20 @@ def _pages(call: CheckedNode, sizes: SparseSizes) -> Iterator[Fault]:
     for length, row in zip(values, table.value, strict=False):
         for used in row[: max(0, -(-length // page))]:
             if not 0 <= used < count:
-                yield Fault("block_table", f"block_table names page {used}, expected 0 to {count - 1}")
+                yield Diagnostic("block_table", f"block_table names page {used}, expected 0 to {count - 1}")
                 return
 
 
-def paging(call: CheckedNode, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Fault]:
+def paging(call: CheckedNode, sizes: SparseSizes, key: str, batch: Dim) -> Iterator[Diagnostic]:
     """block_table is there with PA_BSND and only then; its blocks have a size that Ascend takes."""
     paged = call.attr(key) == PAGED
     table = call["block_table"]
     if not paged:
         if table is not None:
-            yield Fault("block_table", f"block_table is given although {key} is {call.attr(key)}, expected none")
+            yield Diagnostic("block_table", f"block_table is given although {key} is {call.attr(key)}, expected none")
         return
     if table is None:
-        yield Fault("block_table", f"block_table is absent, expected one with {PAGED}", "aclnn", NULLPTR)
+        yield Diagnostic("block_table", f"block_table is absent, expected one with {PAGED}", "aclnn", NULLPTR)
     elif table.shape is not None:
         yield from shaped(call, "block_table", (batch, None))
         yield from _pages(call, sizes)

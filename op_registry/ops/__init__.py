@@ -1,1 +1,1 @@
-"""The facts of the operators, one file each; `registry.py` finds them, `macros.py` says how to write one."""
+"""The operators, one file each. `registry.py` finds the files, `operator.py` says how to write one."""

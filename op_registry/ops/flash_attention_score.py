@@ -1,6 +1,22 @@
-"""FlashAttentionScore: the training forward pass of attention."""
+"""FlashAttentionScore: the training forward pass of attention.
 
+Its constraints are FA.1 to FA.23. Their numbers, codes and stages are those of the project's constraints list, which
+is drawn from the aclnn documents, the aclnn host code and the operator's tiling. The products are A2, A3 and 950.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import training
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
+from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, STATISTICS, Geometry, Shape
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import Dim, TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.shapes import training_geometry, training_type
 
 FLOATS = "DT_FLOAT16, DT_BF16, DT_FLOAT32"
 FLOATS_OLD = "DT_FLOAT16, DT_FLOAT32, DT_BF16"
@@ -166,12 +182,236 @@ PROTO_2026 = (
     )
 )
 
-VARIANTS = (
-    OLDEST.OP_END_FACTORY_REG(),
-    RAW_OPS.OP_END_FACTORY_REG(),
-    SEED_V2.OP_END_FACTORY_REG(),
-    OPDEF_2025_11.OP_END_FACTORY_REG(),
-    OPDEF_2025_12.OP_END_FACTORY_REG(),
-    CONFLICT.OP_END_FACTORY_REG(),
-    PROTO_2026.OP_END_FACTORY_REG(),
+rules = Rules(
+    "FA",
+    typed=(
+        "query",
+        "key",
+        "value",
+        "real_shift",
+        "atten_mask",
+        "drop_mask",
+        "sink",
+        "query_rope",
+        "key_rope",
+    ),
+)
+
+
+rules.shared(1, "types", lambda call: training.equal_types(call, ("query", "key", "value")))
+rules.shared(2, "layout", training.layout_and_ranks)
+rules.shared(3, "heads", training.head_count)
+rules.shared(4, "head_sizes", lambda call: training.head_sizes(call, "EXT-VALUE-WIDER"))
+rules.shared(5, "head_groups", training.head_groups)
+rules.shared(6, "sizes", lambda call: training.batch_and_sequence(call, prefix_batch=2 << 10))
+rules.shared(7, "keep_prob", training.keep_probability)
+rules.shared(8, "pse_type", lambda call: training.pse_type_known(call, "real_shift"))
+
+
+@rules(9)
+def shift_type(call: CheckedNode) -> Iterator[Diagnostic]:
+    """real_shift has the type that its pse_type wants; slopes also have their shape, and stand where they may."""
+    shift = call["real_shift"]
+    if shift is None:
+        return
+    if call.attr("pse_type") in (2, 3):
+        yield from training.slopes(call, "real_shift")
+        yield from training.inner_pse_positions(call, "real_shift")
+    elif call.attr("pse_type") in (0, 1):
+        query = call.dtype("query")
+        if shift.dtype and query and shift.dtype != query:
+            wide = shift.dtype == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
+            message = f"real_shift is {shift.dtype}, expected {query} as query"
+            yield Diagnostic("real_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+
+
+@rules(10)
+def shift_shape(call: CheckedNode) -> Iterator[Diagnostic]:
+    """real_shift of pse_type 0 and 1 has a shape of the scores."""
+    if call.attr("pse_type") not in (0, 1):
+        return
+    if call.geometry.tnd:
+        yield from training.packed_bias_shape(call, "real_shift", flat_rank_one=False)
+    elif call.geometry.layout in LAYOUTS:
+        yield from training.bias_shape(call, "real_shift", "EXT-SHIFT-BROADCAST", one_row=True)
+
+
+@rules(11)
+def mask(call: CheckedNode) -> Iterator[Diagnostic]:
+    """atten_mask has the type, shape and content of its mode; cpu_masked_bias goes with a mask and a bias only."""
+    yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
+    if call.attrs.get("cpu_masked_bias") != "added":
+        return
+    for name in ("atten_mask", "real_shift"):
+        if call[name] is None:
+            yield Diagnostic("cpu_masked_bias", f"cpu_masked_bias is 'added' without {name}, expected ''")
+    if call.attrs.get("cpu_masked_values") == "zero":
+        yield Diagnostic("cpu_masked_values", "cpu_masked_values is 'zero' beside cpu_masked_bias, expected ''")
+
+
+rules.shared(12, "sparse_mode", training.sparse_mode_known)
+
+
+@rules(13)
+def band(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The band leaves something to attend to."""
+    yield from training.packed_band(call) if call.geometry.tnd else training.band(call)
+
+
+rules.shared(14, "prefix", training.prefix_lengths)
+
+
+@rules(15)
+def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
+    """drop_mask has a bit for each score, and is given if keep_prob is below 1."""
+    yield from training.drop_bytes(call)
+    keep = call.attr("keep_prob")
+    draws = call.product is not None and call.product.name == "950"
+    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
+        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
+        yield Diagnostic("drop_mask", message, "document")
+
+
+@rules(16)
+def sink(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sink is float32, one for each head of a 16-bit query."""
+    tensor = call["sink"]
+    if tensor is None:
+        return
+    yield from training.sink_shape(call)
+    if tensor.shape is not None and len(tensor.shape) != 1:
+        yield Diagnostic("sink", f"sink has the shape {text(tensor.shape)}, expected {text((call.geometry.n1,))}")
+    if call.attrs.get("cpu_empty_rows") not in (None, "", "zero"):
+        found = f"cpu_empty_rows is {call.attr('cpu_empty_rows')!r} beside a sink"
+        yield Diagnostic("cpu_empty_rows", f"{found}, which no mask excludes, expected '' or 'zero'")
+    if call.dtype("query") == "DT_FLOAT":
+        message = "query is DT_FLOAT beside a sink, expected DT_FLOAT16 or DT_BF16"
+        yield Diagnostic("query", message, "document", extension="EXT-SINK-FLOAT")
+
+
+@rules(17)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """TND has cumulative lengths; elsewhere there may be a number of keys (an extension)."""
+    yield from training.packed_lengths(call)
+    yield from training.key_length(call)
+
+
+@rules(18)
+def rope(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The rope inputs come in pairs, shaped as query and key; documented for TND with D 128 and Dr 64."""
+    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
+    if not given:
+        return
+    if len(given) == 1:
+        other = "key_rope" if given[0] == "query_rope" else "query_rope"
+        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "document")
+        return
+    faults = list(training.rope_shapes(call))
+    yield from faults
+    if faults:
+        return
+    g, rope_tensor = call.geometry, call["query_rope"]
+    width = rope_tensor.shape[-1] if rope_tensor and rope_tensor.shape else None
+    if not g.tnd or (isinstance(g.d, int) and g.d != 128) or (isinstance(width, int) and width != 64):
+        found = f"{g.layout} with head size {size_text(g.d)} and rope size {size_text(width)}"
+        message = f"query_rope is used in {found}, expected TND with 128 and 64"
+        yield Diagnostic("query_rope", message, "document", extension="EXT-ROPE")
+
+
+rules.shared(19, "starts", training.starts)
+
+
+@rules(20)
+def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
+    """padding_mask is reserved."""
+    if call["padding_mask"] is not None:
+        yield Diagnostic("padding_mask", "padding_mask is given, expected none: it is reserved")
+
+
+rules.values(21, "softmax_out_layout", ("", "same_as_input"))
+rules.values(22, "out_dtype", (0, 1), wanted="0 (float16) or 1 (bfloat16)")
+
+
+@rules(23)
+def empty(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Tensors may be empty, but a packed sequence with queries has keys."""
+    g = call.geometry
+    if g.tnd and g.q_lens and g.kv_lens:
+        for index, (queries, keys) in enumerate(zip(g.q_lens, g.kv_lens, strict=True)):
+            if queries and not keys:
+                message = f"actual_seq_kvlen gives sequence {index} no key for {queries} queries, expected keys"
+                yield Diagnostic("actual_seq_kvlen", message, "document", extension="EXT-EMPTY-SEQUENCES")
+                return
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """Statistics [B,N1,S1,8] or [T1,N1,8] in float32. attention_out is as query with Dv for D; where one of query, key
+    and value has batch 1, it has the batch of the others. softmax_out is never computed; the operator declares it
+    [0,0,0,0]."""
+    geometry = training_geometry(inputs, attrs, repeats=True)
+    query = inputs["query"]
+    statistics: Shape
+    if geometry.tnd:
+        statistics = (geometry.t1, geometry.n1, STATISTICS)
+    else:
+        statistics = (geometry.b, geometry.n1, geometry.s1, STATISTICS)
+    out = query.shape
+    if out is not None:
+        axis = BATCH_AXIS.get(geometry.layout)
+        front = (geometry.b if i == axis else size for i, size in enumerate(out[:-1]))
+        out = (*front, _last(geometry, out[-1]))
+    dtype = training_type(query, attrs)
+    return {
+        "softmax_max": TensorInfo("DT_FLOAT", statistics),
+        "softmax_sum": TensorInfo("DT_FLOAT", statistics),
+        "softmax_out": TensorInfo(dtype, (0, 0, 0, 0)),
+        "attention_out": TensorInfo(dtype, out),
+    }
+
+
+def _last(geometry: Geometry, last: Dim) -> Dim:
+    """Last dimension of attention_out, given that of query: Dv, or N1*Dv where heads are folded in."""
+    if geometry.layout not in ("BSH", "SBH"):
+        return geometry.dv
+    if geometry.dv is not None and geometry.dv == geometry.d:
+        return last
+    if isinstance(geometry.dv, int) and isinstance(geometry.n1, int):
+        return geometry.n1 * geometry.dv
+    return None
+
+
+OPERATOR = Operator(
+    variants=(
+        OLDEST.OP_END_FACTORY_REG(),
+        RAW_OPS.OP_END_FACTORY_REG(),
+        SEED_V2.OP_END_FACTORY_REG(),
+        OPDEF_2025_11.OP_END_FACTORY_REG(),
+        OPDEF_2025_12.OP_END_FACTORY_REG(),
+        CONFLICT.OP_END_FACTORY_REG(),
+        PROTO_2026.OP_END_FACTORY_REG(),
+    ),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-MASK-BROADCAST",
+            "EXT-BAND-MASK",
+            "EXT-SHIFT-BROADCAST",
+            "EXT-SHIFT-FLOAT",
+            "EXT-BAND-OUTSIDE",
+            "EXT-EMPTY-SEQUENCES",
+            "EXT-EMPTY-ROWS",
+            "EXT-NAN-ROWS",
+            "EXT-MASK-VALUE",
+            "EXT-MASKED-BIAS",
+            "EXT-MASKED-VALUES",
+            "EXT-SINK-FLOAT",
+            "EXT-ROPE",
+            "EXT-VALUE-WIDER",
+            "EXT-BATCH-BROADCAST",
+            "EXT-KEY-LENGTH",
+            "EXT-RANGE",
+        ),
+        required_output="attention_out",
+    ),
 )

@@ -1,6 +1,22 @@
-"""FlashAttentionScoreGrad: the backward pass of FlashAttentionScore."""
+"""FlashAttentionScoreGrad: the backward pass of FlashAttentionScore.
 
+Its constraints are FAG.1 to FAG.19. FAG.19 says that the result is deterministic only if the runtime is told so; no
+node can break it, so it has no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import training
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
+from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
+from fa_compiler.op_registry.geometry import LAYOUTS, STATISTICS, Shape, differ
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.shapes import training_geometry, training_type
 
 FLOATS = "DT_FLOAT16, DT_BF16, DT_FLOAT32"
 FLOATS_OLD = "DT_FLOAT16, DT_FLOAT32, DT_BF16"
@@ -173,11 +189,320 @@ PROTO_2026 = (
     )
 )
 
-VARIANTS = (
-    OLDEST.OP_END_FACTORY_REG(),
-    RAW_OPS.OP_END_FACTORY_REG(),
-    CANN_8X.OP_END_FACTORY_REG(),
-    OPDEF_2025_11.OP_END_FACTORY_REG(),
-    OPDEF_2025_12.OP_END_FACTORY_REG(),
-    PROTO_2026.OP_END_FACTORY_REG(),
+rules = Rules(
+    "FAG",
+    typed=(
+        "query",
+        "key",
+        "value",
+        "dy",
+        "pse_shift",
+        "atten_mask",
+        "drop_mask",
+        "attention_in",
+        "sink",
+        "query_rope",
+        "key_rope",
+    ),
+)
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query, key, value and dy have one type, and so has a bias that is no slope."""
+    yield from training.equal_types(call, ("query", "key", "value", "dy"))
+    shift, query = call.dtype("pse_shift"), call.dtype("query")
+    if call.attr("pse_type") in (0, 1) and shift and query and shift != query:
+        wide = shift == "DT_FLOAT" and query in ("DT_FLOAT16", "DT_BF16")
+        message = f"pse_shift is {shift}, expected {query} as query"
+        yield Diagnostic("pse_shift", message, "aclnn", extension="EXT-SHIFT-FLOAT" if wide else None)
+
+
+rules.shared(2, "layout", training.layout_and_ranks)
+rules.shared(3, "heads", training.head_count)
+
+
+@rules(4)
+def ranks(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Tensors shaped like query have rank 3 or more, the sink and its gradient rank 1."""
+    shapes = {name: call[name] for name in ("dy", "attention_in")} | {
+        name: call.outputs.get(name) for name in ("dq", "dk", "dv")
+    }
+    for name, tensor in shapes.items():
+        if tensor is not None and tensor.shape is not None and len(tensor.shape) < 3:
+            yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 3 or more", "aclnn")
+    for name, tensor in (("sink", call["sink"]), ("dsink", _used(call, "dsink", "sink"))):
+        if tensor is not None and tensor.shape is not None and len(tensor.shape) != 1:
+            yield Diagnostic(name, f"{name} has rank {len(tensor.shape)}, expected 1", "aclnn")
+
+
+@rules(5)
+def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """D is the same in query and key, at least Dv, at most 768 and not 0."""
+    yield from training.head_sizes(call, "EXT-VALUE-WIDER")
+    if call.geometry.d == 0:
+        yield Diagnostic("query", "query has the head size 0, expected 1 to 768", "aclnn")
+
+
+@rules(6)
+def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """N1 is a multiple of N2; one batch size; key and value alike."""
+    yield from training.head_groups(call)
+    if call.geometry.n2 == 0:
+        yield Diagnostic("key", "key has 0 heads, expected 1 or more", extension="EXT-GRAD-NO-KEYS")
+    yield from training.batch_and_sequence(call, prefix_batch=1 << 10)
+
+
+@rules(7)
+def dropout(call: CheckedNode) -> Iterator[Diagnostic]:
+    """keep_prob is a probability, drop_mask has a bit a score and is there where something was dropped."""
+    yield from training.keep_probability(call)
+    yield from training.drop_bytes(call)
+    keep = call.attr("keep_prob")
+    draws = call.product is not None and call.product.name == "950"
+    if 0.0 < keep < 1.0 and call["drop_mask"] is None and not draws:
+        message = f"drop_mask is absent although keep_prob is {keep}, expected one: only 950 draws its own"
+        yield Diagnostic("drop_mask", message, "document")
+
+
+@rules(8)
+def masking(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_mode is one of the layout's, and the mask, the band and the bias fit it."""
+    unknown = list(training.sparse_mode_known(call))
+    yield from unknown
+    if unknown:
+        return
+    yield from training.mask_shape(call, "EXT-MASK-BROADCAST")
+    if call["atten_mask"] is None:
+        return
+    mode, g = call.attr("sparse_mode"), call.geometry
+    if mode == 6 and call["query_rope"] is not None:
+        message = "sparse_mode is 6 beside rope inputs, expected another"
+        yield Diagnostic("sparse_mode", message, "aclnn", extension="EXT-GRAD-ROPE")
+    if not g.tnd:
+        yield from training.band(call)
+        return
+    yield from training.packed_band(call)
+    pre, nxt = call.attr("pre_tockens"), call.attr("next_tockens")
+    if mode in (0, 4, 7, 8) and pre + nxt <= 0:
+        message = f"pre_tockens {pre} and next_tockens {nxt} add up to {pre + nxt}, expected more than 0"
+        yield Diagnostic("pre_tockens", f"{message} in sparse_mode {mode} of TND", extension="EXT-BAND-OUTSIDE")
+    if mode == 7 and call["pse_shift"] is not None:
+        message = "pse_shift is given, expected none in sparse_mode 7"
+        yield Diagnostic("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
+    if mode == 8 and call["pse_shift"] is not None and g.q_lens and g.kv_lens and g.q_lens[1:] != g.kv_lens[1:]:
+        message = "pse_shift is given although lengths of query and key differ, expected equal ones in sparse_mode 8"
+        yield Diagnostic("pse_shift", message, extension="EXT-GRAD-BIAS-MODES")
+
+
+@rules(9)
+def pse(call: CheckedNode) -> Iterator[Diagnostic]:
+    """pse_type is known and fits pse_shift. Slopes have their type and shape, and the start indices fit 32 bits."""
+    yield from training.pse_type_known(call, "pse_shift")
+    yield from training.starts(call)
+    if call.attr("pse_type") in (2, 3) and call["pse_shift"] is not None:
+        yield from training.slopes(call, "pse_shift")
+        yield from training.inner_pse_positions(call, "pse_shift")
+
+
+@rules(10)
+def rope(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Both rope inputs or none, shaped as query and key. The products want bfloat16, TND, a mask, no bias, no dropout
+    and a D that is a multiple of 128."""
+    given = [name for name in ("query_rope", "key_rope") if call[name] is not None]
+    if not given:
+        return
+    if len(given) == 1:
+        other = "key_rope" if given[0] == "query_rope" else "query_rope"
+        yield Diagnostic(other, f"{other} is absent beside {given[0]}, expected both or none", "aclnn", NULLPTR)
+        return
+    faults = list(training.rope_shapes(call))
+    yield from faults
+    if faults:
+        return
+    for name, message, code in _device_rope(call, given):
+        yield Diagnostic(name, message, "aclnn", code, extension="EXT-GRAD-ROPE")
+
+
+def _device_rope(call: CheckedNode, given: list[str]) -> Iterator[tuple[str, str, int]]:
+    """The further limits of the products on a gradient with rope inputs. The CPU kernel has none of them."""
+    if call["atten_mask"] is None:
+        yield "atten_mask", "atten_mask is absent beside rope inputs, expected one", NULLPTR
+    for name in ("query", "key", "value", *given):
+        dtype = call.dtype(name)
+        if dtype and dtype != "DT_BF16":
+            yield name, f"{name} is {dtype} with rope inputs, expected DT_BF16", INVALID
+    for name in ("pse_shift", "drop_mask"):
+        if call[name] is not None:
+            yield name, f"{name} is given beside rope inputs, expected none", INVALID
+    if call.attr("keep_prob") != 1.0:
+        yield "keep_prob", f"keep_prob is {call.attr('keep_prob')} beside rope inputs, expected 1", INVALID
+    g = call.geometry
+    if not g.tnd:
+        yield "input_layout", f"input_layout is {g.layout} beside rope inputs, expected TND", INVALID
+        return
+    if isinstance(g.d, int) and g.d % 128:
+        yield "query", f"query has the head size {g.d} beside rope inputs, expected a multiple of 128", INVALID
+    tensor = call["query_rope"]
+    width = tensor.shape[-1] if tensor and tensor.shape else None
+    if isinstance(width, int) and isinstance(g.d, int) and width > g.d:
+        yield "query_rope", f"query_rope has the size {width}, expected at most {g.d}, that of query", INVALID
+
+
+@rules(11)
+def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
+    """softmax_max and softmax_sum are there, in the order softmax_in_layout says."""
+    g = call.geometry
+    expected: Shape
+    if not g.tnd:
+        expected = (g.b, g.n1, g.s1, STATISTICS)
+    elif call.attr("softmax_in_layout") == "same_as_input":
+        expected = (g.n1, g.t1, STATISTICS)
+    else:
+        expected = (g.t1, g.n1, STATISTICS)
+    for name in ("softmax_max", "softmax_sum"):
+        tensor = call[name]
+        if tensor is None:
+            yield Diagnostic(name, f"{name} is absent, expected the one of the forward pass")
+        elif g.layout in LAYOUTS:
+            yield from shape_is(name, tensor, expected)
+
+
+rules.values(12, "softmax_in_layout", ("", "same_as_input"), "aclnn")
+
+
+@rules(13)
+def forward_result(call: CheckedNode) -> Iterator[Diagnostic]:
+    """attention_in is there and is like dy: query's shape with Dv for D."""
+    tensor, dy = call["attention_in"], call["dy"]
+    g = call.geometry
+    if dy is not None and dy.shape is not None and len(dy.shape) == LAYOUTS.get(g.layout, 0):
+        query = call["query"]
+        if query is not None and query.shape is not None and len(query.shape) == len(dy.shape):
+            folded = g.layout in ("BSH", "SBH")
+            last = g.n1 * g.dv if folded and isinstance(g.n1, int) and isinstance(g.dv, int) else g.dv
+            yield from shape_is("dy", dy, (*query.shape[:-1], None if folded and isinstance(last, str) else last))
+    if tensor is None:
+        yield Diagnostic("attention_in", "attention_in is absent, expected attention_out of the forward pass")
+    elif dy is not None:
+        if tensor.dtype and dy.dtype and tensor.dtype != dy.dtype:
+            yield Diagnostic("attention_in", f"attention_in is {tensor.dtype}, expected {dy.dtype} as dy")
+        if tensor.shape is not None and dy.shape is not None and len(dy.shape) >= 3 <= len(tensor.shape):
+            yield from shape_is("attention_in", tensor, dy.shape)
+
+
+@rules(14)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """TND has cumulative lengths, other layouts none; an empty sequence forbids a bias."""
+    yield from training.packed_lengths(call)
+    yield from training.key_length(call)
+    g = call.geometry
+    if call["pse_shift"] is not None and g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
+        message = "pse_shift is given although a sequence is empty, expected none"
+        yield Diagnostic("pse_shift", message, "document", extension="EXT-EMPTY-SEQUENCES")
+
+
+@rules(15)
+def sink(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sink and dsink are float32, one for each head."""
+    yield from training.sink_shape(call)
+    gradient = _used(call, "dsink", "sink")
+    if gradient is None:
+        return
+    if gradient.dtype and gradient.dtype != "DT_FLOAT":
+        yield Diagnostic("dsink", f"dsink is {gradient.dtype}, expected DT_FLOAT")
+    if gradient.shape is not None and len(gradient.shape) == 1:
+        yield from shape_is("dsink", gradient, (call.geometry.n1,))
+
+
+@rules(16)
+def reserved(call: CheckedNode) -> Iterator[Diagnostic]:
+    """padding_mask and softmax_in are reserved; dpse has the shape of pse_shift, or none."""
+    for name in ("padding_mask", "softmax_in"):
+        if call[name] is not None:
+            yield Diagnostic(name, f"{name} is given, expected none: it is reserved")
+    gradient, shift = call.outputs.get("dpse"), call["pse_shift"]
+    if gradient is not None and gradient.shape is not None and _holds_something(gradient.shape):
+        if shift is None:
+            yield Diagnostic("dpse", f"dpse has the shape {text(gradient.shape)}, expected [0] without pse_shift")
+        elif shift.shape is not None:
+            yield from shape_is("dpse", gradient, shift.shape)
+
+
+# Only sparse_mode 5 and 6 read prefix: the sample of aclnnFlashAttentionUnpaddingScoreGradV5 gives one in mode 0.
+rules.shared(17, "prefix", training.prefix_lengths)
+
+
+@rules(18)
+def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
+    """pse_shift of pse_type 0 and 1 has a shape of the scores, or is compressed ALiBi where that is legal."""
+    if call.attr("pse_type") not in (0, 1):
+        return
+    g = call.geometry
+    if g.tnd:
+        # Empty sequences are FAG.14's.
+        for fault in training.packed_bias_shape(call, "pse_shift", flat_rank_one=True):
+            if fault.extension != "EXT-EMPTY-SEQUENCES":
+                yield fault
+    elif g.layout in LAYOUTS:
+        yield from training.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
+
+
+def _holds_something(shape: Shape) -> bool:
+    return len(shape) != 1 or differ(shape[0], 0)
+
+
+def _used(call: CheckedNode, output: str, source: str) -> TensorInfo | None:
+    """An output that has a meaning only if its input `source` is given."""
+    return call.outputs.get(output) if call[source] is not None else None
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """Each gradient has the shape of its input; the gradient of an absent input is empty, [0]."""
+    training_geometry(inputs, attrs)
+    dtype = training_type(inputs["query"], attrs)
+
+    def gradient(name: str, dtype: str) -> TensorInfo:
+        return TensorInfo(dtype, inputs[name].shape if name in inputs else (0,))
+
+    return {
+        "dq": gradient("query", dtype),
+        "dk": gradient("key", dtype),
+        "dv": gradient("value", dtype),
+        "dpse": gradient("pse_shift", dtype),
+        "dq_rope": gradient("query_rope", dtype),
+        "dk_rope": gradient("key_rope", dtype),
+        "dsink": gradient("sink", "DT_FLOAT"),
+    }
+
+
+OPERATOR = Operator(
+    variants=(
+        OLDEST.OP_END_FACTORY_REG(),
+        RAW_OPS.OP_END_FACTORY_REG(),
+        CANN_8X.OP_END_FACTORY_REG(),
+        OPDEF_2025_11.OP_END_FACTORY_REG(),
+        OPDEF_2025_12.OP_END_FACTORY_REG(),
+        PROTO_2026.OP_END_FACTORY_REG(),
+    ),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-MASK-BROADCAST",
+            "EXT-BAND-MASK",
+            "EXT-SHIFT-BROADCAST",
+            "EXT-SHIFT-FLOAT",
+            "EXT-BAND-OUTSIDE",
+            "EXT-EMPTY-SEQUENCES",
+            "EXT-GRAD-NO-KEYS",
+            "EXT-GRAD-BIAS-MODES",
+            "EXT-GRAD-EMPTY-ROWS",
+            "EXT-NAN-ROWS",
+            "EXT-MASK-VALUE",
+            "EXT-GRAD-ROPE",
+            "EXT-VALUE-WIDER",
+            "EXT-RANGE",
+        ),
+    ),
 )

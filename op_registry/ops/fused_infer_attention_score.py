@@ -1,6 +1,25 @@
-"""FusedInferAttentionScore: inference attention, prefill and decoding in one operator."""
+"""FusedInferAttentionScore: inference attention, prefill and decoding in one operator.
 
+Its constraints are FIA.1 to FIA.17, as far as a prompt without quantised caches needs them. Their numbers and stages
+are those of the project's constraints list, drawn from the aclnn document V4 and the host code. FIA.16 checks pairs
+and modes; nothing checks the shapes of the antiquantisation and of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import prefill
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, size_text, text
+from fa_compiler.op_registry.constraints.decode_sizes import shorter
+from fa_compiler.op_registry.constraints.prefill import RANKS
+from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
+from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Operator
+from fa_compiler.op_registry.shapes import prompt_outputs
 
 INT8_HALFS = "DT_INT8, DT_FLOAT16, DT_BF16"
 HALFS = "DT_FLOAT16, DT_BF16"
@@ -147,4 +166,432 @@ CURRENT = (
     )
 )
 
-VARIANTS = (CANN_8X.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG())
+rules = Rules(
+    "FIA",
+    typed=(
+        *("query", "key", "value", "query_rope", "key_rope"),
+        *("pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv"),
+    ),
+    drops_empty=True,
+)
+
+LAYOUTS = (
+    *("BSH", "BSND", "BNSD", "TND", "NTD", "NSD"),
+    *("BNSD_BSND", "BSH_BNSD", "BSND_BNSD", "NTD_TND", "TND_NTD", "BSH_NBSD", "BSND_NBSD", "BNSD_NBSD"),
+)
+
+_INT8_CHAIN = ("dequant_scale1", "quant_scale1", "dequant_scale2")
+_OUTPUT_SCALES = ("quant_scale2", "quant_offset2")
+_PADDINGS = ("query_padding_size", "kv_padding_size")
+_PREFIX = ("key_shared_prefix", "value_shared_prefix")
+_LENGTH_AXIS = {"BSH": 1, "BSND": 1, "BNSD": 2, "NSD": 1}
+MAX_LIST, LATENT, ROPE = 256, 512, 64
+_PACKED = ("TND", "NTD", "NTD_TND", "TND_NTD")
+_KEY_TYPES = (*prefill.HALFS, "DT_INT8", "DT_INT4", "DT_INT32")
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query is a half or INT8; a key that is a half has its type."""
+    query = call.dtype("query")
+    if query is None:
+        return
+    eight = ("DT_FLOAT8_E4M3FN", "DT_HIFLOAT8") if call.product is not None and call.product.name == "950" else ()
+    if query not in (*prefill.HALFS, "DT_INT8", "DT_FLOAT", *eight):
+        yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8", "aclnn")
+        return
+    if query == "DT_FLOAT":
+        message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
+        yield Diagnostic("query", message, "aclnn", extension="EXT-PROMPT-FLOAT")
+    for name in ("key", "value"):
+        for info in call.lists.get(name, ()):
+            if query == "DT_FLOAT" == info.dtype:
+                continue
+            wrong = info.dtype in prefill.HALFS and query in (*prefill.HALFS, "DT_FLOAT") and info.dtype != query
+            if info.dtype and (wrong or (info.dtype not in _KEY_TYPES and not eight)):
+                yield Diagnostic(
+                    name, f"{name} is {info.dtype}, expected {query} as query, or a quantised type", "aclnn"
+                )
+                break
+
+
+rules.shared(2, "layout", lambda call: prefill.layout_and_ranks(call, LAYOUTS))
+rules.shared(3, "heads", prefill.heads)
+
+
+@rules(4)
+def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Sizes fit together and are in their ranges."""
+    yield from prefill.same_sizes(call, narrower=True)
+    yield from prefill.ranges(call)
+
+
+@rules(5)
+def mask(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_mode is 0 to 4, with the mask it wants."""
+    if one_row(call):
+        yield from _row_mask(call)
+    elif not prefill.paged(call):
+        yield from prefill.mask(call)
+    elif call.attr("sparse_mode") not in range(5):
+        yield Diagnostic("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0 to 4")
+
+
+def one_row(call: CheckedNode) -> bool:
+    """Whether the call takes the path of decoding: one row, value as wide as key, and no rope part."""
+    sizes = prefill.sizes_of(call)
+    same = isinstance(sizes.d, int) and sizes.d == sizes.dv
+    return sizes.layout in ("BSH", "BSND", "BNSD") and sizes.s1 == 1 and same and call["query_rope"] is None
+
+
+def _row_mask(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Whatever the mode, the mask of one row is [1|B,..,S2] with ones between, S2 possibly padded."""
+    mode, given, sizes = call.attr("sparse_mode"), call["atten_mask"], prefill.sizes_of(call)
+    if given is None:
+        return
+    if mode not in range(5):
+        yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected 0 to 4")
+    yield from prefill.mask_type(given)
+    if given.shape is None:
+        return
+    ranked = 2 <= len(given.shape) <= 4
+    fits = ranked and (given.shape[0] == 1 or not differ(given.shape[0], sizes.b))
+    ones = fits and not any(differ(size, 1) for size in given.shape[1:-1])
+    if not ones or (not prefill.paged(call) and shorter(given.shape[-1], sizes.s2)):
+        message = (
+            f"atten_mask has the shape {text(given.shape)}, expected {text((sizes.b, sizes.s2))} with ones between"
+        )
+        yield Diagnostic("atten_mask", f"{message}: with one row of query every sparse_mode takes a mask of keys")
+
+
+@rules(6)
+def bias(call: CheckedNode) -> Iterator[Diagnostic]:
+    """pse_shift has query's type, and covers the scores; or it holds slopes, by pse_type."""
+    kind, given = call.attr("pse_type"), call["pse_shift"]
+    if kind not in (0, 2, 3):
+        yield Diagnostic("pse_type", f"pse_type is {kind}, expected 0, 2 or 3")
+    elif kind:
+        yield from _slopes(call, kind, given)
+    elif not prefill.paged(call):
+        yield from prefill.bias(call)
+
+
+def _slopes(call: CheckedNode, kind: int, given: TensorInfo | None) -> Iterator[Diagnostic]:
+    sizes = prefill.sizes_of(call)
+    if given is None:
+        yield Diagnostic("pse_shift", f"pse_shift is absent, expected slopes with a pse_type of {kind}")
+        return
+    if given.dtype not in ("", "DT_FLOAT"):
+        yield Diagnostic("pse_shift", f"pse_shift is {given.dtype}, expected DT_FLOAT with a pse_type of {kind}")
+    wanted = (sizes.b, sizes.n1)
+    if given.shape is not None and (
+        len(given.shape) not in (1, 2) or any(map(differ, given.shape, wanted[-len(given.shape) :]))
+    ):
+        yield Diagnostic(
+            "pse_shift", f"pse_shift has the shape {text(given.shape)}, expected {text(wanted)} or without B"
+        )
+
+
+@rules(7)
+def quantised(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The INT8 chain is whole, and there for an INT8 query of several rows only; an INT8 result has its scale."""
+    given = [name for name in _INT8_CHAIN if call[name] is not None]
+    out = call.outputs.get("attention_out")
+    stated = None if out is None else out.dtype
+    if call.dtype("query") == "DT_INT8" and call["dequant_scale_query"] is None:
+        if len(given) < len(_INT8_CHAIN):
+            missing = next(name for name in _INT8_CHAIN if name not in given)
+            yield Diagnostic(missing, f"{missing} is absent, expected with an INT8 query")
+        elif prefill.sizes_of(call).s1 == 1:
+            yield Diagnostic("query", "query is DT_INT8 and has one row, expected DT_FLOAT16 or DT_BF16")
+        scaled = [name for name in _OUTPUT_SCALES if call[name] is not None]
+        if stated in prefill.HALFS and scaled:
+            yield Diagnostic(scaled[0], f"{scaled[0]} is given, expected none with an attention_out of {stated}")
+    elif call.dtype("query") in prefill.HALFS and given:
+        yield Diagnostic(given[0], f"{given[0]} is given, expected none beside a query of {call.dtype('query')}")
+    if stated == "DT_INT8" and call["quant_scale2"] is None:
+        yield Diagnostic("quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out")
+
+
+@rules(8)
+def rows_without_keys(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Quantised results have no rows without a key and no band to one side; scales for channels go with neither left
+    padding nor softmax_lse, and with whole 32s of D."""
+    scale = call["quant_scale2"]
+    if scale is None:
+        return
+    before, after = call.attr("pre_tokens"), call.attr("next_tokens")
+    if call["atten_mask"] is not None and call.attr("sparse_mode") == 4 and min(before, after) < 0:
+        message = f"sparse_mode is 4 with pre_tokens {before} and next_tokens {after}"
+        message = f"{message}, expected neither below 0 with quantised results"
+        yield Diagnostic("sparse_mode", message, extension="EXT-PROMPT-MODES")
+    if call["quant_offset2"] is not None and not one_row(call):
+        yield from prefill.empty_rows(call)
+    if scale.shape is None or all(size == 1 or not isinstance(size, int) for size in scale.shape):
+        return
+    for name in _PADDINGS:
+        if call[name] is not None:
+            yield Diagnostic(name, f"{name} is given, expected none with a quant_scale2 for channels")
+    if call.attr("softmax_lse_flag"):
+        yield Diagnostic(
+            "softmax_lse_flag", "softmax_lse_flag is set, expected it unset with a quant_scale2 for channels"
+        )
+    d = prefill.sizes_of(call).d
+    if isinstance(d, int) and d % 32:
+        message = f"query has the head size {d}, expected a multiple of 32 with a quant_scale2 for channels"
+        yield Diagnostic("query", message, extension="EXT-PROMPT-SIZES")
+
+
+@rules(9)
+def pages(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Pages need their size and the lengths of the keys, and go with one tensor of keys without a prefix."""
+    table = call["block_table"]
+    if table is None:
+        return
+    size, keys = call.attr("block_size"), call.lists.get("key", ())
+    unit = 32 if any(info.dtype == "DT_INT8" for info in keys) else 16
+    most = 1024 if call.attr("input_layout") in _PACKED or call["query_rope"] is not None else 512
+    if size <= 0 or size > most or size % unit:
+        message = f"block_size is {size}, expected a multiple of {unit} from {unit} to {most}"
+        yield Diagnostic("block_size", message, extension="EXT-PROMPT-SIZES" if 0 < size < 2**31 else None)
+    if call["actual_seq_lengths_kv"] is None:
+        yield Diagnostic("actual_seq_lengths_kv", "actual_seq_lengths_kv is absent, expected with pages")
+    b = prefill.sizes_of(call).b
+    if table.shape is not None and (len(table.shape) != 2 or differ(table.shape[0], b)):
+        yield Diagnostic("block_table", f"block_table has the shape {text(table.shape)}, expected {text((b, None))}")
+    if len(keys) > 1:
+        yield Diagnostic("key", f"key is a list of {len(keys)} beside a block_table, expected one tensor")
+    if call["key_shared_prefix"] is not None:
+        yield Diagnostic("key_shared_prefix", "key_shared_prefix is given beside a block_table, expected none")
+
+
+@rules(10)
+def padding(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Left padding is one number, goes with lengths, and not with packed layouts, pages or lists."""
+    for name, needed in zip(_PADDINGS, ("actual_seq_lengths", "actual_seq_lengths_kv"), strict=True):
+        given = call[name]
+        if given is None:
+            continue
+        listed = len(call.lists.get("key", ())) > 1
+        if call.attr("input_layout") in _PACKED or prefill.paged(call) or listed:
+            yield Diagnostic(name, f"{name} is given, expected none with packed layouts, pages or lists")
+        elif call[needed] is None:
+            yield Diagnostic(needed, f"{needed} is absent, expected with {name}")
+        yield from shape_is(name, given, (1,))
+
+
+@rules(11)
+def lists(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Lists of keys and values have one tensor for each batch, of batch 1 and alike but for S, or one tensor."""
+    keys, values = call.lists.get("key", ()), call.lists.get("value", ())
+    sizes = prefill.sizes_of(call)
+    if len(keys) != len(values):
+        yield Diagnostic("value", f"value has {len(values)} tensors, expected {len(keys)} as key")
+        return
+    if len(keys) < 2:
+        return
+    if call.attr("input_layout") in _PACKED:
+        yield Diagnostic("key", f"key has {len(keys)} tensors, expected one with {call.attr('input_layout')}")
+        return
+    if differ(sizes.b, len(keys)) or len(keys) > MAX_LIST:
+        message = f"key has {len(keys)} tensors, expected {size_text(sizes.b)}, one for each batch, or one"
+        yield Diagnostic("key", f"{message}; at most {MAX_LIST}")
+        return
+    if sizes.layout not in _LENGTH_AXIS:  # unknown, which another rule tells
+        return
+    places = [axis for axis in range(RANKS[sizes.layout]) if axis != _LENGTH_AXIS[sizes.layout]]
+    for name, tensors in (("key", keys), ("value", values)):
+        shapes = [shape for info in tensors if (shape := info.shape) is not None and len(shape) > max(places)]
+        for shape in shapes:
+            if differ(shape[0], 1) or any(differ(shape[axis], shapes[0][axis]) for axis in places):
+                message = f"{name} holds a tensor of shape {text(shape)}, expected batch 1, and heads and their size"
+                yield Diagnostic(name, f"{message} as in {text(shapes[0])}")
+                return
+
+
+@rules(12)
+def packed(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Packed layouts have both vectors of lengths, and few other features."""
+    layout = call.attr("input_layout")
+    for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
+        if layout not in _PACKED:
+            yield from prefill.lengths(call, name)
+        elif call[name] is None:
+            yield Diagnostic(name, f"{name} is absent, expected with {layout}")
+    if layout not in _PACKED:
+        return
+    d = prefill.sizes_of(call).d
+    if isinstance(d, int):
+        yield from _packed_latent(call) if d == LATENT else _packed_plain(call, d)
+
+
+def _packed_latent(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Of head size 512: one key head in pages, up to 128 query heads (a power of two), no softmax_lse."""
+    layout, sizes = call.attr("input_layout"), prefill.sizes_of(call)
+
+    def fault(name: str, message: str) -> Diagnostic:
+        return Diagnostic(name, message, extension="EXT-PROMPT-PACKED")
+
+    if layout not in ("TND", "TND_NTD"):
+        yield fault("input_layout", f"input_layout is {layout}, expected TND or TND_NTD with a head size of {LATENT}")
+    if isinstance(sizes.n1, int) and (sizes.n1 > 128 or sizes.n1 & (sizes.n1 - 1)):
+        yield fault("query", f"query has {sizes.n1} heads, expected a power of two up to 128")
+    if differ(sizes.n2, 1):
+        yield fault("num_key_value_heads", f"num_key_value_heads is {sizes.n2}, expected 1 with {layout} of {LATENT}")
+    if call.attr("sparse_mode") not in (0, 3, 4):
+        yield fault("sparse_mode", f"sparse_mode is {call.attr('sparse_mode')}, expected 0, 3 or 4 with {layout}")
+    if not prefill.paged(call):
+        yield fault("block_table", f"block_table is absent, expected with {layout} and a head size of {LATENT}")
+    if call["query_rope"] is None:
+        yield fault("query_rope", f"query_rope is absent, expected with {layout} and a head size of {LATENT}")
+    if call.attr("softmax_lse_flag") and layout != "TND_NTD":  # which has it in no case: rule 14
+        yield fault("softmax_lse_flag", f"softmax_lse_flag is set, expected it unset with a head size of {LATENT}")
+
+
+def _packed_plain(call: CheckedNode, d: int) -> Iterator[Diagnostic]:
+    """Of another head size: bfloat16 and 128, or 192 with values of 128 or 192; no bias, prefix or quantisation."""
+    layout, extension = call.attr("input_layout"), "EXT-PROMPT-PACKED"
+    if layout == "TND_NTD":
+        message = f"input_layout is {layout}, expected TND, NTD or NTD_TND with a head size of {d}"
+        yield Diagnostic("input_layout", message, extension=extension)
+    if d not in (128, 192):
+        message = f"query has the head size {d}, expected 128, 192 or {LATENT} with {layout}"
+        yield Diagnostic("query", message, extension=extension)
+    if call.dtype("query") not in (None, "DT_BF16"):
+        integers = call.dtype("query") == "DT_INT8"
+        message = f"query is {call.dtype('query')}, expected DT_BF16 with {layout} and a head size of {d}"
+        yield Diagnostic("query", message, extension=None if integers else extension)
+    computed = {
+        "pse_shift": call.attr("pse_type") in (2, 3),
+        "antiquant_scale": call.attr("antiquant_mode") != 1,
+        "key_antiquant_scale": not {1, 3} & {call.attr("key_antiquant_mode"), call.attr("value_antiquant_mode")},
+    }
+    for name in ("pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale", "quant_scale2"):
+        if call[name] is not None:
+            message = f"{name} is given, expected none with {layout} and a head size of {d}"
+            yield Diagnostic(name, message, extension=extension if computed.get(name) else None)
+
+
+@rules(13)
+def rope(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query_rope and key_rope: both or none; halves of size 64, without padding, lists, bias, prefix or scales."""
+    yield from _pair(call, "query_rope", "key_rope")
+    query, key = call["query_rope"], call["key_rope"]
+    if query is None or key is None:
+        return
+    for name, info in (("query_rope", query), ("key_rope", key)):
+        if info.dtype and info.dtype not in prefill.HALFS:
+            extension = "EXT-PROMPT-FLOAT" if info.dtype == "DT_FLOAT" else None
+            yield Diagnostic(
+                name, f"{name} is {info.dtype}, expected {' or '.join(prefill.HALFS)}", extension=extension
+            )
+        paged_key = name == "key_rope" and prefill.paged(call)
+        folded = prefill.query_layout(call) == "BSH"
+        if info.shape and not paged_key and not folded and differ(info.shape[-1], ROPE):
+            message = f"{name} has the head size {info.shape[-1]}, expected {ROPE}"
+            yield Diagnostic(name, message, extension="EXT-PROMPT-SIZES")
+    for name in (*_PADDINGS, "pse_shift", "key_shared_prefix", "antiquant_scale", "key_antiquant_scale"):
+        # Beside a query of 8 bits a scale of the keys belongs to the full quantisation, which has rope.
+        full = name == "key_antiquant_scale" and call["dequant_scale_query"] is not None
+        if call[name] is not None and not full:
+            yield Diagnostic(name, f"{name} is given, expected none with query_rope")
+    if call["quant_scale2"] is not None:
+        yield Diagnostic("quant_scale2", "quant_scale2 is given, expected none with query_rope")
+    if len(call.lists.get("key", ())) > 1:
+        yield Diagnostic("key", "key is a list of tensors, expected one tensor with query_rope")
+
+
+@rules(14)
+def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
+    """softmax_lse is there in most layouts."""
+    given = call.attr("input_layout")
+    if call.attr("softmax_lse_flag") and (given.endswith("_NBSD") or given == "TND_NTD"):
+        message = f"softmax_lse_flag is set, expected not with {given}"
+        yield Diagnostic("softmax_lse_flag", message, extension="EXT-PROMPT-STATISTICS")
+
+
+@rules(15)
+def prefix(call: CheckedNode) -> Iterator[Diagnostic]:
+    """A shared prefix has keys and values of one batch entry and key's type; its length is one number within it."""
+    yield from _pair(call, *_PREFIX)
+    key = call["key_shared_prefix"]
+    if key is None or call["value_shared_prefix"] is None:
+        return
+    own = prefill.tensor(call, "key")
+    for name in _PREFIX:
+        info = call[name]
+        if info is None:
+            continue
+        if own is not None and own.dtype and info.dtype and info.dtype != own.dtype:
+            yield Diagnostic(name, f"{name} is {info.dtype}, expected {own.dtype} as key")
+        if info.shape and prefill.query_layout(call).startswith("B") and differ(info.shape[0], 1):
+            yield Diagnostic(name, f"{name} has the batch size {info.shape[0]}, expected 1")
+    length = call["actual_shared_prefix_len"]
+    if length is None:
+        return
+    yield from shape_is("actual_shared_prefix_len", length, (1,))
+    content, size = call.content("actual_shared_prefix_len"), prefill.prefix_size(call)
+    if content and isinstance(size, int) and not 0 <= content[0] <= size:
+        yield Diagnostic("actual_shared_prefix_len", f"actual_shared_prefix_len is {content[0]}, expected 0 to {size}")
+
+
+@rules(16)
+def antiquantised(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Scales of quantised keys and values: both or none, and so their offsets; of one mode, or 0 and 1."""
+    yield from _pair(call, "key_antiquant_scale", "value_antiquant_scale")
+    yield from _pair(call, "key_antiquant_offset", "value_antiquant_offset")
+    modes = call.attr("key_antiquant_mode"), call.attr("value_antiquant_mode")
+    if call["key_antiquant_scale"] is not None and modes[0] != modes[1] and modes != (0, 1):
+        message = f"value_antiquant_mode is {modes[1]} beside a key_antiquant_mode of {modes[0]}"
+        yield Diagnostic("value_antiquant_mode", f"{message}, expected the same, or 0 and 1")
+
+
+@rules(17)
+def query_quant_mode(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query_quant_mode is 3 where the query has scales of its own."""
+    if call["dequant_scale_query"] is not None and call.attr("query_quant_mode") != 3:
+        yield Diagnostic("query_quant_mode", f"query_quant_mode is {call.attr('query_quant_mode')}, expected 3")
+
+
+def _pair(call: CheckedNode, first: str, second: str) -> Iterator[Diagnostic]:
+    """Both inputs are given, or none of them."""
+    if (call[first] is None) != (call[second] is None):
+        missing, given = (first, second) if call[first] is None else (second, first)
+        yield Diagnostic(missing, f"{missing} is absent, expected with {given}")
+
+
+def _type_rows() -> tuple[TypeRow, ...]:
+    """attention_out as in PromptFlashAttention, and softmax_lse in float32.
+
+    In a node with lists the place of quant_scale2 may hold a key, a value or another input. The types at the places of
+    the lengths and of pse_shift tell such a node from one with a quant_scale2. Its results have query's type.
+    """
+    places = 29 + 2 * MOST_LISTED
+    rows = [
+        type_row((query, *(ANY,) * (prefill.QUANT_SCALE2_PLACE - 1), ABSENT, *(ANY,) * 20), places, out, "float32")
+        for query, out in OF_QUERY.items()
+    ]
+    for query, out in OF_QUERY.items():
+        for bias in dict.fromkeys((out, "float32")):  # slopes are float32
+            before = (query, ANY, ANY, bias, ANY, "int64", "int64")
+            rows.append(type_row((*before, *(ANY,) * 24), places, "int8", "float32"))
+    rows += [TypeRow((query, *(ANY,) * (places - 1)), (out, "float32")) for query, out in OF_QUERY.items()]
+    return tuple(rows)
+
+
+OPERATOR = Operator(
+    variants=(CANN_8X.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
+    infer=prompt_outputs,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-PROMPT-FLOAT",
+            "EXT-PROMPT-SIZES",
+            "EXT-PROMPT-MODES",
+            "EXT-PROMPT-PACKED",
+            "EXT-PROMPT-STATISTICS",
+        ),
+        required_output="attention_out",
+        type_rows=_type_rows,
+    ),
+)

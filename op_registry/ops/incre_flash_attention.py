@@ -1,6 +1,31 @@
-"""IncreFlashAttention: attention of one new token on a key-value cache (decoding)."""
+"""IncreFlashAttention: attention of one new token on a key-value cache (decoding).
 
+Its constraints are IFA.1 to IFA.14. Their numbers, codes and stages are those of the project's constraints list,
+drawn from the aclnn document (V4), the aclnn host code and the operator's tiling. The products are A2, A3, 950 and,
+with fewer features, 310P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, shape_is, text
+from fa_compiler.op_registry.constraints.decode_sizes import (
+    DECODE_LAYOUTS,
+    DecodeSizes,
+    misfit,
+    product,
+    shorter,
+    sizes_of,
+    unlike,
+)
+from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, MOST_LISTED, OF_QUERY, CpuKernel, TypeRow, type_row
+from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import LAYOUTS, Shape, differ
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.shapes import inference_type
 
 HALFS = "DT_FLOAT16, DT_BF16"
 HALFS_INT8 = "DT_FLOAT16, DT_BF16, DT_INT8"
@@ -115,4 +140,455 @@ CURRENT = (
     )
 )
 
-VARIANTS = (FIRST.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG())
+rules = Rules(
+    "IFA",
+    typed=(
+        "query",
+        "key",
+        "value",
+        "pse_shift",
+        "atten_mask",
+        "antiquant_scale",
+        "antiquant_offset",
+        "quant_scale2",
+        "quant_offset2",
+        "attention_out",
+    ),
+    drops_empty=True,
+)
+
+MAX_D, MAX_N, MAX_B, MAX_GROUP, MAX_LIST = 512, 256, 65536, 64, 256
+MAX_BLOCK = 512
+MAX_PAGE_WIDTH = 65536
+
+_HALFS = ("DT_FLOAT16", "DT_BF16")
+_INT8_PATH = ("dequant_scale1", "quant_scale1", "dequant_scale2")
+_QUANTISED = (*_INT8_PATH, "quant_scale2", "quant_offset2")
+
+
+def _is_310p(call: CheckedNode) -> bool:
+    return call.product is not None and call.product.name == "310P"
+
+
+def _caches(call: CheckedNode) -> Iterator[tuple[str, TensorInfo]]:
+    for name in ("key", "value"):
+        for tensor in call.lists.get(name, ()):
+            yield name, tensor
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query is a half (310P: float16); keys and values have its type, or INT8."""
+    query = call.dtype("query")
+    if query is None:
+        return
+    if query == "DT_INT8":
+        message = "query is DT_INT8, expected DT_FLOAT16 or DT_BF16: the operator does not take INT8 throughout yet"
+        yield Diagnostic("query", message, extension="EXT-DECODE-INT8")
+    elif query == "DT_FLOAT":
+        message = "query is DT_FLOAT, expected DT_FLOAT16 or DT_BF16"
+        yield Diagnostic("query", message, extension="EXT-DECODE-FLOAT")
+    elif query not in _HALFS:
+        yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 or DT_BF16")
+        return
+    elif _is_310p(call) and query != "DT_FLOAT16":
+        yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P")
+    keys = [tensor.dtype for tensor in call.lists.get("key", ()) if tensor.dtype]
+    for name, tensor in _caches(call):
+        if not tensor.dtype:
+            continue
+        if tensor.dtype not in (query, "DT_INT8"):
+            wanted = query if query == "DT_INT8" else f"{query} as query, or DT_INT8"
+            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {wanted}")
+            return
+        if keys and tensor.dtype != keys[0]:
+            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {keys[0]} as the first key")
+            return
+
+
+@rules(2)
+def one_token(call: CheckedNode) -> Iterator[Diagnostic]:
+    """input_layout is known, ranks fit it, and query has one token."""
+    layout = call.attr("input_layout")
+    if layout not in DECODE_LAYOUTS:
+        yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(DECODE_LAYOUTS)}")
+        return
+    rank = call.rank("query")
+    if rank is not None and rank != LAYOUTS[layout]:
+        yield Diagnostic("query", f"query has rank {rank}, expected {LAYOUTS[layout]} for {layout}")
+    sizes = sizes_of(call)
+    for name, tensor in _caches(call):
+        if tensor.shape is None:
+            continue
+        ranks = (3, 4) if sizes.paged and layout == "BNSD" else (3,) if sizes.paged else (LAYOUTS[layout],)
+        if len(tensor.shape) not in ranks:
+            wanted = " or ".join(map(str, ranks))
+            where = "a paged cache beside " if sizes.paged else ""
+            message = f"{name} has rank {len(tensor.shape)}, expected {wanted} for {where}{layout}"
+            yield Diagnostic(name, message)
+            return
+    if differ(sizes.s1, 1):
+        yield Diagnostic("query", f"query has {sizes.s1} tokens, expected 1")
+
+
+@rules(3)
+def heads(call: CheckedNode) -> Iterator[Diagnostic]:
+    """num_heads is the head count of query; num_key_value_heads is 0 or divides it, by at most 64."""
+    heads, stated = call.attr("num_heads"), call.attr("num_key_value_heads")
+    sizes = sizes_of(call)
+    if heads <= 0:
+        yield Diagnostic("num_heads", f"num_heads is {heads}, expected a positive number")
+        return
+    if sizes.layout == "BSH":
+        query = call["query"]
+        width = query.shape[2] if query is not None and query.shape is not None and len(query.shape) == 3 else None
+        if isinstance(width, int) and width % heads:
+            yield Diagnostic("num_heads", f"num_heads is {heads}, expected a divisor of the width {width} of query")
+    elif differ(sizes.n1, heads):
+        yield Diagnostic("num_heads", f"num_heads is {heads}, expected {sizes.n1}, the head count of query")
+    if stated < 0 or (stated and heads % stated):
+        message = f"num_key_value_heads is {stated}, expected 0 or a divisor of the {heads} heads of query"
+        yield Diagnostic("num_key_value_heads", message)
+    elif stated and heads // stated > MAX_GROUP:
+        message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {heads} heads"
+        yield Diagnostic("num_key_value_heads", message)
+    elif _is_310p(call) and stated not in (0, heads):
+        yield Diagnostic("num_key_value_heads", f"num_key_value_heads is {stated}, expected 0 on 310P", "document")
+
+
+@rules(4)
+def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The documented ranges of D, N2, B and S."""
+    sizes = sizes_of(call)
+    if isinstance(sizes.d, int) and sizes.d > MAX_D:
+        yield Diagnostic("query", f"query has the head size {sizes.d}, expected at most {MAX_D}")
+    if isinstance(sizes.n2, int) and sizes.n2 > MAX_N:
+        yield _range("key", "head count", sizes.n2, MAX_N)
+    most = 256 if _is_310p(call) else MAX_B
+    if isinstance(sizes.b, int) and sizes.b > most:
+        yield _range("query", "batch size", sizes.b, most)
+    if not _is_310p(call):
+        return
+    for length in sizes.lengths:
+        if isinstance(length, int) and length > 65536:
+            yield _range("key", "sequence length", length, 65536)
+    unit = 32 if any(tensor.dtype == "DT_INT8" for _, tensor in _caches(call)) else 16
+    if isinstance(sizes.d, int) and sizes.d % unit:
+        yield Diagnostic("query", f"query has the head size {sizes.d}, expected a multiple of {unit} on 310P")
+
+
+def _range(name: str, what: str, found: int, limit: int) -> Diagnostic:
+    message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
+    return Diagnostic(name, message, extension="EXT-RANGE")
+
+
+@rules(5)
+def caches(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Keys and values are alike and fit query; a list has one tensor for each batch entry."""
+    sizes = sizes_of(call)
+    if not sizes.layout or any(one_token(call)):
+        return
+    keys, values = call.lists.get("key", ()), call.lists.get("value", ())
+    if not keys or not values:
+        return
+    if len(keys) != len(values):
+        yield Diagnostic("value", f"value is a list of {len(values)}, expected {len(keys)} tensors as key")
+        return
+    for key, value in zip(keys, values, strict=True):
+        if unlike(key, value):
+            yield Diagnostic("value", f"value has the shape {text(value.shape)}, expected {text(key.shape)} as key")
+            return
+    if sizes.listed and not sizes.paged and (differ(sizes.b, len(keys)) or len(keys) > MAX_LIST):
+        yield Diagnostic("key", f"key is a list of {len(keys)}, expected one tensor or {sizes.b}, at most {MAX_LIST}")
+        return
+    width = product(sizes.n2, sizes.d)
+    for key in keys:
+        batch, _, own = sizes.cache(key)
+        if not sizes.paged and differ(batch, 1 if sizes.listed else sizes.b):
+            wanted = "1 in a list" if sizes.listed else f"{sizes.b} as query"
+            yield Diagnostic("key", f"key has the batch size {batch}, expected {wanted}")
+            return
+        if differ(own, width):
+            message = f"key has the shape {text(key.shape)}, expected {sizes.n2} heads of size {sizes.d}"
+            yield Diagnostic("key", message)
+            return
+        if len(key.shape or ()) == 4 and differ(_heads_of(sizes, key), sizes.n2):
+            yield Diagnostic("key", f"key has {_heads_of(sizes, key)} heads, expected {sizes.n2} (num_key_value_heads)")
+            return
+
+
+def _heads_of(sizes: DecodeSizes, key: TensorInfo) -> int | str | None:
+    assert key.shape is not None
+    return key.shape[2 if sizes.layout == "BSND" and not sizes.paged else 1]
+
+
+@rules(6)
+def mask(call: CheckedNode) -> Iterator[Diagnostic]:
+    """atten_mask is a byte for each key, of every batch entry."""
+    tensor, sizes = call["atten_mask"], sizes_of(call)
+    if tensor is None or not sizes.layout:
+        return
+    legal = ("DT_BOOL", "DT_INT8", "DT_UINT8") + (("DT_FLOAT16",) if _is_310p(call) else ())
+    if tensor.dtype and tensor.dtype not in legal:
+        yield Diagnostic("atten_mask", f"atten_mask is {tensor.dtype}, expected {' or '.join(legal)}")
+    if tensor.value is not None and tensor.dtype in ("DT_INT8", "DT_UINT8") and not ((tensor.value | 1) == 1).all():
+        message = "atten_mask holds other values than 0 and 1"
+        yield Diagnostic("atten_mask", message, "document", extension="EXT-DECODE-MASK-BYTES")
+    shape = tensor.shape
+    if shape is None:
+        return
+    middle = shape[1:-1]
+    wrong = len(shape) not in (2, 3, 4) or differ(shape[0], sizes.b) or any(differ(size, 1) for size in middle)
+    if wrong or shorter(shape[-1], sizes.s):
+        forms = " or ".join(text((sizes.b, *(1,) * ones, sizes.s)) for ones in range(3))
+        yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {forms}, or with more keys")
+
+
+@rules(7)
+def shift(call: CheckedNode) -> Iterator[Diagnostic]:
+    """pse_shift has the type of query and a number for each head and key."""
+    tensor, sizes = call["pse_shift"], sizes_of(call)
+    if tensor is None or not sizes.layout:
+        return
+    query = call.dtype("query")
+    wanted_type = "DT_FLOAT16" if query == "DT_INT8" else query
+    if tensor.dtype and wanted_type and tensor.dtype != wanted_type:
+        yield Diagnostic("pse_shift", f"pse_shift is {tensor.dtype}, expected {wanted_type} as query")
+    shape = tensor.shape
+    if shape is None:
+        return
+    wanted: Shape = (sizes.b, sizes.n1, 1, sizes.s)
+    wrong = len(shape) != 4 or misfit(shape[0], sizes.b) or any(map(differ, shape[1:3], wanted[1:3]))
+    if wrong or shorter(shape[-1], sizes.s):
+        message = f"pse_shift has the shape {text(shape)}, expected {text(wanted)} or {text((1, *wanted[1:]))}"
+        yield Diagnostic("pse_shift", f"{message}, or with more keys")
+
+
+@rules(8)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """actual_seq_lengths has one value, or one for each batch entry, each at most the number of keys."""
+    tensor, sizes = call["actual_seq_lengths"], sizes_of(call)
+    if tensor is None:
+        return
+    shape = tensor.shape
+    if shape is not None and (len(shape) != 1 or misfit(shape[0], sizes.b)):
+        found = f"actual_seq_lengths has the shape {text(shape)}"
+        yield Diagnostic("actual_seq_lengths", f"{found}, expected {text((sizes.b,))} or [1]", "aclnn")
+        return
+    content = call.content("actual_seq_lengths") or []
+    for entry, length in enumerate(content):
+        listed = sizes.listed and not sizes.paged and len(content) == len(sizes.lengths)
+        most = sizes.lengths[entry] if listed else sizes.s
+        if length < 0 or (isinstance(most, int) and length > most):
+            found = f"actual_seq_lengths gives batch entry {entry} {length} keys"
+            yield Diagnostic("actual_seq_lengths", f"{found}, expected 0 to {most if most is not None else 'S'}")
+            return
+
+
+@rules(9)
+def pages(call: CheckedNode) -> Iterator[Diagnostic]:
+    """A paged cache has a table, blocks of a legal size and lengths."""
+    sizes, table = sizes_of(call), call["block_table"]
+    if not sizes.paged or table is None or not sizes.layout:
+        return
+    keys = call.lists.get("key", ())
+    size, unit = sizes.block_size, 32 if any(key.dtype == "DT_INT8" for key in keys) else 16
+    if size <= 0 or size > MAX_BLOCK or size % unit:
+        message = f"block_size is {size} beside a block_table, expected a multiple of {unit} up to {MAX_BLOCK}"
+        yield Diagnostic("block_size", message)
+        return
+    if table.shape is not None and (len(table.shape) != 2 or differ(table.shape[0], sizes.b)):
+        message = f"block_table has the shape {text(table.shape)}, expected {text((sizes.b, '?'))}"
+        yield Diagnostic("block_table", message)
+        return
+    if call["actual_seq_lengths"] is None:
+        yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is absent beside a block_table, expected one")
+    if call["kv_padding_size"] is not None:
+        yield Diagnostic("kv_padding_size", "kv_padding_size is given beside a block_table, expected none")
+    if len(keys) > 1:
+        yield Diagnostic("key", f"key is a list of {len(keys)} beside a block_table, expected one tensor")
+        return
+    for key in keys:
+        blocks, tokens, width = sizes.cache(key)
+        if differ(tokens, size):
+            yield Diagnostic("key", f"key has blocks of {tokens} tokens, expected {size} (block_size)")
+        if len(key.shape or ()) == 3 and isinstance(width, int) and width > MAX_PAGE_WIDTH:
+            yield Diagnostic("key", f"key has the width {number(width)} in a cache of pages, expected at most 65 536")
+        yield from _entries(call, sizes, blocks)
+
+
+def _entries(call: CheckedNode, sizes: DecodeSizes, blocks: int | str | None) -> Iterator[Diagnostic]:
+    """The used entries of a constant table name blocks that are there."""
+    table, content = call["block_table"], call.content("actual_seq_lengths")
+    if table is None or table.value is None or content is None or not isinstance(blocks, int):
+        return
+    for entry, row in enumerate(table.value):
+        length = content[0] if len(content) == 1 else content[entry] if entry < len(content) else 0
+        for used in row[: max(0, -(-length // sizes.block_size))]:
+            if not 0 <= used < blocks:
+                message = f"block_table names block {used} for batch entry {entry}, expected 0 to {blocks - 1}"
+                yield Diagnostic("block_table", message)
+                return
+
+
+@rules(10)
+def padding(call: CheckedNode) -> Iterator[Diagnostic]:
+    """kv_padding_size is one number, goes with actual_seq_lengths and leaves room for the keys."""
+    tensor, sizes = call["kv_padding_size"], sizes_of(call)
+    if tensor is None:
+        return
+    yield from shape_is("kv_padding_size", tensor, (1,))
+    if call["actual_seq_lengths"] is None and sizes.b != 0:  # the lengths of an empty batch are an empty tensor
+        yield Diagnostic("actual_seq_lengths", "actual_seq_lengths is absent beside kv_padding_size, expected one")
+    behind, content = call.content("kv_padding_size"), call.content("actual_seq_lengths")
+    if behind and content and isinstance(sizes.s, int) and not sizes.paged and not sizes.listed:
+        needed = max(0, behind[0]) + max(content)
+        if needed > sizes.s:
+            message = f"kv_padding_size is {behind[0]} behind up to {max(content)} keys"
+            message = f"{message}, expected at most {sizes.s} in all"
+            yield Diagnostic("kv_padding_size", message, extension="EXT-DECODE-PADDING")
+
+
+@rules(11)
+def antiquant(call: CheckedNode) -> Iterator[Diagnostic]:
+    """INT8 keys and values beside a float query have antiquant_scale; its offset is like it."""
+    sizes, scale, offset = sizes_of(call), call["antiquant_scale"], call["antiquant_offset"]
+    query = call.dtype("query")
+    keys = [tensor.dtype for name, tensor in _caches(call) if name == "key"]
+    quantised = "DT_INT8" in keys and query not in (None, "DT_INT8")
+    if quantised and scale is None:
+        yield Diagnostic("antiquant_scale", "antiquant_scale is absent beside an INT8 key, expected one")
+    if not quantised and keys and keys[0]:
+        for name in ("antiquant_scale", "antiquant_offset"):
+            if call[name] is not None:
+                yield Diagnostic(name, f"{name} is given beside a key of type {keys[0]}, expected an INT8 key")
+                return
+    if offset is not None and scale is None:
+        yield Diagnostic("antiquant_scale", "antiquant_scale is absent beside antiquant_offset, expected both")
+    for name, tensor in (("antiquant_scale", scale), ("antiquant_offset", offset)):
+        if tensor is None:
+            continue
+        if tensor.dtype and query and tensor.dtype != query:
+            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {query} as query")
+        yield from _antiquant_shape(sizes, name, tensor)
+    if scale is not None and offset is not None and unlike(scale, offset):
+        message = f"antiquant_offset has the shape {text(offset.shape)}, expected {text(scale.shape)}"
+        yield Diagnostic("antiquant_offset", f"{message} as antiquant_scale")
+
+
+def _antiquant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[Diagnostic]:
+    shape = tensor.shape
+    if shape is None or not sizes.layout:
+        return
+    n2, d = sizes.n2, sizes.d
+    forms: tuple[Shape, ...] = ((2,), (2, n2, 1, d), (2, n2, d), (2, product(n2, d)))
+    if not any(len(shape) == len(form) and not any(map(differ, shape, form)) for form in forms):
+        wanted = " or ".join(map(text, forms))
+        yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected {wanted}")
+
+
+@rules(12)
+def output_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
+    """INT8 out has quant_scale2, of one number or one for each head and number; an INT8 query has its three scales."""
+    sizes, scale, offset = sizes_of(call), call["quant_scale2"], call["quant_offset2"]
+    query = call.dtype("query")
+    if offset is not None and scale is None:
+        yield Diagnostic("quant_scale2", "quant_scale2 is absent beside quant_offset2, expected one")
+    out = call.outputs.get("attention_out")
+    if out is not None and out.dtype == "DT_INT8" and scale is None:
+        yield Diagnostic("quant_scale2", "quant_scale2 is absent although attention_out is DT_INT8, expected one")
+    given = [name for name in _INT8_PATH if call[name] is not None]
+    if query == "DT_INT8" and len(given) < len(_INT8_PATH):
+        missing = next(name for name in _INT8_PATH if name not in given)
+        yield Diagnostic(missing, f"{missing} is absent beside an INT8 query, expected one")
+    if query not in (None, "DT_INT8") and given:
+        yield Diagnostic(given[0], f"{given[0]} is given beside a query of type {query}, expected none")
+    for name in given:
+        shape = call[name].shape  # type: ignore[union-attr]  # given are those that are there
+        if shape is not None and (len(shape) > 1 or any(differ(size, 1) for size in shape)):
+            yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected [1]")
+    for name, tensor in (("quant_scale2", scale), ("quant_offset2", offset)):
+        if tensor is None:
+            continue
+        legal = ("DT_FLOAT", "DT_BF16") if query == "DT_BF16" else ("DT_FLOAT",)
+        if tensor.dtype and query and tensor.dtype not in legal:
+            yield Diagnostic(
+                name, f"{name} is {tensor.dtype}, expected {' or '.join(legal)} beside a query of type {query}"
+            )
+        elif scale is not None and scale.dtype and tensor.dtype and tensor.dtype != scale.dtype:
+            yield Diagnostic(name, f"{name} is {tensor.dtype}, expected {scale.dtype} as quant_scale2")
+        yield from _quant_shape(sizes, name, tensor)
+    if scale is not None and offset is not None and unlike(scale, offset):
+        message = f"quant_offset2 has the shape {text(offset.shape)}, expected {text(scale.shape)} as quant_scale2"
+        yield Diagnostic("quant_offset2", message)
+
+
+def _quant_shape(sizes: DecodeSizes, name: str, tensor: TensorInfo) -> Iterator[Diagnostic]:
+    shape = tensor.shape
+    if shape is None or not sizes.layout:
+        return
+    n1, d, h = sizes.n1, sizes.d, product(sizes.n1, sizes.d)
+    forms: tuple[Shape, ...] = (
+        *((1,), (1, n1, 1, d), (1, 1, n1, d), (n1, 1, d), (1, n1, d)),
+        *((1, 1, h), (1, h), (n1, d), (h,)),
+    )
+    if not any(len(shape) == len(form) and not any(map(differ, shape, form)) for form in forms):
+        message = f"{name} has the shape {text(shape)}, expected [1] or {text((n1, d))} (the heads of query)"
+        yield Diagnostic(name, message)
+
+
+@rules(13)
+def no_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
+    """310P takes no scales of the INT8 path and no INT8 output."""
+    if not _is_310p(call):
+        return
+    for name in _QUANTISED:
+        if call[name] is not None:
+            yield Diagnostic(name, f"{name} is given, expected none on 310P", "document")
+
+
+rules.values(14, "inner_precise", (0, 1), wanted="0 (high precision) or 1 (high performance)")
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """attention_out has the shape of query."""
+    return {"attention_out": TensorInfo(inference_type(inputs), inputs["query"].shape)}
+
+
+def _type_rows() -> tuple[TypeRow, ...]:
+    """Results are int8 if quant_scale2 is given, otherwise they have query's type (float16 for int8).
+
+    1. Nodes without quant_scale2 in its usual place.
+    2. Nodes with it. A node with lists does not fit these rows: it has a key or value in the place of atten_mask. If
+       that is int8, as a mask may be, the tensor in the place of pse_shift is int8, too, and does not fit.
+    3. The rest are nodes with lists. Their results have query's type.
+    """
+    places = 13 + 2 * MOST_LISTED
+    rows = [type_row((query, *(ANY,) * 8, ABSENT, *(ANY,) * 5), places, out) for query, out in OF_QUERY.items()]  # 1
+    scales = [("float32", "float32"), ("float16", "float32"), ("int8", "float32")]
+    scales += [("bfloat16", "float32"), ("bfloat16", "bfloat16")]
+    for query, scale in scales:  # 2
+        for mask in ("boolean", "int8", "uint8"):
+            before = (query, ANY, ANY, OF_QUERY[query], mask, "int64", ANY, "float32", ANY)
+            behind = (scale, scale, OF_QUERY[query], OF_QUERY[query], "int32", "int64")
+            rows.append(type_row((*before, *behind), places, "int8"))
+    rows += [TypeRow((query, *(ANY,) * (places - 1)), (out,)) for query, out in OF_QUERY.items()]  # 3
+    return tuple(rows)
+
+
+OPERATOR = Operator(
+    variants=(FIRST.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-RANGE",
+            "EXT-DECODE-FLOAT",
+            "EXT-DECODE-MASK-BYTES",
+            "EXT-DECODE-PADDING",
+            "EXT-DECODE-INT8",
+        ),
+        required_output="attention_out",
+        type_rows=_type_rows,
+    ),
+)

@@ -1,6 +1,20 @@
-"""LightningIndexer: scores every key with the index heads and keeps the best ones."""
+"""LightningIndexer: scores every key with the index heads and keeps the best ones.
 
+Its constraints are LI.1 to LI.7. The products are A2 and A3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import sparse
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.sparse_sizes import PAGED, SparseSizes, checked_sizes
 
 HALFS = "DT_BF16, DT_FLOAT16"
 PRODUCTS = "ascend910b ascend910_93"
@@ -47,4 +61,91 @@ ASCEND950 = (
     .PRODUCT(PRODUCTS, TYPES)
 )
 
-VARIANTS = (OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG())
+_LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_key")
+
+rules = Rules("LI", typed=("query", "key", "weights", "sparse_values", *_LENGTHS))
+
+
+def _sizes(call: CheckedNode) -> SparseSizes | None:
+    return sparse.sizes_of(call, "layout_query", "layout_key")
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query and key have one type; the weights too, or FLOAT on 950."""
+    yield from sparse.equal_halfs(call, ("query", "key"), ("sparse_values",))
+    yield from sparse.weights(call, "weights")
+
+
+@rules(2)
+def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """64 index heads of size 128, one key head, one weight for each token and index head."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    yield from sparse.head_groups(call, sizes, index=True)
+    yield from sparse.same_width(call, sizes)
+    yield from sparse.shaped(call, "weights", (*sizes.queries, sizes.n1))
+    yield from sparse.one_of("query", "the head count", sizes.n1, (64,))
+    yield from sparse.one_of("query", "the head size", sizes.d, (128,))
+
+
+rules.shared(3, "layouts", lambda call: sparse.layouts(call, "layout_query", "layout_key", ("query",), ("key",)))
+
+
+@rules(4)
+def count(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_count is 1 to 2048."""
+    value = call.attr("sparse_count")
+    if not 1 <= value <= 2048:
+        message = f"sparse_count is {value}, expected 1 to 2048"
+        yield Diagnostic("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
+
+
+@rules(5)
+def mode(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_mode is 0 or 3, without a window."""
+    yield from one_of(call, "sparse_mode", (0, 3))
+    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+
+
+@rules(6)
+def values(call: CheckedNode) -> Iterator[Diagnostic]:
+    """return_values does not go with PA_BSND."""
+    if call.attr("return_values") and call.attr("layout_key") == PAGED:
+        yield Diagnostic("return_values", f"return_values is set with {PAGED}, expected it unset")
+
+
+@rules(7)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """INT32 lengths, cumulative with TND; block_table with PA_BSND only."""
+    yield from sparse.fixed_types(call, dict.fromkeys(_LENGTHS, "DT_INT32"))
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+    yield from sparse.paging(call, sizes, "layout_key", batch)
+    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_key", batch)
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """sparse_count indices for each query token; their scores if return_values, else empty, [0]."""
+    sizes = checked_sizes(inputs, attrs["layout_query"], attrs["layout_key"], ("query",), ("key",))
+    selected = (*sizes.queries, sizes.n2, attrs["sparse_count"])
+    return {
+        "sparse_indices": TensorInfo("DT_INT32", selected),
+        "sparse_values": TensorInfo(inputs["query"].dtype, selected if attrs["return_values"] else (0,)),
+    }
+
+
+OPERATOR = Operator(
+    variants=(OPDEF.OP_END_FACTORY_REG(), ASCEND950.OP_END_FACTORY_REG()),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-SPARSE-FLOAT",
+            "EXT-SPARSE-SIZES",
+        ),
+    ),
+)

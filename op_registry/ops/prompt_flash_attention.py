@@ -1,6 +1,23 @@
-"""PromptFlashAttention: attention of a whole prompt (prefill)."""
+"""PromptFlashAttention: attention of a whole prompt (prefill).
 
+Its constraints are PFA.1 to PFA.11. PFA.1 to PFA.6 are those of the project's constraints list, drawn from the
+operator's document and tiling. PFA.5 (empty tensors) and PFA.6 (torch on 950) refuse nothing, so they have no rules.
+PFA.7 is what 310P adds. PFA.8 to PFA.11 are the checks that it shares with FusedInferAttentionScore, whose path for
+more than one row it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import prefill
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.prefill import UNLIMITED, is_310p
+from fa_compiler.op_registry.cpu_kernel import ABSENT, ANY, OF_QUERY, CpuKernel, TypeRow, type_row
+from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.shapes import prompt_outputs
 
 HALFS = "DT_FLOAT16, DT_BF16"
 HALFS_INT8 = "DT_FLOAT16, DT_BF16, DT_INT8"
@@ -114,4 +131,123 @@ CURRENT = (
     )
 )
 
-VARIANTS = (FIRST.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG())
+rules = Rules(
+    "PFA",
+    typed=("query", "key", "value", "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv"),
+    drops_empty=True,
+)
+
+LAYOUTS = ("BSH", "BSND", "BNSD", "BNSD_BSND")
+
+_INT8_CHAIN = ("deq_scale1", "quant_scale1", "deq_scale2")
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query, key and value have one type: a half or INT8; on 310P float16."""
+    query = call.dtype("query")
+    if query is None:
+        return
+    if query not in (*prefill.HALFS, "DT_INT8"):
+        extension = "EXT-PROMPT-FLOAT" if query == "DT_FLOAT" else None
+        message = f"query is {query}, expected DT_FLOAT16, DT_BF16 or DT_INT8"
+        yield Diagnostic("query", message, "aclnn", extension=extension)
+    elif is_310p(call) and query != "DT_FLOAT16":
+        yield Diagnostic("query", f"query is {query}, expected DT_FLOAT16 on 310P", "aclnn")
+    for name in ("key", "value"):
+        dtype = call.dtype(name)
+        if dtype and dtype != query:
+            yield Diagnostic(name, f"{name} is {dtype}, expected {query} as query", "aclnn")
+
+
+rules.shared(2, "layout", lambda call: prefill.layout_and_ranks(call, LAYOUTS))
+rules.shared(3, "mask", prefill.mask)
+
+
+@rules(4)
+def int8_results(call: CheckedNode) -> Iterator[Diagnostic]:
+    """An INT8 result needs quant_scale2, and has no rows without a key; an INT8 query needs its three scales."""
+    out = call.outputs.get("attention_out")
+    if out is not None and out.dtype == "DT_INT8" and call["quant_scale2"] is None:
+        yield Diagnostic("quant_scale2", "quant_scale2 is absent, expected with an INT8 attention_out")
+    if call.dtype("query") == "DT_INT8":
+        for name in _INT8_CHAIN:
+            if call[name] is None:
+                yield Diagnostic(name, f"{name} is absent, expected with an INT8 query")
+                break
+    if call["quant_scale2"] is not None:
+        yield from prefill.empty_rows(call)
+
+
+@rules(7)
+def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
+    """What 310P takes: sparse_mode 0 with a boolean mask, no groups, no bias, nothing quantised."""
+    if not is_310p(call):
+        return
+    for name, allowed in (
+        ("sparse_mode", (0,)),
+        ("pre_tokens", (UNLIMITED,)),
+        ("next_tokens", (0, UNLIMITED)),
+        ("num_key_value_heads", (0,)),
+    ):
+        value = call.attr(name)
+        if value not in allowed:
+            yield Diagnostic(name, f"{name} is {value}, expected {' or '.join(map(str, allowed))} on 310P", "document")
+    for name in ("pse_shift", *_INT8_CHAIN, "quant_scale2", "quant_offset2"):
+        if call[name] is not None:
+            yield Diagnostic(name, f"{name} is given, expected none on 310P", "document")
+    if call.dtype("atten_mask") not in (None, "DT_BOOL"):
+        yield Diagnostic(
+            "atten_mask", f"atten_mask is {call.dtype('atten_mask')}, expected DT_BOOL on 310P", "document"
+        )
+
+
+rules.shared(8, "heads", prefill.heads)
+
+
+@rules(9)
+def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Sizes fit together and are in their ranges."""
+    yield from prefill.same_sizes(call)
+    yield from prefill.ranges(call)
+
+
+rules.shared(10, "bias", prefill.bias)
+
+
+@rules(11)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """actual_seq_lengths and actual_seq_lengths_kv have one value, or one for each batch."""
+    for name in ("actual_seq_lengths", "actual_seq_lengths_kv"):
+        yield from prefill.lengths(call, name)
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """attention_out in the layout of the results, with Dv for D."""
+    return {"attention_out": prompt_outputs(inputs, attrs)["attention_out"]}
+
+
+def _type_rows() -> tuple[TypeRow, ...]:
+    """Results are int8 if quant_scale2 is given, otherwise they have query's type (float16 for int8)."""
+    others = (ANY,) * (prefill.QUANT_SCALE2_PLACE - 1)
+    return tuple(
+        type_row((query, *others, scale, ANY), 12, out if scale == ABSENT else "int8")
+        for scale in (ABSENT, ANY)
+        for query, out in OF_QUERY.items()
+    )
+
+
+OPERATOR = Operator(
+    variants=(FIRST.OP_END_FACTORY_REG(), EXPERIMENT.OP_END_FACTORY_REG(), CURRENT.OP_END_FACTORY_REG()),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-PROMPT-FLOAT",
+            "EXT-PROMPT-SIZES",
+            "EXT-PROMPT-MODES",
+        ),
+        required_output="attention_out",
+        type_rows=_type_rows,
+    ),
+)

@@ -1,6 +1,23 @@
-"""RingAttentionUpdate: joins two partial attention results of ring attention."""
+"""RingAttentionUpdate: joins two partial attention results of ring attention.
 
+Its constraints are RAU.1 to RAU.6. Unlike in all other operators, actual_seq_qlen begins with 0: it has one entry
+more than there are sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from fa_compiler.op_registry import dtypes
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, text
+from fa_compiler.op_registry.constraints.decode_sizes import unlike
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
+from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic
+from fa_compiler.op_registry.geometry import STATISTICS, Shape, differ
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
 
 FLOATS = "DT_FLOAT16, DT_BF16, DT_FLOAT32"
 
@@ -36,4 +53,124 @@ CURRENT = (
     )
 )
 
-VARIANTS = (CURRENT.OP_END_FACTORY_REG(),)
+rules = Rules("RAU", typed=("prev_attn_out", "cur_attn_out"))
+
+_STATISTICS = ("prev_softmax_max", "prev_softmax_sum", "cur_softmax_max", "cur_softmax_sum")
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The two results have one float type."""
+    first = call.dtype("prev_attn_out")
+    if first and first not in dtypes.FLOATS:
+        yield Diagnostic(
+            "prev_attn_out", f"prev_attn_out is {first}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn"
+        )
+    other = call.dtype("cur_attn_out")
+    if first and other and other != first:
+        yield Diagnostic("cur_attn_out", f"cur_attn_out is {other}, expected {first} as prev_attn_out", "aclnn")
+
+
+@rules(2)
+def layout(call: CheckedNode) -> Iterator[Diagnostic]:
+    """input_layout is SBH or TND, of rank 3, and the two results are alike."""
+    value = call.attr("input_layout")
+    if value not in ("SBH", "TND"):
+        yield Diagnostic("input_layout", f"input_layout is {value!r}, expected SBH or TND")
+        return
+    for name in ("prev_attn_out", "cur_attn_out"):
+        rank = call.rank(name)
+        if rank not in (None, 3):
+            yield Diagnostic(name, f"{name} has rank {rank}, expected 3 for {value}")
+            return
+    previous, current = call["prev_attn_out"], call["cur_attn_out"]
+    if previous is not None and current is not None and unlike(current, previous):
+        message = f"cur_attn_out has the shape {text(current.shape)}, expected {text(previous.shape)}"
+        yield Diagnostic("cur_attn_out", f"{message} as prev_attn_out")
+
+
+@rules(3)
+def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Statistics are [B,N,S,8] for SBH and [T,N,8] for TND, all alike; constant sums are positive."""
+    result = call["prev_attn_out"]
+    if any(layout(call)) or result is None:
+        return
+    own = result.shape or (None, None, None)
+    expected: Shape = (own[0], own[1], STATISTICS)
+    if call.attr("input_layout") == "SBH":
+        expected = (own[1], None, own[0], STATISTICS)
+    for name in _STATISTICS:
+        tensor = call[name]
+        if tensor is None or tensor.shape is None:
+            continue
+        if len(tensor.shape) != len(expected) or any(map(differ, tensor.shape, expected)):
+            yield Diagnostic(name, f"{name} has the shape {text(tensor.shape)}, expected {text(expected)}")
+            return
+        if len(tensor.shape) == 4:
+            expected = (expected[0], expected[1] or tensor.shape[1], *expected[2:])
+        if tensor.value is not None and name.endswith("sum") and not (tensor.value > 0).all():
+            yield Diagnostic(name, f"{name} holds numbers that are not positive", "document")
+            return
+    heads, width = expected[1], own[2]
+    folded = call.attr("input_layout") == "SBH" and isinstance(heads, int) and isinstance(width, int)
+    if folded and heads and width % heads:  # type: ignore[operator]  # folded: both are numbers
+        yield Diagnostic(
+            "prev_attn_out", f"prev_attn_out has the width {width}, expected a multiple of its {heads} heads"
+        )
+
+
+@rules(4)
+def ranges(call: CheckedNode) -> Iterator[Diagnostic]:
+    """In TND, D is a multiple of 64 up to 768 and N at most 256."""
+    result = call["prev_attn_out"]
+    if call.attr("input_layout") != "TND" or result is None or result.shape is None or len(result.shape) != 3:
+        return
+    _, n, d = result.shape
+    if isinstance(d, int) and (d % 64 or d > 768):
+        yield Diagnostic("prev_attn_out", f"prev_attn_out has the head size {d}, expected a multiple of 64 up to 768")
+    if isinstance(n, int) and n > 256:
+        yield Diagnostic("prev_attn_out", f"prev_attn_out has {n} heads, expected at most 256")
+
+
+@rules(5)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """TND needs actual_seq_qlen: cumulative, from 0 to T, one entry more than sequences."""
+    if call.attr("input_layout") != "TND":
+        return
+    tensor = call["actual_seq_qlen"]
+    if tensor is None:
+        message = "actual_seq_qlen is absent, expected one for TND"
+        yield Diagnostic("actual_seq_qlen", message, "tiling", NULLPTR)
+        return
+    if call.rank("actual_seq_qlen") not in (None, 1):
+        yield Diagnostic("actual_seq_qlen", f"actual_seq_qlen has rank {call.rank('actual_seq_qlen')}, expected 1")
+        return
+    ends, result = call.content("actual_seq_qlen"), call["prev_attn_out"]
+    if ends is None:
+        return
+    tokens = result.shape[0] if result is not None and result.shape else None
+    rising = all(a <= b for a, b in pairwise(ends))
+    if not ends or ends[0] != 0 or not rising or (isinstance(tokens, int) and ends[-1] > tokens):
+        message = f"actual_seq_qlen is {ends}, expected rising numbers from 0 to {tokens}"
+        yield Diagnostic("actual_seq_qlen", message, "document")
+
+
+rules.values(6, "input_softmax_layout", ("", "SBH", "TND"))
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """Each result has the type and shape of the first of the two operands that it joins."""
+    names = {"attn_out": "prev_attn_out", "softmax_max": "prev_softmax_max", "softmax_sum": "prev_softmax_sum"}
+    return {
+        output: TensorInfo(inputs[name].dtype, inputs[name].shape) for output, name in names.items() if name in inputs
+    }
+
+
+OPERATOR = Operator(
+    variants=(CURRENT.OP_END_FACTORY_REG(),),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        required_output="attn_out",
+    ),
+)

@@ -1,6 +1,22 @@
-"""SparseFlashAttention: attention on the keys a LightningIndexer selected."""
+"""SparseFlashAttention: attention on the keys that a LightningIndexer selected.
 
+Its constraints are SFA.1 to SFA.14. Their numbers and stages are those of the project's constraints list, drawn from
+the operator's tiling and its document. The products are A2 and A3, and 950 with the prototype of 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fa_compiler.op_registry.constraints import sparse
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_of
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
+from fa_compiler.op_registry.diagnostic import Diagnostic
+from fa_compiler.op_registry.geometry import Shape, shape_of
 from fa_compiler.op_registry.macros import REG_OP
+from fa_compiler.op_registry.node import TensorInfo
+from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
+from fa_compiler.op_registry.sparse_sizes import KEY_LAYOUTS, PAGED, SparseSizes, checked_sizes
 
 HALFS = "DT_FLOAT16, DT_BF16"
 
@@ -57,4 +73,163 @@ PROTO_2026 = (
     .PRODUCT("ascend910_95 ascend950", note="combinations of types are not known; one half type, by SFA.1")
 )
 
-VARIANTS = (OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG())
+rules = Rules("SFA", typed=("query", "key", "value", "query_rope", "key_rope", "attention_out", "sparse_indices"))
+
+_LENGTHS = ("actual_seq_lengths_query", "actual_seq_lengths_kv")
+
+
+def _sizes(call: CheckedNode) -> SparseSizes | None:
+    return sparse.sizes_of(call, "layout_query", "layout_kv")
+
+
+@rules(1)
+def types(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query, key, value and the rope parts have one type."""
+    names = ("query", "key", "value", "query_rope", "key_rope")
+    yield from sparse.equal_halfs(call, names, ("attention_out",))
+
+
+rules.shared(2, "layouts", lambda call: sparse.layouts(call, "layout_query", "layout_kv", ("query",), ("key", "value")))
+
+
+@rules(3)
+def heads(call: CheckedNode) -> Iterator[Diagnostic]:
+    """One key head; 1 to 128 query heads, a power of two (any on 950)."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    yield from sparse.head_groups(call, sizes)
+    any_count = call.product is not None and call.product.name == "950"
+    yield from sparse.one_of("query", "the head count", sizes.n1, range(1, 129) if any_count else sparse.POWERS)
+
+
+@rules(4)
+def head_sizes(call: CheckedNode) -> Iterator[Diagnostic]:
+    """D is Dv is 512; key and value are alike but for the head size."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    yield from sparse.same_width(call, sizes)
+    yield from sparse.shaped(call, "value", (*sizes.keys, sizes.n2, None), any_rank=True)
+    value_width = shape_of(call["value"], len(sizes.keys) + 2)[-1]
+    for name, width in (("query", sizes.d), ("value", value_width)):
+        yield from sparse.one_of(name, "the head size", width, (512,))
+
+
+rules.values(5, "attention_mode", (2,))
+
+
+@rules(6)
+def rope(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Both rope parts or none, of size 64; before the prototype of 2026 both are needed."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
+
+
+@rules(7)
+def mode(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_mode is 0 or 3, without a window."""
+    yield from one_of(call, "sparse_mode", (0, 3))
+    yield from sparse.windows(call, ("pre_tokens", "next_tokens"), sparse.INT64_MAX, "tiling")
+
+
+@rules(8)
+def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_block_size is a power of two up to 128 (1 on 950) and divides the size of a page."""
+    size = call.attr("sparse_block_size")
+    only_one = call.product is not None and call.product.name == "950"
+    allowed = (1,) if only_one else sparse.POWERS
+    if size not in allowed:
+        message = f"sparse_block_size is {size}, expected {', '.join(map(str, allowed))}"
+        yield Diagnostic("sparse_block_size", message, extension=sparse.SIZES if 0 < size <= sparse.INT32_MAX else None)
+    sizes = _sizes(call)
+    page = sizes.keys[1] if sizes is not None and call.attr("layout_kv") == PAGED else None
+    if isinstance(page, int) and size > 0 and page % size:
+        message = f"sparse_block_size is {size}, expected a divisor of {page}, the size of a page"
+        yield Diagnostic("sparse_block_size", message, extension=sparse.SIZES)
+
+
+@rules(9)
+def indices(call: CheckedNode) -> Iterator[Diagnostic]:
+    """sparse_indices is INT32, one list for each query token."""
+    yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from sparse.indices(call, sizes, shared=True)
+
+
+@rules(10)
+def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """TND has cumulative lengths of the query, TND and PA_BSND lengths of the keys; one for each sequence."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+    yield from sparse.lengths(call, sizes, _LENGTHS, "layout_kv", batch)
+
+
+@rules(11)
+def block_table(call: CheckedNode) -> Iterator[Diagnostic]:
+    """block_table goes with PA_BSND, one row for each sequence."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        batch = sparse.batch_of(call, sizes, _LENGTHS[0])
+        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", batch) if fault.tensor != "key")
+
+
+@rules(12)
+def page_size(call: CheckedNode) -> Iterator[Diagnostic]:
+    """A page holds a multiple of 16 keys, at most 1024."""
+    sizes = _sizes(call)
+    if sizes is not None:
+        yield from (fault for fault in sparse.paging(call, sizes, "layout_kv", None) if fault.tensor == "key")
+
+
+@rules(13)
+def statistics(call: CheckedNode) -> Iterator[Diagnostic]:
+    """return_softmax_lse does not go with PA_BSND."""
+    if call.attr("return_softmax_lse") and call.attr("layout_kv") == PAGED:
+        yield Diagnostic("return_softmax_lse", f"return_softmax_lse is set with {PAGED}, expected it unset")
+
+
+@rules(14)
+def not_empty(call: CheckedNode) -> Iterator[Diagnostic]:
+    """query holds something; sinks are one for each head, on 950."""
+    sizes = _sizes(call)
+    if sizes is None:
+        return
+    if 0 in (*sizes.queries, sizes.n1, sizes.d):
+        yield Diagnostic(
+            "query", "query is empty, expected at least one token, head and column", extension=sparse.SIZES
+        )
+    yield from sparse.sinks(call, sizes)
+
+
+def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
+    """attention_out as query with the head size of value; statistics if return_softmax_lse, else empty, [0]."""
+    query, layout = inputs["query"], attrs["layout_query"]
+    sizes = checked_sizes(inputs, layout, attrs["layout_kv"], ("query",), ("key", "value"))
+    width = shape_of(inputs["value"], KEY_LAYOUTS[attrs["layout_kv"]])[-1]
+    out = None if query.shape is None else (*query.shape[:-1], width)
+    statistics: Shape = sizes.statistics if attrs["return_softmax_lse"] else (0,)
+    return {
+        "attention_out": TensorInfo(query.dtype, out),
+        "softmax_max": TensorInfo("DT_FLOAT", statistics),
+        "softmax_sum": TensorInfo("DT_FLOAT", statistics),
+    }
+
+
+OPERATOR = Operator(
+    variants=(OPDEF_2025_12.OP_END_FACTORY_REG(), PROTO_2026.OP_END_FACTORY_REG()),
+    infer=infer,
+    rules=rules,
+    kernel=CpuKernel(
+        extensions=(
+            "EXT-SPARSE-FLOAT",
+            "EXT-SPARSE-SIZES",
+            "EXT-SPARSE-HEADS",
+            "EXT-SPARSE-EMPTY-ROWS",
+        ),
+    ),
+)

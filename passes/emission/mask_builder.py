@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry.constraints.common import compressed_mask
+from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.layout.axes import Arrangement, Axes

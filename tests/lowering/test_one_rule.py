@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fa_compiler import ops, reference
-from fa_compiler.lowering import OPERATORS
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
 from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted, flat
@@ -24,7 +23,7 @@ OWN = (NodeError, ops.KernelError, reference.ReferenceInputError)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_corrupted_calls_are_computed_or_refused_by_name(seed: int) -> None:
-    for case in corrupted(seed, COUNT // 4, OPERATORS):
+    for case in corrupted(seed, COUNT // 4):
         said = outcome(reference.run, case)
         spec = get(case.op_type, case.cann)
         names = {*case.inputs, *case.attrs, *spec.input_names, *spec.attr_names}

@@ -508,6 +508,7 @@ REFUSED = [
     ("LightningIndexerGrad", {}, {"sparseMode": 2}, "LIG.6"),
     ("LightningIndexerGrad", {"dy": np.zeros((1, 1, 1), np.float32)}, {}, "LIG.4"),
     ("SparseLightningIndexerGradKLLoss", {}, {"sparse_mode": 0}, "KL.8"),
+    ("SparseLightningIndexerGradKLLoss", {}, {"cpu_loss_floor": -1.0}, "KL.8"),
     ("SparseLightningIndexerGradKLLoss", {"weight": np.zeros((1, 1, 1), np.float32)}, {}, "KL.5"),
     ("SparseLightningIndexerGradKLLoss", {"softmax_sum": np.zeros((1, 1, 1, 999), np.float32)}, {}, "KL.11"),
 ]
@@ -520,6 +521,14 @@ def test_refusals(op: str, inputs: dict[str, Any], attrs: dict[str, Any], code: 
     good, settings_ = changed(op, 1, "BSND")
     _, text = refused(op, good | inputs, settings_ | attrs)
     assert re.search(rf"node '{op}' \({op}\): .*\({code}\)", text), text
+
+
+def test_a_required_attribute_has_no_default() -> None:
+    spec = get("SparseFlashAttention")
+    inputs, attrs = changed(spec.name, 1, "BSND")
+    incomplete = {name: value for name, value in full_attrs(spec, attrs).items() if name != "scale_value"}
+    with pytest.raises(ops.KernelError, match="the required attribute scale_value is absent"):
+        compute(spec, as_arrays(spec, inputs), incomplete)
 
 
 def test_lists_of_the_indexer_s_gradients_hold_keys_only() -> None:

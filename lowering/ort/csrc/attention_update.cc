@@ -1,7 +1,7 @@
 #include <cmath>
 #include <limits>
 
-#include "operators.hpp"
+#include "op.hpp"
 #include "reference.hpp"
 #include "types.hpp"
 
@@ -29,7 +29,7 @@ class Kernel final : public OpKernel {
   void compute(ort::KernelContext* context) const override;
 
  private:
-  [[noreturn]] void refuse(int constraint, const std::string& text) const;
+  [[noreturn]] void refuse(Rule rule, const std::string& text) const;
 
   ort::Api api_;
   std::string node_;
@@ -38,37 +38,37 @@ class Kernel final : public OpKernel {
 };
 
 Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title()) {
-  const int64_t type = node.integer("update_type", 0);
-  if (type != 0 && type != 1) refuse(3, "update_type is " + std::to_string(type) + ", expected 0 or 1");
+  const int64_t type = node.get(attr::update_type);
+  if (type != 0 && type != 1) refuse(rule::update_type, "update_type is " + std::to_string(type) + ", expected 0 or 1");
   merges_levels_ = type == 1;
-  ranks_ = node.integer("sp", 0);
-  if (ranks_ < 1 || ranks_ > 16) refuse(2, "sp is " + std::to_string(ranks_) + ", expected 1 to 16");
-  for (const char* name : {"lse", "go"}) {
-    const int64_t count = node.integer((std::string(name) + "_count").c_str(), 1);
+  ranks_ = node.get(attr::sp);
+  if (ranks_ < 1 || ranks_ > 16) refuse(rule::counts, "sp is " + std::to_string(ranks_) + ", expected 1 to 16");
+  for (size_t input : {input_lse, input_go}) {
+    const int64_t count = node.get(input == input_lse ? attr::lse_count : attr::go_count);
     if (count == ranks_) continue;
-    refuse(2, std::string(name) + " is a list of " + std::to_string(count) + ", expected " + std::to_string(ranks_) +
-                  " (sp)");
+    refuse(rule::counts, std::string(kInputs[input]) + " is a list of " + std::to_string(count) + ", expected " +
+                             std::to_string(ranks_) + " (sp)");
   }
 }
 
-void Kernel::refuse(int constraint, const std::string& text) const {
-  throw Error{ort::ErrorCode::invalid_argument, node_ + ": " + text + " (AU." + std::to_string(constraint) + ")"};
-}
+void Kernel::refuse(Rule rule, const std::string& text) const { fa::refuse(node_, rule, text); }
 
 void Kernel::compute(ort::KernelContext* context) const {
   const std::vector<Tensor> all = tensors_of(api_, context);
   const size_t ranks = static_cast<size_t>(ranks_);
-  if (all.size() < 2 * ranks) refuse(2, "a tensor of lse or go is absent");
+  if (all.size() < 2 * ranks) refuse(rule::counts, "a tensor of lse or go is absent");
   const Tensor* lse = all.data();
   const Tensor* go = lse + ranks;
   if (lse->rank() != 1 || go->rank() != 2 || lse->dims[0] != go->dims[0]) {
-    refuse(5, "go has the shape " + text_of(go->dims) + " beside lse of " + text_of(lse->dims) +
-                  ", expected [rows,D] and [rows]");
+    refuse(rule::shapes, "go has the shape " + text_of(go->dims) + " beside lse of " + text_of(lse->dims) +
+                             ", expected [rows,D] and [rows]");
   }
   for (size_t i = 0; i < ranks; ++i) {
-    if (lse[i].type != E::float32) refuse(1, "a tensor of lse is not float32");
-    if (go[i].type != go->type) refuse(1, "the tensors of go differ in type");
-    if (lse[i].dims != lse->dims || go[i].dims != go->dims) refuse(5, "tensors of lse or go differ in shape");
+    if (lse[i].type != E::float32) refuse(rule::types, "a tensor of lse is not float32");
+    if (go[i].type != go->type) refuse(rule::types, "the tensors of go differ in type");
+    if (lse[i].dims != lse->dims || go[i].dims != go->dims) {
+      refuse(rule::shapes, "tensors of lse or go differ in shape");
+    }
   }
   const int64_t rows = go->dims[0];
   const int64_t size = go->dims[1];

@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "call/call.hpp"
-#include "operators.hpp"
+#include "op.hpp"
 #include "types.hpp"
 #include "variants.hpp"
 
@@ -13,16 +13,32 @@ using E = ort::Element;
 namespace flash_attention_score {
 namespace {
 
-// Constraints in the order of Topic, inputs in the order of Role.
 constexpr Signature kSignature = {
-    "FA",
-    {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 15, 16, 17, 18, 19, 21},
-    kInputs,
-    {input_query, input_key, input_value, input_real_shift, input_drop_mask, input_atten_mask, input_prefix,
-     input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
-     input_key_rope, input_sink},
-    "softmax_out_layout",
-    true,
+    .rules = {.layout = rule::layout,
+              .heads = rule::heads,
+              .head_size = rule::head_sizes,
+              .head_groups = rule::head_groups,
+              .batch = rule::sizes,
+              .keep_prob = rule::keep_prob,
+              .pse_type = rule::pse_type,
+              .slopes = rule::shift_type,
+              .bias = rule::shift_shape,
+              .mask = rule::mask,
+              .mode = rule::sparse_mode,
+              .prefix = rule::prefix,
+              .dropout = rule::dropout,
+              .sink = rule::sink,
+              .lengths = rule::lengths,
+              .rope = rule::rope,
+              .starts = rule::starts,
+              .statistics = rule::softmax_out_layout},
+    .names = kInputs,
+    // In the order of Role.
+    .place = {input_query, input_key, input_value, input_real_shift, input_drop_mask, input_atten_mask, input_prefix,
+              input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
+              input_key_rope, input_sink},
+    .statistics_layout = attr::softmax_out_layout,
+    .forward = true,
 };
 
 }  // namespace
@@ -50,13 +66,13 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
       allocator_(allocator_of(api, info)), variant_(chosen_variant()),
       products_may_round_(products_may_round()), writes_max_(node.has_output(output_softmax_max)),
       writes_sum_(node.has_output(output_softmax_sum)), writes_softmax_out_(node.has_output(output_softmax_out)) {
-  const Complaints complaints{node_, kSignature};
+  const Diagnostics diagnostics{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_p_scale}) {
-    if (node.has_input(input)) complaints.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
+    if (node.has_input(input)) diagnostics.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
   if (mask.present() && is_constant_mask(attributes_, mask.dims)) {
-    check_constant_mask(complaints, attributes_, mask, false);
+    check_constant_mask(diagnostics, attributes_, mask, false);
     constant_mask_checked_ = true;
   }
 }

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "call/call.hpp"
-#include "operators.hpp"
+#include "op.hpp"
 #include "types.hpp"
 #include "variants.hpp"
 
@@ -13,29 +13,40 @@ using E = ort::Element;
 namespace flash_attention_score_grad {
 namespace {
 
-// Constraints in the order of Topic, inputs in the order of Role.
 constexpr Signature kSignature = {
-    "FAG",
-    {2, 3, 5, 6, 6, 7, 9, 9, 18, 8, 8, 17, 7, 15, 14, 10, 9, 12},
-    kInputs,
-    {input_query, input_key, input_value, input_pse_shift, input_drop_mask, input_atten_mask, input_prefix,
-     input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
-     input_key_rope, input_sink},
-    "softmax_in_layout",
-    false,
+    .rules = {.layout = rule::layout,
+              .heads = rule::heads,
+              .head_size = rule::head_sizes,
+              .head_groups = rule::sizes,
+              .batch = rule::sizes,
+              .keep_prob = rule::dropout,
+              .pse_type = rule::pse,
+              .slopes = rule::pse,
+              .bias = rule::bias_shape,
+              .mask = rule::masking,
+              .mode = rule::masking,
+              .prefix = rule::prefix,
+              .dropout = rule::dropout,
+              .sink = rule::sink,
+              .lengths = rule::lengths,
+              .rope = rule::rope,
+              .starts = rule::pse,
+              .statistics = rule::softmax_in_layout},
+    .names = kInputs,
+    // In the order of Role.
+    .place = {input_query, input_key, input_value, input_pse_shift, input_drop_mask, input_atten_mask, input_prefix,
+              input_actual_seq_qlen, input_actual_seq_kvlen, input_q_start_idx, input_kv_start_idx, input_query_rope,
+              input_key_rope, input_sink},
+    .statistics_layout = attr::softmax_in_layout,
+    .forward = false,
 };
 
-[[noreturn]] void invalid(const std::string& node, int constraint, const std::string& text) {
-  throw Error{ort::ErrorCode::invalid_argument, node + ": " + text + " (FAG." + std::to_string(constraint) + ")"};
-}
-
-void check_shape(const std::string& node, int constraint, const CallInputs& inputs, size_t input,
-                 const Dims& expected) {
+void check_shape(const std::string& node, Rule rule, const CallInputs& inputs, size_t input, const Dims& expected) {
   const Tensor& tensor = inputs.at(input);
   const std::string name = std::string("input ") + kInputs[input];
-  if (!tensor.present()) invalid(node, constraint, name + " is absent, expected that of the forward pass");
+  if (!tensor.present()) refuse(node, rule, name + " is absent, expected that of the forward pass");
   if (tensor.dims == expected) return;
-  invalid(node, constraint, name + " has shape " + text_of(tensor.dims) + ", expected " + text_of(expected));
+  refuse(node, rule, name + " has shape " + text_of(tensor.dims) + ", expected " + text_of(expected));
 }
 
 }  // namespace
@@ -60,25 +71,25 @@ class Kernel final : public OpKernel {
 Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     : api_(api), node_(node.title()), attributes_(read_attributes(node, kSignature)),
       allocator_(allocator_of(api, info)), variant_(chosen_variant()) {
-  const Complaints complaints{node_, kSignature};
+  const Diagnostics diagnostics{node_, kSignature};
   for (size_t input : {input_d_scale_q, input_d_scale_k, input_d_scale_v, input_d_scale_dy, input_d_scale_o,
                        input_ds_scale, input_p_scale}) {
-    if (node.has_input(input)) complaints.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
+    if (node.has_input(input)) diagnostics.unsupported("the input " + std::string(kInputs[input]) + " (of FP8 types)");
   }
   if (attributes_.empty_rows == EmptyRows::unmasked) {
-    invalid(node_, 8, "cpu_empty_rows is \"unmasked\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
+    refuse(node_, rule::masking, "cpu_empty_rows is \"unmasked\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
   }
   const Tensor mask = node.constant_input(input_atten_mask);
   if (mask.present() && is_constant_mask(attributes_, mask.dims)) {
-    check_constant_mask(complaints, attributes_, mask, false);
+    check_constant_mask(diagnostics, attributes_, mask, false);
     constant_mask_checked_ = true;
   }
 }
 
 // dy and attention_in have the shape of attention_out.
 void Kernel::check_forward_results(const CallInputs& inputs, const Call& call) const {
-  check_shape(node_, 13, inputs, input_dy, call.out_dims());
-  check_shape(node_, 13, inputs, input_attention_in, call.out_dims());
+  check_shape(node_, rule::forward_result, inputs, input_dy, call.out_dims());
+  check_shape(node_, rule::forward_result, inputs, input_attention_in, call.out_dims());
 }
 
 void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const {
@@ -89,11 +100,14 @@ void Kernel::check_statistics(const CallInputs& inputs, const Call& call) const 
     const auto* values = static_cast<const int64_t*>(ends.data);
     const int64_t last = ends.count() == 0 ? 0 : *std::max_element(values, values + ends.count());
     if (last != expected[1]) {
-      invalid(node_, 11, "input query has " + std::to_string(expected[1]) + " tokens, expected the " +
-                             std::to_string(last) + " of actual_seq_qlen with softmax_in_layout \"same_as_input\"");
+      refuse(node_, rule::statistics,
+             "input query has " + std::to_string(expected[1]) + " tokens, expected the " + std::to_string(last) +
+                 " of actual_seq_qlen with softmax_in_layout \"same_as_input\"");
     }
   }
-  for (size_t input : {input_softmax_max, input_softmax_sum}) check_shape(node_, 11, inputs, input, expected);
+  for (size_t input : {input_softmax_max, input_softmax_sum}) {
+    check_shape(node_, rule::statistics, inputs, input, expected);
+  }
 }
 
 void Kernel::compute(ort::KernelContext* context) const {

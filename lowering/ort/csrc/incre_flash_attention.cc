@@ -1,6 +1,6 @@
 #include "decode/attributes.hpp"
 #include "decode/call.hpp"
-#include "operators.hpp"
+#include "op.hpp"
 #include "variants.hpp"
 
 namespace fa::incre_flash_attention {

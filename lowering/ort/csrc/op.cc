@@ -181,6 +181,11 @@ ort::Status* read_text(std::string& text, Getter getter) {
 
 }  // namespace
 
+void refuse(const std::string& node, Rule rule, const std::string& text) {
+  throw Error{ort::ErrorCode::invalid_argument,
+              node + ": " + text + " (" + rule.list + "." + std::to_string(rule.number) + ")"};
+}
+
 NodeInfo::NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_type) : api_(api), info_(info) {
   std::string name;
   check(api_, read_text(name, [this](char* out, size_t* size) {
@@ -217,38 +222,47 @@ Tensor NodeInfo::constant_input(size_t index) const {
 }
 
 // A missing attribute is a failure to ONNX Runtime; one of another type is an error to us.
-bool NodeInfo::found(ort::Status* status, const char* name) const {
+bool NodeInfo::found(ort::Status* status, const char* name, bool required) const {
   if (status == nullptr) return true;
   const std::string text = ort::GetErrorMessage(api_, status);
   ort::ReleaseStatus(api_, status);
   if (text.find("don't match") != std::string::npos) {
     throw Error{ort::ErrorCode::invalid_argument, title_ + ": attribute " + name + " has the wrong type"};
   }
+  if (required) {
+    throw Error{ort::ErrorCode::invalid_argument, title_ + ": the required attribute " + name + " is absent"};
+  }
   return false;
 }
 
-int64_t NodeInfo::integer(const char* name, int64_t fallback) const {
-  int64_t value = fallback;
-  return found(ort::KernelInfoGetAttribute_int64(api_, info_, name, &value), name) ? value : fallback;
+int64_t NodeInfo::get(const Attribute<int64_t>& attribute) const {
+  int64_t value = 0;
+  ort::Status* status = ort::KernelInfoGetAttribute_int64(api_, info_, attribute.name, &value);
+  return found(status, attribute.name, attribute.required) ? value : attribute.fallback;
 }
 
-// No attribute of an operator has a meaning as NaN or infinity; only a fallback may be one of them.
-float NodeInfo::number(const char* name, float fallback) const {
-  float value = fallback;
-  if (!found(ort::KernelInfoGetAttribute_float(api_, info_, name, &value), name)) return fallback;
+bool NodeInfo::get(const Attribute<bool>& attribute) const {
+  return get(Attribute<int64_t>{attribute.name, attribute.fallback, attribute.required}) != 0;
+}
+
+// No attribute of an operator has a meaning as NaN or infinity; only a default may be one of them.
+float NodeInfo::get(const Attribute<float>& attribute) const {
+  float value = 0;
+  ort::Status* status = ort::KernelInfoGetAttribute_float(api_, info_, attribute.name, &value);
+  if (!found(status, attribute.name, attribute.required)) return attribute.fallback;
   if (!std::isfinite(value)) {
-    throw Error{ort::ErrorCode::invalid_argument,
-                title_ + ": attribute " + name + " is " + std::to_string(value) + ", expected a finite number"};
+    throw Error{ort::ErrorCode::invalid_argument, title_ + ": attribute " + attribute.name + " is " +
+                                                      std::to_string(value) + ", expected a finite number"};
   }
   return value;
 }
 
-std::string NodeInfo::string(const char* name, const std::string& fallback) const {
+std::string NodeInfo::get(const Attribute<const char*>& attribute) const {
   std::string text;
-  const bool present = found(read_text(text, [this, name](char* out, size_t* size) {
-    return ort::KernelInfoGetAttribute_string(api_, info_, name, out, size);
-  }), name);
-  return present ? text : fallback;
+  ort::Status* status = read_text(text, [&](char* out, size_t* size) {
+    return ort::KernelInfoGetAttribute_string(api_, info_, attribute.name, out, size);
+  });
+  return found(status, attribute.name, attribute.required) ? text : attribute.fallback;
 }
 
 AllocatorPtr allocator_of(ort::Api api, const ort::KernelInfo* info) {

@@ -106,6 +106,24 @@ void* cleared_output(ort::Api api, ort::KernelContext* context, size_t index, co
 // Bytes of a tensor of this shape whose elements take `element` bytes.
 size_t bytes_of(const Dims& dims, size_t element);
 
+// A constraint: {"FA", 11} is FA.11. descriptors.inc has those of an operator in its namespace `rule`.
+struct Rule {
+  const char* list = "";
+  int number = 0;
+};
+
+// Throws an error that begins with the node's title and ends with the constraint that does not hold.
+[[noreturn]] void refuse(const std::string& node, Rule rule, const std::string& text);
+
+// An attribute and its default; one that is required has none. descriptors.inc has those of an operator in its
+// namespace `attr`.
+template <class Value>
+struct Attribute {
+  const char* name;
+  Value fallback;
+  bool required = false;
+};
+
 // Reads attributes and inputs of a node while its kernel is made.
 class NodeInfo {
  public:
@@ -117,16 +135,17 @@ class NodeInfo {
   bool has_output(size_t index) const;
   Tensor constant_input(size_t index) const;  // not present if the input is no constant
 
-  // `fallback` when the node does not carry the attribute.
-  int64_t integer(const char* name, int64_t fallback) const;
-  float number(const char* name, float fallback) const;
-  std::string string(const char* name, const std::string& fallback) const;
+  // The attribute's value, or its default where the node does not carry it. Throws where it is required.
+  int64_t get(const Attribute<int64_t>& attribute) const;
+  bool get(const Attribute<bool>& attribute) const;
+  float get(const Attribute<float>& attribute) const;
+  std::string get(const Attribute<const char*>& attribute) const;
 
  private:
   using NameOf = ort::Slot<ort::Status*(const ort::KernelInfo*, size_t, char*, size_t*)>;
 
   bool is_named(const NameOf& name_of, size_t index) const;
-  bool found(ort::Status* status, const char* name) const;
+  bool found(ort::Status* status, const char* name, bool required) const;
 
   ort::Api api_;
   const ort::KernelInfo* info_;
@@ -148,6 +167,9 @@ class OpKernel {
   virtual ~OpKernel() = default;
   virtual void compute(ort::KernelContext* context) const = 0;
 };
+
+// Makes the kernel of a node; `node` is that of `info`. Each operator's namespace has such a function.
+using MakeKernel = std::unique_ptr<OpKernel>(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node);
 
 // Threads and memory of one call, as the kernels ask for them. The allocator is the session's arena.
 class CallRuntime {

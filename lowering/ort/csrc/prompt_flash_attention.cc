@@ -1,17 +1,54 @@
 // PromptFlashAttention and FusedInferAttentionScore: the same attention under two names.
-#include "operators.hpp"
+#include "op.hpp"
 #include "prompt/call.hpp"
 
 namespace fa {
 namespace prompt {
 namespace {
 
-// Constraints in the order of Rule; 0 where PromptFlashAttention has no such input.
-constexpr Operator kPrompt = {"PFA", {1, 2, 8, 9, 3, 10, 4, 4, 0, 0, 0, 0, 0, 0, 0, 11},
-                              prompt_flash_attention::kInputs, prompt_flash_attention::kInputCount, "scale_value", false};
-constexpr Operator kFused = {"FIA", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 12},
-                             fused_infer_attention_score::kInputs, std::size(fused_infer_attention_score::kInputs),
-                             "scale", true};
+namespace older = prompt_flash_attention;
+
+constexpr Operator kPrompt = {
+    .rules = {.types = older::rule::types,
+              .layout = older::rule::layout,
+              .heads = older::rule::heads,
+              .sizes = older::rule::sizes,
+              .mask = older::rule::mask,
+              .bias = older::rule::bias,
+              .scales = older::rule::int8_results,
+              .rows = older::rule::int8_results,
+              .lengths = older::rule::lengths},
+    .names = older::kInputs,
+    .inputs = older::kInputCount,
+    .scale = older::attr::scale_value,
+    .pre_tokens = older::attr::pre_tokens,
+    .next_tokens = older::attr::next_tokens,
+    .fused = false,
+};
+constexpr Operator kFused = {
+    .rules = {.types = rule::types,
+              .layout = rule::layout,
+              .heads = rule::heads,
+              .sizes = rule::sizes,
+              .mask = rule::mask,
+              .bias = rule::bias,
+              .scales = rule::quantised,
+              .rows = rule::rows_without_keys,
+              .pages = rule::pages,
+              .padding = rule::padding,
+              .lists = rule::lists,
+              .packed = rule::packed,
+              .rope = rule::rope,
+              .prefix = rule::prefix,
+              .antiquant = rule::antiquantised,
+              .lengths = rule::packed},
+    .names = kInputs,
+    .inputs = std::size(kInputs),
+    .scale = attr::scale,
+    .pre_tokens = attr::pre_tokens,
+    .next_tokens = attr::next_tokens,
+    .fused = true,
+};
 
 class Kernel final : public OpKernel {
  public:

@@ -1,5 +1,5 @@
 // The library's one visible symbol: ONNX Runtime calls it with the options of a session.
-#include "operators.hpp"
+#include "op.hpp"
 #include "types.hpp"
 
 namespace fa {
@@ -11,14 +11,12 @@ namespace {
 
 constexpr const char* kDomain = "ascend";
 
-inline constexpr size_t kNone = ~size_t{0};
-
 // What descriptors.inc says of an operator.
 struct Operator {
   const char* name;
   size_t inputs, outputs;
   size_t required_inputs;  // the first so many
-  size_t required_output;  // or kNone: each may be one that nobody asks for
+  size_t required_output;  // or kNoOutput
   MakeKernel* make;
 };
 
@@ -81,24 +79,12 @@ Descriptor descriptor_of(const Operator& op, const Types& types) {
 const std::vector<Descriptor>& descriptors() {
   static const std::vector<Descriptor> all = [] {
     std::vector<Descriptor> list;
-#define FA_OPERATOR(space, required)                                                                               \
-  static constexpr Operator space = {space::kName, space::kInputCount, space::kOutputCount, space::kRequiredInputs, \
-                                     required, space::make_kernel};                                                 \
-  for (const Types& types : space::kTypes) list.push_back(descriptor_of(space, types))
-    FA_OPERATOR(flash_attention_score, flash_attention_score::output_attention_out);
-    FA_OPERATOR(flash_attention_score_grad, kNone);
-    FA_OPERATOR(sparse_flash_attention, kNone);
-    FA_OPERATOR(sparse_flash_attention_grad, kNone);
-    FA_OPERATOR(sparse_flash_attention_grad_opdef_2026_reordered, kNone);
-    FA_OPERATOR(lightning_indexer, kNone);
-    FA_OPERATOR(lightning_indexer_grad, kNone);
-    FA_OPERATOR(sparse_lightning_indexer_grad_kl_loss, kNone);
-    FA_OPERATOR(incre_flash_attention, 0);
-    FA_OPERATOR(prompt_flash_attention, 0);
-    FA_OPERATOR(fused_infer_attention_score, 0);
-    FA_OPERATOR(ring_attention_update, 0);
-    FA_OPERATOR(attention_update, 0);
-#undef FA_OPERATOR
+#define FA_ADD(space)                                                                                     \
+  static constexpr Operator space = {space::kName,           space::kInputCount,     space::kOutputCount, \
+                                     space::kRequiredInputs, space::kRequiredOutput, space::make_kernel}; \
+  for (const Types& types : space::kTypes) list.push_back(descriptor_of(space, types));
+    FA_EACH_OPERATOR(FA_ADD)
+#undef FA_ADD
     return list;
   }();
   return all;

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "operators.hpp"
+#include "op.hpp"
 #include "reference.hpp"
 #include "types.hpp"
 
@@ -20,7 +20,7 @@ class Kernel final : public OpKernel {
  private:
   struct Operands;
 
-  [[noreturn]] void refuse(int constraint, const std::string& text) const;
+  [[noreturn]] void refuse(Rule rule, const std::string& text) const;
   void check_shapes(const std::vector<Tensor>& all) const;
   static void merge(const Operands& o, int64_t from, int64_t statistic, int64_t size);
 
@@ -41,26 +41,28 @@ struct Kernel::Operands {
 };
 
 Kernel::Kernel(ort::Api api, const NodeInfo& node) : api_(api), node_(node.title()) {
-  const std::string layout = node.string("input_layout", "SBH");
-  if (layout != "SBH" && layout != "TND") refuse(2, "input_layout is \"" + layout + "\", expected \"SBH\" or \"TND\"");
+  const std::string layout = node.get(attr::input_layout);
+  if (layout != "SBH" && layout != "TND") {
+    refuse(rule::layout, "input_layout is \"" + layout + "\", expected \"SBH\" or \"TND\"");
+  }
   packed_ = layout == "TND";
-  const std::string order = node.string("input_softmax_layout", "");
+  const std::string order = node.get(attr::input_softmax_layout);
   if (order != "" && order != "SBH" && order != "TND") {
-    refuse(6, "input_softmax_layout is \"" + order + "\", expected \"\", \"SBH\" or \"TND\"");
+    refuse(rule::input_softmax_layout, "input_softmax_layout is \"" + order + "\", expected \"\", \"SBH\" or \"TND\"");
   }
   true_order_ = packed_ && order == "TND";
-  if (packed_ && !node.has_input(input_actual_seq_qlen)) refuse(5, "input actual_seq_qlen is absent, expected one for TND");
+  if (packed_ && !node.has_input(input_actual_seq_qlen)) {
+    refuse(rule::lengths, "input actual_seq_qlen is absent, expected one for TND");
+  }
 }
 
-void Kernel::refuse(int constraint, const std::string& text) const {
-  throw Error{ort::ErrorCode::invalid_argument, node_ + ": " + text + " (RAU." + std::to_string(constraint) + ")"};
-}
+void Kernel::refuse(Rule rule, const std::string& text) const { fa::refuse(node_, rule, text); }
 
 void Kernel::check_shapes(const std::vector<Tensor>& all) const {
   const Dims& out = all[input_prev_attn_out].dims;
   if (out.size() != 3 || all[input_cur_attn_out].dims != out) {
-    refuse(2, "input cur_attn_out has the shape " + text_of(all[input_cur_attn_out].dims) + " beside prev_attn_out of " +
-                  text_of(out) + ", expected equal ones of rank 3");
+    refuse(rule::layout, "input cur_attn_out has the shape " + text_of(all[input_cur_attn_out].dims) +
+                             " beside prev_attn_out of " + text_of(out) + ", expected equal ones of rank 3");
   }
   const Dims& rows = all[input_prev_softmax_max].dims;
   const bool fits = packed_ ? rows == Dims{out[0], out[1], kStatisticsWidth}
@@ -68,11 +70,12 @@ void Kernel::check_shapes(const std::vector<Tensor>& all) const {
                                   rows[3] == kStatisticsWidth && rows[1] > 0 && out[2] % rows[1] == 0;
   for (size_t input : {input_prev_softmax_max, input_prev_softmax_sum, input_cur_softmax_max, input_cur_softmax_sum}) {
     if (fits && all[input].dims == rows) continue;
-    refuse(3, std::string("input ") + kInputs[input] + " has the shape " + text_of(all[input].dims) + ", expected " +
-                  (packed_ ? "[T,N,8]" : "[B,N,S,8]"));
+    refuse(rule::statistics, std::string("input ") + kInputs[input] + " has the shape " + text_of(all[input].dims) +
+                                 ", expected " + (packed_ ? "[T,N,8]" : "[B,N,S,8]"));
   }
   if (packed_ && (out[2] % 64 != 0 || out[2] > 768 || out[1] > 256)) {
-    refuse(4, "input prev_attn_out has the shape " + text_of(out) + ", expected at most 256 heads of a multiple of 64 up to 768");
+    refuse(rule::ranges, "input prev_attn_out has the shape " + text_of(out) +
+                             ", expected at most 256 heads of a multiple of 64 up to 768");
   }
 }
 
@@ -123,10 +126,12 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Tensor& ends = all[input_actual_seq_qlen];
   const auto* end = static_cast<const int64_t*>(ends.data);
   const int64_t count = ends.present() ? ends.count() : 0;
-  if (ends.rank() != 1) refuse(5, "input actual_seq_qlen has shape " + text_of(ends.dims) + ", expected rank 1");
+  if (ends.rank() != 1) {
+    refuse(rule::lengths, "input actual_seq_qlen has shape " + text_of(ends.dims) + ", expected rank 1");
+  }
   bool rising = count > 0 && end[0] == 0 && end[count - 1] <= out[0];
   for (int64_t i = 1; i < count; ++i) rising = rising && end[i - 1] <= end[i];
-  if (!rising) refuse(5, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));
+  if (!rising) refuse(rule::lengths, "input actual_seq_qlen does not rise from 0 to at most " + std::to_string(out[0]));
   if (o.merged_out != nullptr) std::memset(o.merged_out, 0, bytes_of(out, o.type == Type::float32 ? 4 : 2));
   for (float* statistic : {o.merged_max, o.merged_sum}) {
     if (statistic != nullptr) std::memset(statistic, 0, bytes_of(rows, sizeof(float)));

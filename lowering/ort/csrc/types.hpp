@@ -10,4 +10,7 @@ struct Types {
   ort::Element outputs[8];
 };
 
+// The required output of an operator whose nodes may leave out any of them.
+inline constexpr size_t kNoOutput = ~size_t{0};
+
 }  // namespace fa

@@ -17,7 +17,7 @@ import numpy as np
 
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort.eager import compute
-from fa_compiler.op_registry import AttrSpec, NodeError, Violation, as_arrays, full_attrs, get, refusal
+from fa_compiler.op_registry import AttrSpec, Diagnostic, NodeError, as_arrays, full_attrs, get, refusal
 from fa_compiler.reference import ReferenceInputError
 from tests.corrupted import BASES, Case, asks_the_kernel, corrupted
 from tests.fuzz.kind import Finding, Kind, Outcome
@@ -70,7 +70,7 @@ def _operator(seed: int) -> str:
     return list(BASES)[seed % len(BASES)]
 
 
-def _computed_alone(case: Case) -> Violation | None:
+def _computed_alone(case: Case) -> Diagnostic | None:
     """The rule that the kernel does not keep without the registry."""
     spec = get(case.op_type)
     try:

@@ -106,7 +106,7 @@ def check_same(model: onnx.ModelProto, op_type: str, feeds: dict[str, Array]) ->
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    # INT8 results of lists are told apart by no type that ONNX Runtime asks for: see list_descriptors.py.
+    # INT8 results of lists are told apart by no type that ONNX Runtime asks for: see op_registry/cpu_kernel.py.
     [(name, more) for name in FORMS for more in MORE if (name, more) != ("a list", "quantised")],
 )
 def test_incre_flash_attention(name: str, more: str) -> None:

@@ -45,8 +45,8 @@ void Call::read_start() {
   const int64_t key_start = first_integer(Role::key_start);
   if (__builtin_sub_overflow(key_start, query_start, &start_) || start_ < std::numeric_limits<int32_t>::min() ||
       start_ > std::numeric_limits<int32_t>::max()) {
-    invalid(Topic::starts, text(Role::key_start) + " less " + signature_.name(Role::query_start) +
-                               " needs more than 32 bits");
+    invalid(&Rules::starts,
+            text(Role::key_start) + " less " + signature_.name(Role::query_start) + " needs more than 32 bits");
   }
 }
 
@@ -55,25 +55,25 @@ void Call::read_slopes() {
   const Dims full = {static_cast<int64_t>(lengths_.size()), query_.heads};
   const bool by_batch = slopes.rank() == 2;
   if (slopes.type != ort::Element::float32) {
-    invalid(Topic::slopes, text(Role::pse) + " of pse_type " + std::to_string(a_.pse_type) +
-                               " holds slopes, expected float32");
+    invalid(&Rules::slopes,
+            text(Role::pse) + " of pse_type " + std::to_string(a_.pse_type) + " holds slopes, expected float32");
   }
   if (slopes.dims != full && slopes.dims != Dims{query_.heads}) {
-    wrong_shape(Topic::slopes, Role::pse,
+    wrong_shape(&Rules::slopes, Role::pse,
                 "slopes " + fa::text_of({query_.heads}) + " or " + fa::text_of(full) + " for pse_type " +
                     std::to_string(a_.pse_type));
   }
   const int64_t mode = has_mask() ? a_.sparse_mode : 0;
   if (!packed() && query_.length != key_.length) {
-    invalid(Topic::slopes, "pse_type " + std::to_string(a_.pse_type) + " needs as many queries as keys, found " +
-                               std::to_string(query_.length) + " and " + std::to_string(key_.length));
+    invalid(&Rules::slopes, "pse_type " + std::to_string(a_.pse_type) + " needs as many queries as keys, found " +
+                                std::to_string(query_.length) + " and " + std::to_string(key_.length));
   }
-  if (mode == 7) invalid(Topic::slopes, "sparse_mode 7 takes no slopes, expected pse_type 0 or 1");
+  if (mode == 7) invalid(&Rules::slopes, "sparse_mode 7 takes no slopes, expected pse_type 0 or 1");
   const int64_t start = start_;
   for (size_t b = 0; mode == 8 && b < lengths_.size(); ++b) {
     if (lengths_[b].key - lengths_[b].query != (b == 0 ? -start : 0)) {
-      invalid(Topic::slopes, "pse_type " + std::to_string(a_.pse_type) + " in sparse_mode 8 needs batch " +
-                                 std::to_string(b) + " to end its queries and keys at the same position");
+      invalid(&Rules::slopes, "pse_type " + std::to_string(a_.pse_type) + " in sparse_mode 8 needs batch " +
+                                  std::to_string(b) + " to end its queries and keys at the same position");
     }
   }
   problem_.slopes = static_cast<const float*>(slopes.data);
@@ -93,7 +93,7 @@ void Call::read_bias() {
                      compressed ? kCompressedPseRows : query_.length, keys};
   bool fits = d.size() == 4;
   for (size_t i = 0; fits && i < 4; ++i) fits = is_one_or(d[i], full[i]);
-  if (!fits) wrong_shape(Topic::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
+  if (!fits) wrong_shape(&Rules::bias, Role::pse, fa::text_of(full) + ", any of these dimensions may be 1");
   if (compressed) check_compressed_bias();
   problem_.pse_first_stored = keys - kCompressedPseRows;
   problem_.pse_column = d[3] == keys ? 1 : 0;
@@ -110,16 +110,16 @@ void Call::check_compressed_bias() const {
   const std::string input = text(Role::pse) + " of " + std::to_string(kCompressedPseRows) + " rows (compressed) ";
   for (const Lengths& own : lengths_) {
     if (own.query != own.key) {
-      invalid(Topic::bias, input + "needs as many queries as keys, found " + std::to_string(own.query) + " and " +
-                               std::to_string(own.key));
+      invalid(&Rules::bias, input + "needs as many queries as keys, found " + std::to_string(own.query) + " and " +
+                                std::to_string(own.key));
     }
   }
   const int64_t mode = a_.sparse_mode;
   const bool triangle = a_.next_tokens == 0 && a_.pre_tokens >= longest_query_;
   const bool causal = mode == 2 || mode == 3 || ((mode == 0 || (mode == 4 && packed())) && triangle);
   if (!has_mask() || !causal) {
-    invalid(Topic::bias, input + "needs a causal atten_mask: sparse_mode 2 or 3, or next_tockens 0 and pre_tockens " +
-                             "at least S1 in mode 0");
+    invalid(&Rules::bias, input + "needs a causal atten_mask: sparse_mode 2 or 3, or next_tockens 0 and pre_tockens " +
+                              "at least S1 in mode 0");
   }
 }
 
@@ -136,20 +136,20 @@ void Call::read_packed_bias() {
     differ = differ || own.query != 1;
   }
   if (!all.fits_int64() || !one_row.fits_int64()) {
-    invalid(Topic::bias, text(Role::pse) + " has " + std::to_string(in(Role::pse).count()) +
-                             " elements, fewer than these sequences have scores");
+    invalid(&Rules::bias, text(Role::pse) + " has " + std::to_string(in(Role::pse).count()) +
+                              " elements, fewer than these sequences have scores");
   }
   const int64_t full = all.value();
   const int64_t rows = one_row.value();
   const int64_t count = in(Role::pse).count();
   const bool rank_fits = signature_.forward ? d.size() >= 2 : d.size() == 1;
   if (!rank_fits || d[0] != count || (count != full && count != rows)) {
-    wrong_shape(Topic::bias, Role::pse,
+    wrong_shape(&Rules::bias, Role::pse,
                 "[B or 1,N1,1024,maxS2] (compressed), or " + std::to_string(rows) + " or " + std::to_string(full) +
                     " elements on dimension 0" + (signature_.forward ? " of 2 or more" : ""));
   }
   if (full == rows && differ) {
-    invalid(Topic::bias, text(Role::pse) + " could be one row or a matrix for each batch with these lengths");
+    invalid(&Rules::bias, text(Role::pse) + " could be one row or a matrix for each batch with these lengths");
   }
   int64_t at = 0;
   size_t n = 0;

@@ -11,7 +11,10 @@ constexpr int64_t kMaxHeadSize = 768;
 
 Call::Call(const Signature& signature, const std::string& node, const Attributes& attributes, const CallInputs& inputs,
            bool constant_mask_checked)
-    : signature_(signature), a_(attributes), inputs_(inputs), complaints_{node, signature},
+    : signature_(signature),
+      a_(attributes),
+      inputs_(inputs),
+      diagnostics_{node, signature},
       constant_mask_checked_(constant_mask_checked) {
   read_operands();
   read_rope();
@@ -46,14 +49,14 @@ void Call::wrong_shape(Topic topic, Role role, const std::string& expected) cons
 int64_t Call::first_integer(Role role) const {
   const Tensor& tensor = in(role);
   if (!tensor.present()) return 0;
-  if (tensor.rank() != 1) wrong_shape(Topic::starts, role, "rank 1");
+  if (tensor.rank() != 1) wrong_shape(&Rules::starts, role, "rank 1");
   return tensor.count() == 0 ? 0 : *static_cast<const int64_t*>(tensor.data);
 }
 
 void Call::read_operands() {
   for (Role role : {Role::query, Role::key, Role::value}) {
     if (in(role).rank() != rank_of(a_.layout)) {
-      wrong_shape(Topic::layout, role,
+      wrong_shape(&Rules::layout, role,
                   "rank " + std::to_string(rank_of(a_.layout)) + " for input_layout " + fa::text_of(a_.layout));
     }
   }
@@ -63,17 +66,17 @@ void Call::read_operands() {
   int64_t key_heads = 0;
   if (folds_heads(a_.layout)) {
     if (q[2] % a_.head_num != 0) {
-      wrong_shape(Topic::heads, Role::query,
+      wrong_shape(&Rules::heads, Role::query,
                   "a last dimension that head_num " + std::to_string(a_.head_num) + " divides");
     }
     const int64_t size = q[2] / a_.head_num;
     key_heads = size == 0 ? a_.head_num : k[2] / size;
     if (size != 0 && k[2] % size != 0) {
-      wrong_shape(Topic::head_size, Role::key,
+      wrong_shape(&Rules::head_size, Role::key,
                   "a last dimension that is a multiple of the head size " + std::to_string(size));
     }
     if (key_heads == 0 ? v[2] != 0 : v[2] % key_heads != 0) {
-      wrong_shape(Topic::head_groups, Role::value,
+      wrong_shape(&Rules::head_groups, Role::value,
                   "a last dimension that the " + std::to_string(key_heads) + " key heads divide");
     }
   }
@@ -83,28 +86,28 @@ void Call::read_operands() {
   shorten(Role::key, key_);
   shorten(Role::value, value_);
   if (query_.heads != a_.head_num && query_.heads != 0) {
-    wrong_shape(Topic::heads, Role::query,
+    wrong_shape(&Rules::heads, Role::query,
                 std::to_string(a_.head_num) + " heads as head_num says, not " + std::to_string(query_.heads));
   }
   read_batch({query_.batch, key_.batch, value_.batch});
   if (key_.heads != 0 && key_.size != query_.size) {
-    wrong_shape(Topic::head_size, Role::key, "the query's head size " + std::to_string(query_.size));
+    wrong_shape(&Rules::head_size, Role::key, "the query's head size " + std::to_string(query_.size));
   }
   if (value_.heads != key_.heads || value_.length != key_.length) {
-    wrong_shape(Topic::batch, Role::value, "the heads and length of key " + fa::text_of(k));
+    wrong_shape(&Rules::batch, Role::value, "the heads and length of key " + fa::text_of(k));
   }
   if (key_.heads != 0 && query_.heads % key_.heads != 0) {
-    wrong_shape(Topic::head_groups, Role::key,
+    wrong_shape(&Rules::head_groups, Role::key,
                 "a number of heads that divides the " + std::to_string(query_.heads) + " query heads, not " +
                     std::to_string(key_.heads));
   }
-  if (query_.size > kMaxHeadSize) wrong_shape(Topic::head_size, Role::query, "a head size of at most 768");
+  if (query_.size > kMaxHeadSize) wrong_shape(&Rules::head_size, Role::query, "a head size of at most 768");
   problem_.type = type_of(in(Role::query).type);
   problem_.heads = query_.heads;
   problem_.key_heads = key_.heads;
   problem_.head_size = query_.size;
   problem_.value_size = key_.heads == 0 ? query_.size : value_.size;
-  if (problem_.value_size > kMaxHeadSize) wrong_shape(Topic::head_size, Role::value, "a head size of at most 768");
+  if (problem_.value_size > kMaxHeadSize) wrong_shape(&Rules::head_size, Role::value, "a head size of at most 768");
   out_dims_ = output_dims(a_.layout, q, batch_, query_.heads, problem_.value_size);
   out_ = operand_of(a_.layout, out_dims_, query_.heads);
   problem_.query = query_.strided(in(Role::query).data);
@@ -123,11 +126,11 @@ void Call::read_operands() {
 void Call::shorten(Role role, Operand& operand) const {
   if (packed() || !signature_.forward || !inputs_.has(Role::key_ends)) return;
   const Tensor& given = in(Role::key_ends);
-  if (given.rank() != 1 || given.count() != 1) wrong_shape(Topic::lengths, Role::key_ends, "[1]");
+  if (given.rank() != 1 || given.count() != 1) wrong_shape(&Rules::lengths, Role::key_ends, "[1]");
   const int64_t length = *static_cast<const int64_t*>(given.data);
   if (length < 0 || length > operand.length) {
-    invalid(Topic::lengths, text(Role::key_ends) + " is " + std::to_string(length) + ", expected 0 to " +
-                                std::to_string(operand.length) + ", the rows of " + signature_.name(role));
+    invalid(&Rules::lengths, text(Role::key_ends) + " is " + std::to_string(length) + ", expected 0 to " +
+                                 std::to_string(operand.length) + ", the rows of " + signature_.name(role));
   }
   operand.length = length;
 }
@@ -140,7 +143,7 @@ void Call::read_batch(const int64_t (&found)[3]) {
   for (size_t i = 0; i < 3; ++i) {
     if ((found[i] == 1 && signature_.forward) || found[i] == batch_) continue;
     if (batch_ != 1 || !signature_.forward) {
-      wrong_shape(Topic::batch, kOperands[i],
+      wrong_shape(&Rules::batch, kOperands[i],
                   "the batch " + std::to_string(batch_) + " of " + signature_.name(like) +
                       (signature_.forward ? ", or 1" : ""));
     }
@@ -152,14 +155,14 @@ void Call::read_batch(const int64_t (&found)[3]) {
 void Call::read_rope() {
   const bool query = inputs_.has(Role::query_rope);
   if (query != inputs_.has(Role::key_rope)) {
-    invalid(Topic::rope, text(query ? Role::key_rope : Role::query_rope) + " is absent beside " +
-                             signature_.name(query ? Role::query_rope : Role::key_rope) + ", expected both or none");
+    invalid(&Rules::rope, text(query ? Role::key_rope : Role::query_rope) + " is absent beside " +
+                              signature_.name(query ? Role::query_rope : Role::key_rope) + ", expected both or none");
   }
   if (!query) return;
   query_rope_ = rope_operand(Role::query_rope, Role::query, query_);
   key_rope_ = rope_operand(Role::key_rope, Role::key, key_);
   if (key_.heads != 0 && key_rope_.size != query_rope_.size) {
-    wrong_shape(Topic::rope, Role::key_rope, "the head size " + std::to_string(query_rope_.size) + " of query_rope");
+    wrong_shape(&Rules::rope, Role::key_rope, "the head size " + std::to_string(query_rope_.size) + " of query_rope");
   }
   problem_.rope_size = query_rope_.size;
   problem_.query_rope = query_rope_.strided(in(Role::query_rope).data);
@@ -178,8 +181,8 @@ Operand Call::rope_operand(Role role, Role like, const Operand& whole) const {
     fits = rope.batch == whole.batch && rope.heads == whole.heads && rope.length == whole.length;
   }
   if (!fits) {
-    wrong_shape(Topic::rope, role, "the shape " + fa::text_of(in(like).dims) + " of " + signature_.name(like) +
-                                       " with another head size");
+    wrong_shape(&Rules::rope, role,
+                "the shape " + fa::text_of(in(like).dims) + " of " + signature_.name(like) + " with another head size");
   }
   return rope;
 }
@@ -187,8 +190,8 @@ Operand Call::rope_operand(Role role, Role like, const Operand& whole) const {
 // Cumulative ends without a leading 0; a trailing 0 is a batch that is not computed.
 std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
   const Tensor& tensor = in(role);
-  if (!tensor.present()) invalid(Topic::lengths, text(role) + " is needed for input_layout TND");
-  if (tensor.rank() != 1) wrong_shape(Topic::lengths, role, "rank 1");
+  if (!tensor.present()) invalid(&Rules::lengths, text(role) + " is needed for input_layout TND");
+  if (tensor.rank() != 1) wrong_shape(&Rules::lengths, role, "rank 1");
   const auto* values = static_cast<const int64_t*>(tensor.data);
   std::vector<int64_t> ends(values, values + tensor.count());
   size_t used = ends.size();
@@ -197,9 +200,9 @@ std::vector<int64_t> Call::read_ends(Role role, int64_t tokens) const {
   for (size_t i = 0; i < ends.size(); ++i) {
     if (i >= used) ends[i] = before;
     if (ends[i] < before || ends[i] > tokens) {
-      invalid(Topic::lengths, text(role) + " is " + fa::text_of(std::span(values, static_cast<size_t>(tensor.count()))) +
-                                  ", expected cumulative lengths that do not fall and end at " +
-                                  std::to_string(tokens) + " or before");
+      invalid(&Rules::lengths,
+              text(role) + " is " + fa::text_of(std::span(values, static_cast<size_t>(tensor.count()))) +
+                  ", expected cumulative lengths that do not fall and end at " + std::to_string(tokens) + " or before");
     }
     before = ends[i];
   }
@@ -211,9 +214,9 @@ void Call::read_lengths() {
     const std::vector<int64_t> query_ends = read_ends(Role::query_ends, query_.length);
     const std::vector<int64_t> key_ends = read_ends(Role::key_ends, key_.length);
     if (query_ends.size() != key_ends.size()) {
-      invalid(Topic::lengths, text(Role::key_ends) + " has " + std::to_string(key_ends.size()) +
-                                  " batches, expected the " + std::to_string(query_ends.size()) + " of " +
-                                  signature_.name(Role::query_ends));
+      invalid(&Rules::lengths, text(Role::key_ends) + " has " + std::to_string(key_ends.size()) +
+                                   " batches, expected the " + std::to_string(query_ends.size()) + " of " +
+                                   signature_.name(Role::query_ends));
     }
     int64_t query = 0;
     int64_t key = 0;
@@ -226,7 +229,7 @@ void Call::read_lengths() {
   } else {
     for (Role role : {Role::query_ends, Role::key_ends}) {
       if (inputs_.has(role) && !(role == Role::key_ends && signature_.forward)) {
-        invalid(Topic::lengths,
+        invalid(&Rules::lengths,
                 text(role) + " has a meaning for input_layout TND only, not for " + fa::text_of(a_.layout));
       }
     }

@@ -15,7 +15,7 @@ namespace fa {
 
 // The content of a constant mask is not used, but anything else in it would mean another operation: this refuses it.
 // `content_checked`: the shape alone is looked at.
-void check_constant_mask(const Complaints& complaints, const Attributes& attributes, const Tensor& mask,
+void check_constant_mask(const Diagnostics& diagnostics, const Attributes& attributes, const Tensor& mask,
                          bool content_checked);
 
 // True if atten_mask is the constant of its mode rather than a mask of the scores or of the keys alone.
@@ -44,7 +44,7 @@ class Call {
   bool has_mask() const { return inputs_.has(Role::atten_mask); }
   bool packed() const { return a_.layout == Layout::TND; }
   std::string text(Role role) const { return std::string("input ") + signature_.name(role); }
-  [[noreturn]] void invalid(Topic topic, const std::string& text) const { complaints_.invalid(topic, text); }
+  [[noreturn]] void invalid(Topic topic, const std::string& text) const { diagnostics_.invalid(topic, text); }
   [[noreturn]] void wrong_shape(Topic topic, Role role, const std::string& expected) const;
   int64_t first_integer(Role role) const;
 
@@ -83,7 +83,7 @@ class Call {
   const Signature& signature_;
   const Attributes& a_;
   const CallInputs& inputs_;
-  const Complaints complaints_;
+  const Diagnostics diagnostics_;
   const bool constant_mask_checked_;
   Operand query_;
   Operand key_;

@@ -15,8 +15,8 @@ void Call::read_dropout() {
   }
   if (!bits.fits_int64() || mask.count() < bits.value() / 8 + (bits.value() % 8 != 0)) {
     const std::string expected = bits.fits_int64() ? std::to_string(bits.value() / 8 + (bits.value() % 8 != 0)) : "2^60";
-    invalid(Topic::dropout, text(Role::drop_mask) + " has " + std::to_string(mask.count()) + " bytes, expected at least " +
-                                expected + ", a bit for each score");
+    invalid(&Rules::dropout, text(Role::drop_mask) + " has " + std::to_string(mask.count()) +
+                                 " bytes, expected at least " + expected + ", a bit for each score");
   }
   problem_.drop_mask = static_cast<const uint8_t*>(mask.data);
   problem_.keep_prob = a_.keep_prob;
@@ -25,7 +25,7 @@ void Call::read_dropout() {
 void Call::read_sink() {
   const Tensor& sink = in(Role::sink);
   if (sink.dims != Dims{query_.heads}) {
-    wrong_shape(Topic::sink, Role::sink, fa::text_of({query_.heads}) + ", one for each query head");
+    wrong_shape(&Rules::sink, Role::sink, fa::text_of({query_.heads}) + ", one for each query head");
   }
   problem_.sink = static_cast<const float*>(sink.data);
 }

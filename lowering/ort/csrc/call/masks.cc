@@ -50,15 +50,16 @@ bool is_constant_mask(const Attributes& a, const Dims& mask) {
   return a.constant_mask_rows() != 0 && !of_keys;
 }
 
-void check_constant_mask(const Complaints& complaints, const Attributes& a, const Tensor& mask, bool content_checked) {
+void check_constant_mask(const Diagnostics& diagnostics, const Attributes& a, const Tensor& mask,
+                         bool content_checked) {
   const Dims& d = mask.dims;
   const int64_t rows = a.constant_mask_rows();
   const bool shape_fits = d.size() >= 2 && mask.count() == rows * kConstantColumns && d.back() == kConstantColumns &&
                           d[d.size() - 2] == rows;
   const std::string input = "input atten_mask of sparse_mode " + std::to_string(a.sparse_mode);
   if (!shape_fits) {
-    complaints.invalid(Topic::mask, input + " has shape " + fa::text_of(d) + ", expected " +
-                                        fa::text_of({rows, kConstantColumns}));
+    diagnostics.invalid(&Rules::mask,
+                        input + " has shape " + fa::text_of(d) + ", expected " + fa::text_of({rows, kConstantColumns}));
   }
   if (content_checked) return;
   const auto* row = static_cast<const uint8_t*>(mask.data);
@@ -67,7 +68,7 @@ void check_constant_mask(const Complaints& complaints, const Attributes& a, cons
     if (all_bytes(row, open, true) && all_bytes(row + open, kConstantColumns - open, false)) continue;
     const char* expected = i < kConstantColumns ? " from the expected 1 above the diagonal and 0 elsewhere"
                                                 : " from the expected 0 in its left half and 1 in its right";
-    complaints.invalid(Topic::mask, input + " differs in row " + std::to_string(i) + expected);
+    diagnostics.invalid(&Rules::mask, input + " differs in row " + std::to_string(i) + expected);
   }
 }
 
@@ -75,7 +76,7 @@ void Call::read_mask() {
   read_structure();
   const Tensor& mask = in(Role::atten_mask);
   if (is_constant_mask(a_, mask.dims)) {
-    check_constant_mask(complaints_, a_, mask, constant_mask_checked_);
+    check_constant_mask(diagnostics_, a_, mask, constant_mask_checked_);
     return;
   }
   problem_.mask = static_cast<const uint8_t*>(mask.data);
@@ -119,20 +120,20 @@ void Call::read_structure() {
 void Call::read_prefix(int64_t mode) {
   const Tensor& prefix = in(Role::prefix);
   if (!prefix.present()) {
-    if (mode == 6) invalid(Topic::prefix, text(Role::prefix) + " is needed for sparse_mode 6");
+    if (mode == 6) invalid(&Rules::prefix, text(Role::prefix) + " is needed for sparse_mode 6");
     return;
   }
   const int64_t count = static_cast<int64_t>(lengths_.size());
-  if (prefix.rank() != 1 || prefix.count() != count) wrong_shape(Topic::prefix, Role::prefix, fa::text_of({count}));
+  if (prefix.rank() != 1 || prefix.count() != count) wrong_shape(&Rules::prefix, Role::prefix, fa::text_of({count}));
   if (mode == 5) return;
   const auto* values = static_cast<const int64_t*>(prefix.data);
   for (size_t b = 0; b < lengths_.size(); ++b) {
     const Lengths& own = lengths_[b];
     const int64_t low = std::max<int64_t>(0, own.key - own.query);
     if (own.query > 0 && (values[b] < low || values[b] > own.key)) {
-      invalid(Topic::prefix, text(Role::prefix) + " of batch " + std::to_string(b) + " is " +
-                                 std::to_string(values[b]) + ", expected " + std::to_string(low) + " to " +
-                                 std::to_string(own.key));
+      invalid(&Rules::prefix, text(Role::prefix) + " of batch " + std::to_string(b) + " is " +
+                                  std::to_string(values[b]) + ", expected " + std::to_string(low) + " to " +
+                                  std::to_string(own.key));
     }
   }
   for (size_t n = 0; n < sequences_.size(); ++n) sequences_[n].prefix = values[batch_of_[n]];
@@ -144,7 +145,7 @@ void Call::read_score_mask() {
   bool fits = d.size() == 2 || d.size() == 4;
   for (size_t i = 0; fits && i < d.size(); ++i) fits = is_one_or(d[d.size() - 1 - i], full[3 - i]);
   if (!fits) {
-    wrong_shape(Topic::mask, Role::atten_mask,
+    wrong_shape(&Rules::mask, Role::atten_mask,
                 fa::text_of(full) + " or " + fa::text_of({full[2], full[3]}) + ", any of these dimensions may be 1");
   }
   place_mask(d.size() == 4 ? d : Dims{1, 1, d[0], d[1]});
@@ -153,9 +154,9 @@ void Call::read_score_mask() {
 void Call::read_key_mask() {
   const Dims& d = in(Role::atten_mask).dims;
   const std::string mode = " beside the band of sparse_mode " + std::to_string(a_.sparse_mode);
-  if (packed()) wrong_shape(Topic::mask, Role::atten_mask, "[2048,2048] for input_layout TND");
+  if (packed()) wrong_shape(&Rules::mask, Role::atten_mask, "[2048,2048] for input_layout TND");
   if (!is_one_or(d[0], batch_) || !is_one_or(d[1], query_.heads) || !is_one_or(d[3], key_.length)) {
-    wrong_shape(Topic::mask, Role::atten_mask,
+    wrong_shape(&Rules::mask, Role::atten_mask,
                 fa::text_of({batch_, query_.heads, 1, key_.length}) + mode + ", any of these dimensions may be 1");
   }
   place_mask(d);
@@ -180,7 +181,7 @@ void Call::read_packed_mask() {
                       lengths_.empty() ? 0 : lengths_.back().key_begin + lengths_.back().key};
   const Dims found{std::span(d).subspan(leading)};
   if (found != own && found != joint) {
-    wrong_shape(Topic::mask, Role::atten_mask,
+    wrong_shape(&Rules::mask, Role::atten_mask,
                 fa::text_of(own) + " (longest batches) or " + fa::text_of(joint) + " (all tokens)");
   }
   problem_.mask_row = found[1];

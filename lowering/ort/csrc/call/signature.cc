@@ -4,13 +4,9 @@
 
 namespace fa {
 
-void Complaints::invalid(Topic topic, const std::string& text) const {
-  const int number = signature.constraint[static_cast<size_t>(topic)];
-  throw Error{ort::ErrorCode::invalid_argument,
-              node + ": " + text + " (" + signature.list + "." + std::to_string(number) + ")"};
-}
+void Diagnostics::invalid(Topic topic, const std::string& text) const { refuse(node, signature.rules.*topic, text); }
 
-void Complaints::unsupported(const std::string& what) const {
+void Diagnostics::unsupported(const std::string& what) const {
   throw Error{ort::ErrorCode::not_implemented, node + ": " + what + " is not supported by the CPU kernel"};
 }
 

@@ -1,5 +1,5 @@
-// Where an attention operator keeps what all of them have: FlashAttentionScore and its gradient share the reading of
-// a call, but not the order of their inputs, some of their names, and the numbers of their constraints.
+// The differences between FlashAttentionScore and its gradient. The same code reads the calls of both, but the order of
+// their inputs, some names and the numbers of the constraints differ.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,27 @@ enum class Role : size_t {
   key_rope, sink, count,
 };
 
-// What a constraint is about.
-enum class Topic : size_t {
-  layout, heads, head_size, head_groups, batch, keep_prob, pse_type, slopes, bias, mask, mode, prefix, dropout, sink,
-  lengths, rope, starts, statistics, count,
+// The constraints that are checked while a call is read, by what they are about.
+struct Rules {
+  Rule layout = {}, heads = {}, head_size = {}, head_groups = {}, batch = {}, keep_prob = {}, pse_type = {},
+       slopes = {};
+  Rule bias = {}, mask = {}, mode = {}, prefix = {}, dropout = {}, sink = {}, lengths = {}, rope = {}, starts = {};
+  Rule statistics = {};
 };
+using Topic = Rule Rules::*;
 
 struct Signature {
-  const char* list;  // of the constraints: "FA"
-  int constraint[static_cast<size_t>(Topic::count)];
-  const char* const* names;                          // of all inputs
-  size_t place[static_cast<size_t>(Role::count)];    // of each role among them
-  const char* statistics_layout;                     // the attribute with the order of softmax_max and softmax_sum
+  Rules rules;
+  const char* const* names;                        // of all inputs
+  size_t place[static_cast<size_t>(Role::count)];  // of each role among them
+  Attribute<const char*> statistics_layout;        // the order of softmax_max and softmax_sum
   bool forward;
 
   const char* name(Role role) const { return names[place[static_cast<size_t>(role)]]; }
 };
 
 // Errors about one node: they begin with its name and end with the constraint that does not hold.
-struct Complaints {
+struct Diagnostics {
   const std::string& node;
   const Signature& signature;
 

@@ -1,4 +1,4 @@
-// The attributes of IncreFlashAttention, read and checked once, when the session is made, and its errors.
+// The attributes of IncreFlashAttention, read and checked once, when the session is made.
 #pragma once
 
 #include "../call/layout.hpp"
@@ -14,9 +14,6 @@ struct Attributes {
   int64_t keys = 1;  // tensors of the dynamic inputs
   int64_t values = 1;
 };
-
-// Throws an error that begins with the node's title and ends with the constraint's number.
-[[noreturn]] void refuse(const std::string& node, int constraint, const std::string& text);
 
 Attributes read_attributes(const NodeInfo& info);
 

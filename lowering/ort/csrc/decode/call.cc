@@ -32,44 +32,42 @@ const Decode& Call::decode(void* out, ort::Element type) {
   decode_.out = out;
   decode_.out_cell = cell_of(type);
   if ((type == E::int8) != (decode_.quant_scale != nullptr)) {
-    refuse(12, std::string("attention_out is ") + text_of_type(type) + (type == E::int8 ? " without" : " beside") +
-                   " the input quant_scale2");
+    refuse(rule::output_quantisation, std::string("attention_out is ") + text_of_type(type) +
+                                          (type == E::int8 ? " without" : " beside") + " the input quant_scale2");
   }
   decode_.entries = entries_.data();
   decode_.entry_count = static_cast<int64_t>(entries_.size());
   return decode_;
 }
 
-void Call::refuse(int constraint, const std::string& what) const {
-  incre_flash_attention::refuse(node_, constraint, what);
+void Call::refuse(Rule rule, const std::string& what) const { fa::refuse(node_, rule, what); }
+
+void Call::wrong_shape(Rule rule, Input input, const std::string& expected) const {
+  refuse(rule, text(input) + " has the shape " + text_of(in_[input].dims) + ", expected " + expected);
 }
 
-void Call::wrong_shape(int constraint, Input input, const std::string& expected) const {
-  refuse(constraint, text(input) + " has the shape " + text_of(in_[input].dims) + ", expected " + expected);
-}
-
-void Call::want_type(int constraint, Input input, std::initializer_list<E> types) const {
+void Call::want_type(Rule rule, Input input, std::initializer_list<E> types) const {
   const std::string fault = type_fault(in_[input].type, types);
-  if (!fault.empty()) refuse(constraint, text(input) + fault);
+  if (!fault.empty()) refuse(rule, text(input) + fault);
 }
 
 void Call::read_query() {
-  want_type(1, input_query, {E::float32, E::float16, E::bfloat16, E::int8});
+  want_type(rule::types, input_query, {E::float32, E::float16, E::bfloat16, E::int8});
   const Tensor& query = in_[input_query];
   const size_t rank = rank_of(a_.layout);
   const size_t tokens = a_.layout == Layout::BNSD ? 2 : 1;
   if (query.rank() != rank || query.dims[tokens] != 1) {
-    wrong_shape(2, input_query, std::string("one token in ") + fa::text_of(a_.layout));
+    wrong_shape(rule::one_token, input_query, std::string("one token in ") + fa::text_of(a_.layout));
   }
   if (a_.layout == Layout::BSH ? query.dims[2] % a_.heads != 0
                                : query.dims[a_.layout == Layout::BNSD ? 1 : 2] != a_.heads) {
-    wrong_shape(3, input_query, std::to_string(a_.heads) + " heads (num_heads)");
+    wrong_shape(rule::heads, input_query, std::to_string(a_.heads) + " heads (num_heads)");
   }
   batch_ = query.dims[0];
   decode_.heads = a_.heads;
   decode_.key_heads = a_.key_heads;
   decode_.size = a_.layout == Layout::BSH ? query.dims[2] / a_.heads : query.dims[3];
-  if (decode_.size > kMostSize) wrong_shape(4, input_query, "a head size of at most 512");
+  if (decode_.size > kMostSize) wrong_shape(rule::ranges, input_query, "a head size of at most 512");
   decode_.query_cell = cell_of(query.type);
   decode_.query = query.data;
   decode_.scale = a_.scale;
@@ -77,24 +75,27 @@ void Call::read_query() {
 
 void Call::read_caches() {
   const E query = in_[input_query].type;
-  want_type(1, input_key, {query, E::int8});
+  want_type(rule::types, input_key, {query, E::int8});
   const E type = in_[input_key].type;
   decode_.cell = cell_of(type);
   const int64_t listed = a_.keys > 1 ? 1 : batch_;
   if (a_.keys > 1 && (a_.keys != batch_ || paged_)) {
-    refuse(paged_ ? 9 : 5, "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
-                               (paged_ ? " beside a block_table" : " or one for each of " + std::to_string(batch_)));
+    refuse(paged_ ? rule::pages : rule::caches,
+           "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
+               (paged_ ? " beside a block_table" : " or one for each of " + std::to_string(batch_)));
   }
   for (int64_t n = 0; n < a_.keys; ++n) {
     const Tensor& key = in_.key(n);
     if (key.type != type || in_.value(n).type != type) {
-      refuse(1, std::string("keys and values differ in type, expected ") + text_of_type(type) + " as the first key");
+      refuse(rule::types,
+             std::string("keys and values differ in type, expected ") + text_of_type(type) + " as the first key");
     }
     if (in_.value(n).dims != key.dims) {
-      refuse(5, "input value has the shape " + text_of(in_.value(n).dims) + ", expected " + text_of(key.dims) + " as key");
+      refuse(rule::caches,
+             "input value has the shape " + text_of(in_.value(n).dims) + ", expected " + text_of(key.dims) + " as key");
     }
     if (!paged_ && (key.rank() != rank_of(a_.layout) || key.dims[0] != listed)) {
-      refuse(key.rank() == rank_of(a_.layout) ? 5 : 2,
+      refuse(key.rank() == rank_of(a_.layout) ? rule::caches : rule::one_token,
              "input key has the shape " + text_of(key.dims) + ", expected " + fa::text_of(a_.layout) + " with batch " +
                  std::to_string(listed));
     }
@@ -109,11 +110,12 @@ int64_t Call::read_rows(const Dims& dims) {
   const std::string expected = std::to_string(n2) + " heads of size " + std::to_string(d);
   const bool folded = dims.size() == 3;
   if (paged_ && !folded && (a_.layout != Layout::BNSD || dims.size() != 4)) {
-    wrong_shape(2, input_key, "[blocks,block_size,H]" + std::string(a_.layout == Layout::BNSD ? " or rank 4" : ""));
+    wrong_shape(rule::one_token, input_key,
+                "[blocks,block_size,H]" + std::string(a_.layout == Layout::BNSD ? " or rank 4" : ""));
   }
   const size_t heads = paged_ || a_.layout == Layout::BNSD ? 1 : 2;
   const bool fits = folded ? dims[2] == n2 * d : dims[heads] == n2 && dims[3] == d;
-  if (!fits) wrong_shape(5, input_key, expected);
+  if (!fits) wrong_shape(rule::caches, input_key, expected);
   const bool heads_first = !folded && heads == 1;
   const int64_t tokens = dims[heads_first ? 2 : 1];
   const int64_t head_stride = heads_first ? tokens * d : d;
@@ -121,11 +123,13 @@ int64_t Call::read_rows(const Dims& dims) {
   if (!paged_) return head_stride;
   const int64_t unit = decode_.cell == Cell::int8 ? 32 : 16;
   if (a_.block_size <= 0 || a_.block_size > kMostBlock || a_.block_size % unit != 0) {
-    refuse(9, "block_size is " + std::to_string(a_.block_size) + " beside a block_table, expected a multiple of " +
-                  std::to_string(unit) + " up to 512");
+    refuse(rule::pages, "block_size is " + std::to_string(a_.block_size) +
+                            " beside a block_table, expected a multiple of " + std::to_string(unit) + " up to 512");
   }
-  if (tokens != a_.block_size) wrong_shape(9, input_key, "blocks of " + std::to_string(a_.block_size) + " tokens");
-  if (folded && dims[2] > kMostPageWidth) wrong_shape(9, input_key, "a width of at most 65536");
+  if (tokens != a_.block_size) {
+    wrong_shape(rule::pages, input_key, "blocks of " + std::to_string(a_.block_size) + " tokens");
+  }
+  if (folded && dims[2] > kMostPageWidth) wrong_shape(rule::pages, input_key, "a width of at most 65536");
   decode_.block_size = a_.block_size;
   decode_.block_stride = n2 * d * a_.block_size;
   return head_stride;
@@ -136,11 +140,13 @@ void Call::read_entries() {
   const size_t tokens = a_.layout == Layout::BNSD ? 2 : 1;
   const Tensor& table = in_[input_block_table];
   if (paged_) {
-    want_type(9, input_block_table, {E::int32});
+    want_type(rule::pages, input_block_table, {E::int32});
     if (table.rank() != 2 || table.dims[0] != batch_) {
-      wrong_shape(9, input_block_table, "[" + std::to_string(batch_) + ",blocks of an entry]");
+      wrong_shape(rule::pages, input_block_table, "[" + std::to_string(batch_) + ",blocks of an entry]");
     }
-    if (!in_.has(input_actual_seq_lengths)) refuse(9, "input actual_seq_lengths is absent beside a block_table");
+    if (!in_.has(input_actual_seq_lengths)) {
+      refuse(rule::pages, "input actual_seq_lengths is absent beside a block_table");
+    }
   }
   for (int64_t i = 0; i < batch_; ++i) {
     room[i] = paged_ ? table.dims[1] * a_.block_size : in_.key(a_.keys > 1 ? i : 0).dims[tokens];
@@ -166,17 +172,17 @@ void Call::read_entries() {
 
 std::vector<int64_t> Call::read_lengths(const std::vector<int64_t>& room) const {
   if (!in_.has(input_actual_seq_lengths)) return room;
-  want_type(8, input_actual_seq_lengths, {E::int64});
+  want_type(rule::lengths, input_actual_seq_lengths, {E::int64});
   const Tensor& given = in_[input_actual_seq_lengths];
   if (given.rank() != 1 || (given.dims[0] != 1 && given.dims[0] != batch_)) {
-    wrong_shape(8, input_actual_seq_lengths, "[1] or [" + std::to_string(batch_) + "]");
+    wrong_shape(rule::lengths, input_actual_seq_lengths, "[1] or [" + std::to_string(batch_) + "]");
   }
   std::vector<int64_t> lengths(room.size());
   for (size_t i = 0; i < room.size(); ++i) {
     lengths[i] = static_cast<const int64_t*>(given.data)[given.dims[0] == 1 ? 0 : i];
     if (lengths[i] < 0 || lengths[i] > room[i]) {
-      refuse(8, text(input_actual_seq_lengths) + " gives batch entry " + std::to_string(i) + " " +
-                    std::to_string(lengths[i]) + " keys, expected 0 to " + std::to_string(room[i]));
+      refuse(rule::lengths, text(input_actual_seq_lengths) + " gives batch entry " + std::to_string(i) + " " +
+                                std::to_string(lengths[i]) + " keys, expected 0 to " + std::to_string(room[i]));
     }
   }
   return lengths;
@@ -186,14 +192,14 @@ std::vector<int64_t> Call::read_lengths(const std::vector<int64_t>& room) const 
 void Call::read_padding(const std::vector<int64_t>& room, std::vector<int64_t>& first,
                         std::vector<int64_t>& lengths) const {
   if (!in_.has(input_kv_padding_size)) return;
-  want_type(10, input_kv_padding_size, {E::int64});
+  want_type(rule::padding, input_kv_padding_size, {E::int64});
   const Tensor& given = in_[input_kv_padding_size];
-  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(10, input_kv_padding_size, "[1]");
+  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(rule::padding, input_kv_padding_size, "[1]");
   // The lengths of an empty batch are an empty tensor, which counts as absent.
   if (!in_.has(input_actual_seq_lengths) && batch_ != 0) {
-    refuse(10, "input actual_seq_lengths is absent beside kv_padding_size");
+    refuse(rule::padding, "input actual_seq_lengths is absent beside kv_padding_size");
   }
-  if (paged_) refuse(9, "input kv_padding_size is given beside a block_table, expected none");
+  if (paged_) refuse(rule::pages, "input kv_padding_size is given beside a block_table, expected none");
   if (a_.keys > 1) return;
   const int64_t behind = std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
   for (size_t i = 0; i < room.size(); ++i) {
@@ -209,8 +215,8 @@ void Call::read_pages(int64_t entry, int64_t length) {
   const int64_t blocks = in_[input_key].dims[0];
   for (int64_t used = 0; used * a_.block_size < length; ++used) {
     if (row[used] < 0 || row[used] >= blocks) {
-      refuse(9, text(input_block_table) + " names block " + std::to_string(row[used]) + " for batch entry " +
-                    std::to_string(entry) + ", expected 0 to " + std::to_string(blocks - 1));
+      refuse(rule::pages, text(input_block_table) + " names block " + std::to_string(row[used]) + " for batch entry " +
+                              std::to_string(entry) + ", expected 0 to " + std::to_string(blocks - 1));
     }
   }
   entries_[entry].blocks = row;

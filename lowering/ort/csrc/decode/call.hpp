@@ -18,9 +18,9 @@ class Call {
 
  private:
   std::string text(Input input) const { return std::string("input ") + kInputs[input]; }
-  [[noreturn]] void refuse(int constraint, const std::string& what) const;
-  [[noreturn]] void wrong_shape(int constraint, Input input, const std::string& expected) const;
-  void want_type(int constraint, Input input, std::initializer_list<ort::Element> types) const;
+  [[noreturn]] void refuse(Rule rule, const std::string& what) const;
+  [[noreturn]] void wrong_shape(Rule rule, Input input, const std::string& expected) const;
+  void want_type(Rule rule, Input input, std::initializer_list<ort::Element> types) const;
   const float* floats(Input input, size_t store);
   float scalar(Input input) const;
 

@@ -14,13 +14,13 @@ bool is(const Dims& dims, const Dims& wanted) { return dims == wanted; }
 
 void Call::read_mask() {
   if (!in_.has(input_atten_mask)) return;
-  want_type(6, input_atten_mask, {E::boolean, E::int8, E::uint8});
+  want_type(rule::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
   const Tensor& mask = in_[input_atten_mask];
   bool fits = mask.rank() >= 2 && mask.rank() <= 4 && mask.dims[0] == batch_ && mask.dims.back() >= columns_;
   for (size_t i = 1; fits && i + 1 < mask.rank(); ++i) fits = mask.dims[i] == 1;
   if (!fits) {
     const std::string ends = std::to_string(batch_) + ",..,keys from " + std::to_string(columns_) + " on]";
-    wrong_shape(6, input_atten_mask, "[" + ends + " with ones between");
+    wrong_shape(rule::mask, input_atten_mask, "[" + ends + " with ones between");
   }
   for (int64_t i = 0; i < batch_; ++i) {
     entries_[i].mask = static_cast<const uint8_t*>(mask.data) + i * mask.dims.back() + first_[i];
@@ -30,13 +30,14 @@ void Call::read_mask() {
 void Call::read_pse() {
   if (!in_.has(input_pse_shift)) return;
   const E query = in_[input_query].type;
-  want_type(7, input_pse_shift, {query == E::int8 ? E::float16 : query});
+  want_type(rule::shift, input_pse_shift, {query == E::int8 ? E::float16 : query});
   const Tensor& pse = in_[input_pse_shift];
   const Dims& dims = pse.dims;
   if (dims.size() != 4 || (dims[0] != 1 && dims[0] != batch_) || dims[1] != a_.heads || dims[2] != 1 ||
       dims[3] < columns_) {
-    wrong_shape(7, input_pse_shift, "[" + std::to_string(batch_) + "," + std::to_string(a_.heads) +
-                                         ",1,keys from " + std::to_string(columns_) + " on], or 1 as batch");
+    wrong_shape(rule::shift, input_pse_shift,
+                "[" + std::to_string(batch_) + "," + std::to_string(a_.heads) + ",1,keys from " +
+                    std::to_string(columns_) + " on], or 1 as batch");
   }
   decode_.pse = pse.data;
   decode_.pse_cell = pse.type == E::float32 ? Cell::float32 : pse.type == E::float16 ? Cell::float16 : Cell::bfloat16;
@@ -64,21 +65,24 @@ void Call::read_antiquant() {
   const bool quantised = decode_.cell == Cell::int8 && query != E::int8;
   for (Input input : {input_antiquant_scale, input_antiquant_offset}) {
     if (!in_.has(input)) continue;
-    if (!quantised) refuse(11, text(input) + " is given, expected none: keys are not int8 beside a float query");
-    want_type(11, input, {query});
+    if (!quantised) {
+      refuse(rule::antiquant, text(input) + " is given, expected none: keys are not int8 beside a float query");
+    }
+    want_type(rule::antiquant, input, {query});
     const Dims& dims = in_[input].dims;
     const int64_t n2 = a_.key_heads;
     const int64_t d = decode_.size;
     if (!is(dims, {2}) && !is(dims, {2, n2, 1, d}) && !is(dims, {2, n2, d}) && !is(dims, {2, n2 * d})) {
-      wrong_shape(11, input, "[2] or two for each of " + std::to_string(n2) + " heads of " + std::to_string(d));
+      wrong_shape(rule::antiquant, input,
+                  "[2] or two for each of " + std::to_string(n2) + " heads of " + std::to_string(d));
     }
   }
   if (!quantised) return;
-  if (!in_.has(input_antiquant_scale)) refuse(11, "input antiquant_scale is absent beside int8 keys");
+  if (!in_.has(input_antiquant_scale)) refuse(rule::antiquant, "input antiquant_scale is absent beside int8 keys");
   const Tensor& scale = in_[input_antiquant_scale];
   const Tensor& offset = in_[input_antiquant_offset];
   if (offset.present() && offset.dims != scale.dims) {
-    wrong_shape(11, input_antiquant_offset, text_of(scale.dims) + " as antiquant_scale");
+    wrong_shape(rule::antiquant, input_antiquant_offset, text_of(scale.dims) + " as antiquant_scale");
   }
   decode_.antiquant_per_channel = scale.rank() > 1;
   const int64_t half = scale.count() / 2;
@@ -93,7 +97,7 @@ void Call::read_quantisation() {
   const Tensor& scale = in_[input_quant_scale2];
   const Tensor& offset = in_[input_quant_offset2];
   if (!scale.present()) {
-    if (offset.present()) refuse(12, "input quant_scale2 is absent beside quant_offset2");
+    if (offset.present()) refuse(rule::output_quantisation, "input quant_scale2 is absent beside quant_offset2");
     return;
   }
   const bool wide = in_[input_query].type == E::bfloat16;
@@ -102,16 +106,18 @@ void Call::read_quantisation() {
   for (Input input : {input_quant_scale2, input_quant_offset2}) {
     const Tensor& tensor = in_[input];
     if (!tensor.present()) continue;
-    want_type(12, input, wide ? std::initializer_list<E>{E::float32, E::bfloat16} : std::initializer_list<E>{E::float32});
+    want_type(rule::output_quantisation, input,
+              wide ? std::initializer_list<E>{E::float32, E::bfloat16} : std::initializer_list<E>{E::float32});
     const Dims& s = tensor.dims;
     const bool channels = is(s, {1, n1, 1, d}) || is(s, {1, 1, n1, d}) || is(s, {n1, 1, d}) || is(s, {1, n1, d}) ||
                           is(s, {1, 1, n1 * d}) || is(s, {1, n1 * d}) || is(s, {n1, d}) || is(s, {n1 * d});
     if (!channels && !is(s, {1})) {
-      wrong_shape(12, input, "[1] or one for each of " + std::to_string(n1) + " heads of " + std::to_string(d));
+      wrong_shape(rule::output_quantisation, input,
+                  "[1] or one for each of " + std::to_string(n1) + " heads of " + std::to_string(d));
     }
   }
   if (offset.present() && (offset.dims != scale.dims || offset.type != scale.type)) {
-    wrong_shape(12, input_quant_offset2, text_of(scale.dims) + " and the type of quant_scale2");
+    wrong_shape(rule::output_quantisation, input_quant_offset2, text_of(scale.dims) + " and the type of quant_scale2");
   }
   decode_.quant_per_channel = scale.count() > 1;
   decode_.quant_scale = floats(input_quant_scale2, 2);
@@ -121,7 +127,7 @@ void Call::read_quantisation() {
 // One number; uint64 holds the bits of a float in its lower half.
 float Call::scalar(Input input) const {
   const Tensor& tensor = in_[input];
-  if (tensor.count() != 1 || tensor.rank() > 1) wrong_shape(12, input, "[1]");
+  if (tensor.count() != 1 || tensor.rank() > 1) wrong_shape(rule::output_quantisation, input, "[1]");
   if (tensor.type != E::uint64) return *static_cast<const float*>(tensor.data);
   const auto bits = static_cast<uint32_t>(*static_cast<const uint64_t*>(tensor.data));
   float value;
@@ -133,12 +139,13 @@ void Call::read_integers() {
   const bool integers = decode_.query_cell == Cell::int8;
   for (Input input : {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}) {
     if (in_.has(input) == integers) continue;
-    refuse(12, text(input) + (integers ? " is absent beside an int8 query" : " is given beside a float query"));
+    refuse(rule::output_quantisation,
+           text(input) + (integers ? " is absent beside an int8 query" : " is given beside a float query"));
   }
   if (!integers) return;
-  want_type(12, input_dequant_scale1, {E::float32, E::uint64});
-  want_type(12, input_quant_scale1, {E::float32});
-  want_type(12, input_dequant_scale2, {E::float32, E::uint64});
+  want_type(rule::output_quantisation, input_dequant_scale1, {E::float32, E::uint64});
+  want_type(rule::output_quantisation, input_quant_scale1, {E::float32});
+  want_type(rule::output_quantisation, input_dequant_scale2, {E::float32, E::uint64});
   decode_.dequant_scale1 = scalar(input_dequant_scale1);
   decode_.quant_scale1 = scalar(input_quant_scale1);
   decode_.dequant_scale2 = scalar(input_dequant_scale2);

@@ -20,19 +20,20 @@ using namespace fused_infer_attention_score;
 static_assert(prompt_flash_attention::input_quant_offset2 == static_cast<int>(input_quant_offset2) &&
               prompt_flash_attention::input_atten_mask == static_cast<int>(input_atten_mask));
 
-// What a constraint is about.
-enum class Rule : size_t {
-  types, layout, heads, sizes, mask, bias, scales, rows, pages, padding, lists, packed, rope, prefix, antiquant, lengths,
-  count,
+// The constraints by what they are about; PromptFlashAttention does not have all of them.
+struct Rules {
+  Rule types = {}, layout = {}, heads = {}, sizes = {}, mask = {}, bias = {}, scales = {}, rows = {}, pages = {};
+  Rule padding = {}, lists = {}, packed = {}, rope = {}, prefix = {}, antiquant = {}, lengths = {};
 };
+using Topic = Rule Rules::*;
 
 struct Operator {
-  const char* list;  // of the constraints: "PFA"
-  int constraint[static_cast<size_t>(Rule::count)];
+  Rules rules;
   const char* const* names;  // of the inputs
   size_t inputs;
-  const char* scale;  // the attribute
-  bool fused;         // FusedInferAttentionScore
+  Attribute<float> scale;
+  Attribute<int64_t> pre_tokens, next_tokens;
+  bool fused;  // FusedInferAttentionScore
 };
 
 struct Attributes {
@@ -56,9 +57,6 @@ struct Attributes {
 
   bool packed() const { return layout == Layout::TND || layout == Layout::NTD; }
 };
-
-// Throws an error that begins with the node's title and ends with the constraint's number.
-[[noreturn]] void refuse(const std::string& node, const Operator& op, Rule rule, const std::string& text);
 
 Attributes read_attributes(const NodeInfo& info, const Operator& op);
 

@@ -52,54 +52,54 @@ Dims Call::statistics_dims() const {
   return {query_.batch, a_.heads, query_.length, 1};
 }
 
-void Call::wrong_shape(Rule rule, size_t input, const std::string& expected) const {
-  refuse(rule, text(input) + " has the shape " + text_of(in_[input].dims) + ", expected " + expected);
+void Call::wrong_shape(Topic topic, size_t input, const std::string& expected) const {
+  refuse(topic, text(input) + " has the shape " + text_of(in_[input].dims) + ", expected " + expected);
 }
 
-void Call::want_type(Rule rule, size_t input, std::initializer_list<E> types) const {
+void Call::want_type(Topic topic, size_t input, std::initializer_list<E> types) const {
   const std::string fault = type_fault(in_[input].type, types);
-  if (!fault.empty()) refuse(rule, text(input) + fault);
+  if (!fault.empty()) refuse(topic, text(input) + fault);
 }
 
-void Call::want_none(Rule rule, std::initializer_list<size_t> inputs, const std::string& beside) const {
+void Call::want_none(Topic topic, std::initializer_list<size_t> inputs, const std::string& beside) const {
   for (size_t input : inputs) {
-    if (in_.has(input)) refuse(rule, text(input) + " is given, expected none " + beside);
+    if (in_.has(input)) refuse(topic, text(input) + " is given, expected none " + beside);
   }
 }
 
 void Call::read_query() {
-  want_type(Rule::types, input_query, {E::float32, E::float16, E::bfloat16, E::int8});
+  want_type(&Rules::types, input_query, {E::float32, E::float16, E::bfloat16, E::int8});
   const Tensor& query = in_[input_query];
   if (query.rank() != rank_of(a_.layout)) {
-    wrong_shape(Rule::layout, input_query,
+    wrong_shape(&Rules::layout, input_query,
                 "rank " + std::to_string(rank_of(a_.layout)) + " for " + fa::text_of(a_.layout));
   }
   if (a_.layout == Layout::BSH && query.dims[2] % a_.heads != 0) {
-    wrong_shape(Rule::heads, input_query, "a last dimension that " + std::to_string(a_.heads) + " heads divide");
+    wrong_shape(&Rules::heads, input_query, "a last dimension that " + std::to_string(a_.heads) + " heads divide");
   }
   query_ = operand_of(a_.layout, query.dims, a_.heads);
   if (query_.heads != a_.heads) {
-    wrong_shape(Rule::heads, input_query, std::to_string(a_.heads) + " heads (num_heads)");
+    wrong_shape(&Rules::heads, input_query, std::to_string(a_.heads) + " heads (num_heads)");
   }
-  if (query_.size > kMostSize) wrong_shape(Rule::sizes, input_query, "a head size of at most 768");
+  if (query_.size > kMostSize) wrong_shape(&Rules::sizes, input_query, "a head size of at most 768");
 }
 
 // Cumulative ends: where the sequences of a packed tensor end.
 std::vector<int64_t> Call::read_ends(size_t input, int64_t tokens) const {
   const Tensor& tensor = in_[input];
   if (!tensor.present()) {
-    refuse(Rule::packed, text(input) + " is absent, expected for " + fa::text_of(a_.layout));
+    refuse(&Rules::packed, text(input) + " is absent, expected for " + fa::text_of(a_.layout));
   }
-  want_type(Rule::lengths, input, {E::int64});
-  if (tensor.rank() != 1) wrong_shape(Rule::packed, input, "rank 1");
+  want_type(&Rules::lengths, input, {E::int64});
+  if (tensor.rank() != 1) wrong_shape(&Rules::packed, input, "rank 1");
   const auto* values = static_cast<const int64_t*>(tensor.data);
   std::vector<int64_t> ends(values, values + tensor.count());
   int64_t before = 0;
   for (int64_t end : ends) {
     if (end < before || end > tokens) {
-      refuse(Rule::packed, text(input) + " is " + text_of(std::span<const int64_t>(ends)) +
-                               ", expected cumulative lengths that do not fall and end at " + std::to_string(tokens) +
-                               " or before");
+      refuse(&Rules::packed, text(input) + " is " + text_of(std::span<const int64_t>(ends)) +
+                                 ", expected cumulative lengths that do not fall and end at " + std::to_string(tokens) +
+                                 " or before");
     }
     before = end;
   }
@@ -110,17 +110,17 @@ std::vector<int64_t> Call::read_ends(size_t input, int64_t tokens) const {
 std::vector<int64_t> Call::read_lengths(size_t input, const std::vector<int64_t>& room) const {
   const Tensor& given = in_[input];
   if (!given.present()) return room;
-  want_type(Rule::lengths, input, {E::int64});
+  want_type(&Rules::lengths, input, {E::int64});
   const auto count = static_cast<size_t>(given.count());
   if (given.rank() != 1 || (count != 1 && count < room.size())) {
-    wrong_shape(Rule::lengths, input, "[1] or [" + std::to_string(room.size()) + "]");
+    wrong_shape(&Rules::lengths, input, "[1] or [" + std::to_string(room.size()) + "]");
   }
   std::vector<int64_t> lengths(room.size());
   for (size_t i = 0; i < room.size(); ++i) {
     lengths[i] = static_cast<const int64_t*>(given.data)[count == 1 ? 0 : i];
     if (lengths[i] < 0 || lengths[i] > room[i]) {
-      refuse(Rule::lengths, text(input) + " gives batch entry " + std::to_string(i) + " the length " +
-                                std::to_string(lengths[i]) + ", expected 0 to " + std::to_string(room[i]));
+      refuse(&Rules::lengths, text(input) + " gives batch entry " + std::to_string(i) + " the length " +
+                                  std::to_string(lengths[i]) + ", expected 0 to " + std::to_string(room[i]));
     }
   }
   return lengths;
@@ -129,13 +129,13 @@ std::vector<int64_t> Call::read_lengths(size_t input, const std::vector<int64_t>
 // Places behind the last row or key; -1 where there is no padding.
 int64_t Call::read_padding(size_t input, size_t lengths) const {
   if (!in_.has(input)) return -1;
-  want_type(Rule::padding, input, {E::int64});
+  want_type(&Rules::padding, input, {E::int64});
   const Tensor& given = in_[input];
-  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(Rule::padding, input, "[1]");
+  if (given.rank() != 1 || given.dims[0] != 1) wrong_shape(&Rules::padding, input, "[1]");
   if (a_.packed() || in_.has(input_block_table) || listed()) {
-    refuse(Rule::padding, text(input) + " is given, expected none with a packed layout, pages or a list");
+    refuse(&Rules::padding, text(input) + " is given, expected none with a packed layout, pages or a list");
   }
-  if (!in_.has(lengths)) refuse(Rule::padding, text(lengths) + " is absent beside " + op_.names[input]);
+  if (!in_.has(lengths)) refuse(&Rules::padding, text(lengths) + " is absent beside " + op_.names[input]);
   return std::max<int64_t>(0, *static_cast<const int64_t*>(given.data));
 }
 
@@ -157,9 +157,9 @@ void Call::read_rows() {
     entries_[i].rows = rows[i];
     if (behind < 0 || query_.length == 1) continue;
     if (behind > query_.length - rows[i]) {
-      refuse(Rule::padding, text(input_query_padding_size) + " is " + std::to_string(behind) + " beside " +
-                                std::to_string(rows[i]) + " rows of batch entry " + std::to_string(i) +
-                                ", expected at most " + std::to_string(query_.length) + " together");
+      refuse(&Rules::padding, text(input_query_padding_size) + " is " + std::to_string(behind) + " beside " +
+                                  std::to_string(rows[i]) + " rows of batch entry " + std::to_string(i) +
+                                  ", expected at most " + std::to_string(query_.length) + " together");
     }
     entries_[i].first = query_.length - behind - rows[i];
   }
@@ -169,31 +169,32 @@ void Call::read_rope() {
   const bool given = in_.has(input_query_rope);
   if (given != in_.has(input_key_rope)) {
     const size_t missing = given ? input_key_rope : input_query_rope;
-    refuse(Rule::rope, text(missing) + " is absent, expected both rope parts or none");
+    refuse(&Rules::rope, text(missing) + " is absent, expected both rope parts or none");
   }
   if (!given) return;
-  want_none(Rule::rope,
-            {input_query_padding_size, input_kv_padding_size, input_pse_shift, input_key_shared_prefix, input_quant_scale2},
-            "with query_rope");
+  want_none(
+      &Rules::rope,
+      {input_query_padding_size, input_kv_padding_size, input_pse_shift, input_key_shared_prefix, input_quant_scale2},
+      "with query_rope");
   if (listed() || in_[input_key].type == E::int8) {
-    refuse(Rule::rope, "key is a list or int8 beside key_rope, expected one tensor of floats");
+    refuse(&Rules::rope, "key is a list or int8 beside key_rope, expected one tensor of floats");
   }
   const E type = in_[input_query].type;
-  for (size_t input : {input_query_rope, input_key_rope}) want_type(Rule::rope, input, {type});
+  for (size_t input : {input_query_rope, input_key_rope}) want_type(&Rules::rope, input, {type});
   const Tensor& rope = in_[input_query_rope];
   bool fits = rope.rank() == rank_of(a_.layout) && (a_.layout != Layout::BSH || rope.dims[2] % a_.heads == 0);
   if (fits) {
     query_rope_ = operand_of(a_.layout, rope.dims, a_.heads);
     fits = query_rope_.batch == query_.batch && query_rope_.heads == query_.heads && query_rope_.length == query_.length;
   }
-  if (!fits) wrong_shape(Rule::rope, input_query_rope, "that of query with another head size");
+  if (!fits) wrong_shape(&Rules::rope, input_query_rope, "that of query with another head size");
   key_rope_ = read_pool(input_key_rope, kInputCount, a_.key_heads);
   const bool paged = key_.block_stride != 0;
   const bool alike = paged ? in_[input_key_rope].dims[0] == in_[input_key].dims[0]
                            : key_rope_.plain[0].batch == key_.plain[0].batch &&
                                  key_rope_.plain[0].length == key_.plain[0].length;
   if (key_rope_.size != query_rope_.size || !alike) {
-    wrong_shape(Rule::rope, input_key_rope, "that of key with the head size " + std::to_string(query_rope_.size));
+    wrong_shape(&Rules::rope, input_key_rope, "that of key with the head size " + std::to_string(query_rope_.size));
   }
   problem_.rope_size = query_rope_.size;
 }

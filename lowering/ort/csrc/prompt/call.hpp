@@ -85,10 +85,10 @@ class Call {
 
  private:
   std::string text(size_t input) const { return std::string("input ") + op_.names[input]; }
-  [[noreturn]] void refuse(Rule rule, const std::string& what) const { prompt::refuse(node_, op_, rule, what); }
-  [[noreturn]] void wrong_shape(Rule rule, size_t input, const std::string& expected) const;
-  void want_type(Rule rule, size_t input, std::initializer_list<E> types) const;
-  void want_none(Rule rule, std::initializer_list<size_t> inputs, const std::string& beside) const;
+  [[noreturn]] void refuse(Topic topic, const std::string& what) const { fa::refuse(node_, op_.rules.*topic, what); }
+  [[noreturn]] void wrong_shape(Topic topic, size_t input, const std::string& expected) const;
+  void want_type(Topic topic, size_t input, std::initializer_list<E> types) const;
+  void want_none(Topic topic, std::initializer_list<size_t> inputs, const std::string& beside) const;
   std::vector<float> floats(const Tensor& tensor) const;
   bool listed() const { return a_.keys > 1; }
   bool integers() const { return in_[input_query].type == E::int8; }

@@ -35,43 +35,44 @@ void Call::read_pools() {
   for (int64_t n = 0; n < a_.keys; ++n) {
     for (const Tensor* tensor : {&in_.key(n), &in_.value(n)}) {
       if (tensor->type == in_.key(0).type && (tensor->type == query || (op_.fused && tensor->type == E::int8))) continue;
-      refuse(Rule::types, op_.fused ? "key and value are of other types than query's or int8, or differ; 4-bit keys are "
-                                      "not computed"
-                                    : "key and value are of other types than query's");
+      refuse(&Rules::types, op_.fused
+                                ? "key and value are of other types than query's or int8, or differ; 4-bit keys are "
+                                  "not computed"
+                                : "key and value are of other types than query's");
     }
   }
   const bool paged = in_.has(input_block_table);
   if (listed() && (a_.packed() || paged || a_.keys != batch())) {
-    refuse(paged ? Rule::pages : Rule::lists,
+    refuse(paged ? &Rules::pages : &Rules::lists,
            "key is a list of " + std::to_string(a_.keys) + ", expected one tensor" +
                (a_.packed() || paged ? " with a packed layout or pages" : " or " + std::to_string(batch())));
   }
   key_ = read_pool(input_key, input_key_shared_prefix, a_.key_heads);
   value_ = read_pool(input_value, input_value_shared_prefix, a_.key_heads);
   if (key_.size != query_.size) {
-    wrong_shape(Rule::sizes, input_key, "the head size " + std::to_string(query_.size) + " of query");
+    wrong_shape(&Rules::sizes, input_key, "the head size " + std::to_string(query_.size) + " of query");
   }
-  if (value_.size > 768) wrong_shape(Rule::sizes, input_value, "a head size of at most 768");
+  if (value_.size > 768) wrong_shape(&Rules::sizes, input_value, "a head size of at most 768");
   std::vector<int64_t> room;
   read_room(key_, room_);
   read_room(value_, room);
-  if (room != room_) wrong_shape(Rule::sizes, input_value, "the lengths of key");
+  if (room != room_) wrong_shape(&Rules::sizes, input_value, "the lengths of key");
   if ((key_.prefix == nullptr) != (value_.prefix == nullptr)) {
-    refuse(Rule::prefix, "key_shared_prefix and value_shared_prefix are not both given, expected both or none");
+    refuse(&Rules::prefix, "key_shared_prefix and value_shared_prefix are not both given, expected both or none");
   }
   if (key_.prefix != nullptr) {
     prefix_ = key_.prefix_form.length;
     if (value_.prefix_form.length != prefix_) {
-      wrong_shape(Rule::prefix, input_value_shared_prefix, "the length of key_shared_prefix");
+      wrong_shape(&Rules::prefix, input_value_shared_prefix, "the length of key_shared_prefix");
     }
     if (in_.has(input_actual_shared_prefix_len)) {
-      want_type(Rule::prefix, input_actual_shared_prefix_len, {E::int64});
+      want_type(&Rules::prefix, input_actual_shared_prefix_len, {E::int64});
       const Tensor& given = in_[input_actual_shared_prefix_len];
-      if (given.rank() != 1 || given.count() != 1) wrong_shape(Rule::prefix, input_actual_shared_prefix_len, "[1]");
+      if (given.rank() != 1 || given.count() != 1) wrong_shape(&Rules::prefix, input_actual_shared_prefix_len, "[1]");
       const int64_t length = *static_cast<const int64_t*>(given.data);
       if (length < 0 || length > prefix_) {
-        refuse(Rule::prefix, text(input_actual_shared_prefix_len) + " is " + std::to_string(length) +
-                                 ", expected 0 to " + std::to_string(prefix_));
+        refuse(&Rules::prefix, text(input_actual_shared_prefix_len) + " is " + std::to_string(length) +
+                                   ", expected 0 to " + std::to_string(prefix_));
       }
       prefix_ = length;
     }
@@ -101,7 +102,7 @@ Pool Call::read_pool(size_t input, size_t prefix, int64_t heads) {
              (pool.plain.empty() || form.size == pool.plain[0].size);
     }
     if (!fits) {
-      refuse(listed() ? Rule::lists : Rule::sizes,
+      refuse(listed() ? &Rules::lists : &Rules::sizes,
              text(input) + " has the shape " + text_of(dims) + ", expected " + fa::text_of(a_.layout) + " of " +
                  std::to_string(heads) + " heads with batch " + std::to_string(listed() ? 1 : batch()));
     }
@@ -114,10 +115,10 @@ Pool Call::read_pool(size_t input, size_t prefix, int64_t heads) {
 
 void Call::read_prefix(size_t input, Pool& pool) const {
   if (a_.packed() || listed() || integers() || in_.has(input_kv_padding_size)) {
-    refuse(Rule::prefix,
+    refuse(&Rules::prefix,
            text(input) + " is given, expected none with a packed layout, a list, an int8 query or kv_padding_size");
   }
-  want_type(Rule::prefix, input, {in_[input_key].type});
+  want_type(&Rules::prefix, input, {in_[input_key].type});
   const Dims& dims = in_[input].dims;
   const int64_t heads = a_.key_heads;
   bool fits = dims.size() == rank_of(a_.layout) && (a_.layout != Layout::BSH || dims[2] % heads == 0);
@@ -125,7 +126,9 @@ void Call::read_prefix(size_t input, Pool& pool) const {
     pool.prefix_form = operand_of(a_.layout, dims, heads);
     fits = pool.prefix_form.batch == 1 && pool.prefix_form.heads == heads && pool.prefix_form.size == pool.size;
   }
-  if (!fits) wrong_shape(Rule::prefix, input, "one batch entry of " + std::string(fa::text_of(a_.layout)) + " as key");
+  if (!fits) {
+    wrong_shape(&Rules::prefix, input, "one batch entry of " + std::string(fa::text_of(a_.layout)) + " as key");
+  }
   pool.prefix = &in_[input];
 }
 
@@ -135,10 +138,10 @@ void Call::read_pages(size_t input, Pool& pool) const {
   const int64_t heads = a_.key_heads;
   const int64_t size = a_.block_size;
   const int64_t unit = cache.type == E::int8 ? 32 : 16;
-  want_none(Rule::pages, {input_key_shared_prefix, input_value_shared_prefix}, "beside a block_table");
+  want_none(&Rules::pages, {input_key_shared_prefix, input_value_shared_prefix}, "beside a block_table");
   if (size <= 0 || size > kMostBlock) {
-    refuse(Rule::pages, "block_size is " + std::to_string(size) + " beside a block_table, expected 1 to " +
-                            std::to_string(kMostBlock));
+    refuse(&Rules::pages, "block_size is " + std::to_string(size) + " beside a block_table, expected 1 to " +
+                              std::to_string(kMostBlock));
   }
   if (d.size() == 3 && d[1] == size && d[2] % heads == 0) {
     pool.size = pool.unit = d[2] / heads;
@@ -156,8 +159,9 @@ void Call::read_pages(size_t input, Pool& pool) const {
     pool.row_stride = unit;
   } else {
     const std::string n = std::to_string(heads), s = std::to_string(size), u = std::to_string(unit);
-    wrong_shape(Rule::pages, input, "[blocks," + s + "," + n + "*D], [blocks," + n + "," + s + ",D] or [blocks," + n +
-                                        ",D/" + u + "," + s + "," + u + "]");
+    wrong_shape(&Rules::pages, input,
+                "[blocks," + s + "," + n + "*D], [blocks," + n + "," + s + ",D] or [blocks," + n + ",D/" + u + "," + s +
+                    "," + u + "]");
   }
   pool.block_stride = std::max<int64_t>(1, heads * size * pool.size);
 }
@@ -172,7 +176,7 @@ void Call::read_room(const Pool& pool, std::vector<int64_t>& room) const {
     }
     const Tensor& table = in_[input_block_table];
     if (table.rank() != 2 || table.dims[0] != batch()) {
-      wrong_shape(Rule::pages, input_block_table, "[" + std::to_string(batch()) + ",blocks of an entry]");
+      wrong_shape(&Rules::pages, input_block_table, "[" + std::to_string(batch()) + ",blocks of an entry]");
     }
     room[i] = table.dims[1] * a_.block_size;
   }
@@ -182,11 +186,11 @@ void Call::read_key_lengths() {
   const size_t input = input_actual_seq_lengths_kv;
   const bool paged = key_.block_stride != 0;
   const int64_t behind = read_padding(input_kv_padding_size, input);
-  if (paged && !in_.has(input)) refuse(Rule::pages, text(input) + " is absent beside a block_table");
+  if (paged && !in_.has(input)) refuse(&Rules::pages, text(input) + " is absent beside a block_table");
   if (a_.packed() && !paged) {
     const std::vector<int64_t> ends = read_ends(input, key_.plain[0].length);
     if (static_cast<int64_t>(ends.size()) != batch()) {
-      wrong_shape(Rule::packed, input, "as many as actual_seq_lengths, " + std::to_string(batch()));
+      wrong_shape(&Rules::packed, input, "as many as actual_seq_lengths, " + std::to_string(batch()));
     }
     int64_t begin = 0;
     for (int64_t i = 0; i < batch(); ++i) {
@@ -197,7 +201,7 @@ void Call::read_key_lengths() {
     }
     return;
   }
-  if (a_.packed() && !in_.has(input)) refuse(Rule::packed, text(input) + " is absent, expected for a packed layout");
+  if (a_.packed() && !in_.has(input)) refuse(&Rules::packed, text(input) + " is absent, expected for a packed layout");
   const std::vector<int64_t> lengths = read_lengths(input, room_);
   for (int64_t i = 0; i < batch(); ++i) {
     Entry& entry = entries_[i];
@@ -212,15 +216,16 @@ void Call::read_key_lengths() {
 
 // The used entries of the table, and no others, must name blocks that are there.
 void Call::read_table() const {
-  want_type(Rule::pages, input_block_table, {E::int32});
+  want_type(&Rules::pages, input_block_table, {E::int32});
   const Tensor& table = in_[input_block_table];
   const int64_t blocks = std::min(in_[input_key].dims[0], in_[input_value].dims[0]);
   for (int64_t i = 0; i < batch(); ++i) {
     const auto* row = static_cast<const int32_t*>(table.data) + i * table.dims[1];
     for (int64_t used = 0; used * a_.block_size < entries_[i].keys; ++used) {
       if (row[used] >= 0 && row[used] < blocks) continue;
-      refuse(Rule::pages, text(input_block_table) + " names block " + std::to_string(row[used]) + " for batch entry " +
-                              std::to_string(i) + ", expected 0 to " + std::to_string(blocks - 1));
+      refuse(&Rules::pages, text(input_block_table) + " names block " + std::to_string(row[used]) +
+                                " for batch entry " + std::to_string(i) + ", expected 0 to " +
+                                std::to_string(blocks - 1));
     }
   }
 }
@@ -239,28 +244,29 @@ void Call::read_antiquant() {
   for (size_t input : kAll) {
     if (!in_.has(input)) continue;
     if (!antiquantised()) {
-      refuse(Rule::antiquant, text(input) + " is given, expected none: keys are not int8 beside a query of floats");
+      refuse(&Rules::antiquant, text(input) + " is given, expected none: keys are not int8 beside a query of floats");
     }
-    want_type(Rule::antiquant, input, {E::float32, E::float16, E::bfloat16});
+    want_type(&Rules::antiquant, input, {E::float32, E::float16, E::bfloat16});
   }
   const bool apart = in_.has(input_key_antiquant_scale);
   if (apart != in_.has(input_value_antiquant_scale) ||
       in_.has(input_key_antiquant_offset) != in_.has(input_value_antiquant_offset)) {
-    refuse(Rule::antiquant, "scales or offsets of key and value are not both given, expected both or none");
+    refuse(&Rules::antiquant, "scales or offsets of key and value are not both given, expected both or none");
   }
   bool any = false;
   for (int64_t i = 0; i < batch(); ++i) any = any || keys_of(i) > 0;
   if (!antiquantised() || !any) return;  // without keys there is nothing to scale, and scales by token are empty
   if (!apart) {
-    if (!in_.has(input_antiquant_scale)) refuse(Rule::antiquant, "input antiquant_scale is absent beside int8 keys");
+    if (!in_.has(input_antiquant_scale)) refuse(&Rules::antiquant, "input antiquant_scale is absent beside int8 keys");
     key_.scales = read_scales(input_antiquant_scale, input_antiquant_offset, 0, a_.antiquant_mode, key_.size);
     value_.scales = read_scales(input_antiquant_scale, input_antiquant_offset, 1, a_.antiquant_mode, value_.size);
     return;
   }
   const int64_t modes[] = {a_.key_antiquant_mode, a_.value_antiquant_mode};
   if (modes[0] != modes[1] && !(modes[0] == 0 && modes[1] == 1)) {
-    refuse(Rule::antiquant, "value_antiquant_mode is " + std::to_string(modes[1]) + " beside a key_antiquant_mode of " +
-                                std::to_string(modes[0]) + ", expected the same, or 0 and 1");
+    refuse(&Rules::antiquant, "value_antiquant_mode is " + std::to_string(modes[1]) +
+                                  " beside a key_antiquant_mode of " + std::to_string(modes[0]) +
+                                  ", expected the same, or 0 and 1");
   }
   // 3: key by channel, value by token
   key_.scales = read_scales(input_key_antiquant_scale, input_key_antiquant_offset, -1, modes[0] == 3 ? 0 : modes[0],
@@ -272,13 +278,13 @@ void Call::read_antiquant() {
 // `part` 0 or 1 is that half of a tensor for both key and value, -1 the whole tensor.
 Scales Call::read_scales(size_t scale, size_t offset, int64_t part, int64_t mode, int64_t size) const {
   if (mode < 0 || mode > 2) {
-    refuse(Rule::antiquant, "the antiquantisation of mode " + std::to_string(mode) + " is not computed");
+    refuse(&Rules::antiquant, "the antiquantisation of mode " + std::to_string(mode) + " is not computed");
   }
   const int64_t n = a_.key_heads;
   const int64_t room = room_.empty() ? 0 : *std::ranges::max_element(room_);
   Scales scales;
   if (mode == 1 && (key_.prefix != nullptr || a_.packed())) {
-    refuse(Rule::antiquant, text(scale) + " by token with a prefix or a packed layout is not computed");
+    refuse(&Rules::antiquant, text(scale) + " by token with a prefix or a packed layout is not computed");
   }
   const auto takes = [&](const Dims& dims) {
     if (mode == 1) {
@@ -302,7 +308,7 @@ Scales Call::read_scales(size_t scale, size_t offset, int64_t part, int64_t mode
   const Dims dims = part < 0 || !halves ? whole : behind_first(whole);
   const bool leading = mode != 2 && dims.size() > 1 && dims[0] == 1;
   const bool fits = halves && (takes(dims) || (leading && takes(behind_first(dims))));
-  if (!fits) wrong_shape(Rule::antiquant, scale, "that of mode " + std::to_string(mode));
+  if (!fits) wrong_shape(&Rules::antiquant, scale, "that of mode " + std::to_string(mode));
   const auto own = [&](size_t input) {
     std::vector<float> all = floats(in_[input]);
     const auto half = static_cast<std::ptrdiff_t>(all.size() / 2);
@@ -313,7 +319,7 @@ Scales Call::read_scales(size_t scale, size_t offset, int64_t part, int64_t mode
   scales.scale = own(scale);
   if (!in_.has(offset)) return scales;
   if (!(in_[offset].dims == in_[scale].dims)) {
-    wrong_shape(Rule::antiquant, offset, text_of(in_[scale].dims) + " as " + op_.names[scale]);
+    wrong_shape(&Rules::antiquant, offset, text_of(in_[scale].dims) + " as " + op_.names[scale]);
   }
   scales.offset = own(offset);
   return scales;

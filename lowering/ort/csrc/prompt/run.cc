@@ -50,8 +50,8 @@ Scratch::~Scratch() {
 
 void Call::run(const Variant& variant, CallRuntime& calls, const Tensor& out, float* statistics) {
   if ((out.type == E::int8) != !quant_scale_.empty()) {
-    refuse(Rule::scales, std::string("attention_out is ") + (out.type == E::int8 ? "" : "not ") + "int8 " +
-                             (out.type == E::int8 ? "without" : "beside") + " the input quant_scale2");
+    refuse(&Rules::scales, std::string("attention_out is ") + (out.type == E::int8 ? "" : "not ") + "int8 " +
+                               (out.type == E::int8 ? "without" : "beside") + " the input quant_scale2");
   }
   if (query_.size == 0) {  // keys without numbers are no keys
     clear(out);

@@ -20,10 +20,10 @@ namespace fa::prompt {
 // One row of query on the path of decoding takes a mask of keys in every mode: [1|B,keys] with ones between.
 void Call::read_mask() {
   if (a_.sparse_mode < 0 || a_.sparse_mode > 4) {
-    refuse(Rule::mask, "sparse_mode is " + std::to_string(a_.sparse_mode) + ", expected 0 to 4");
+    refuse(&Rules::mask, "sparse_mode is " + std::to_string(a_.sparse_mode) + ", expected 0 to 4");
   }
   if (!in_.has(input_atten_mask)) return;
-  want_type(Rule::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
+  want_type(&Rules::mask, input_atten_mask, {E::boolean, E::int8, E::uint8});
   const Tensor& mask = in_[input_atten_mask];
   const Dims& d = mask.dims;
   const bool ranked = d.size() >= 2 && d.size() <= 4;
@@ -31,7 +31,7 @@ void Call::read_mask() {
     bool fits = ranked && (d[0] == 1 || d[0] == batch()) && d.back() >= columns_;
     for (size_t i = 1; fits && i + 1 < d.size(); ++i) fits = d[i] == 1;
     if (!fits) {
-      wrong_shape(Rule::mask, input_atten_mask,
+      wrong_shape(&Rules::mask, input_atten_mask,
                   "[" + std::to_string(batch()) + ",..,keys from " + std::to_string(columns_) +
                       " on] with ones between: with one row of query every sparse_mode takes a mask of keys");
     }
@@ -41,11 +41,11 @@ void Call::read_mask() {
     return;
   }
   if (a_.sparse_mode >= 2) {
-    Signature signature{op_.list, {}, op_.names, {}, "", true};
-    std::ranges::fill(signature.constraint, op_.constraint[static_cast<size_t>(Rule::mask)]);
+    const Signature signature{
+        .rules = {.mask = op_.rules.mask}, .names = op_.names, .place = {}, .statistics_layout = {}, .forward = true};
     fa::Attributes mode;
     mode.sparse_mode = a_.sparse_mode;
-    check_constant_mask(Complaints{node_, signature}, mode, mask, false);
+    check_constant_mask(Diagnostics{node_, signature}, mode, mask, false);
     return;
   }
   int64_t rows = query_.length;
@@ -57,7 +57,7 @@ void Call::read_mask() {
   const bool fits = ranked && (lead == 1 || lead == batch()) && (d.size() < 4 || d[1] == 1) &&
                     d[d.size() - 2] >= rows && d.back() >= columns_;
   if (!fits) {
-    wrong_shape(Rule::mask, input_atten_mask,
+    wrong_shape(&Rules::mask, input_atten_mask,
                 "[S1,S2], [1 or " + std::to_string(batch()) + ",S1,S2] or the same with a 1 before S1, S1 from " +
                     std::to_string(rows) + " and S2 from " + std::to_string(columns_) + " on");
   }
@@ -72,37 +72,38 @@ void Call::read_bias() {
   const Tensor& pse = in_[input_pse_shift];
   if (a_.pse_type != 0) {
     if (!pse.present()) {
-      refuse(Rule::bias, "pse_type is " + std::to_string(a_.pse_type) + " without slopes in pse_shift");
+      refuse(&Rules::bias, "pse_type is " + std::to_string(a_.pse_type) + " without slopes in pse_shift");
     }
-    want_type(Rule::bias, input_pse_shift, {E::float32});
+    want_type(&Rules::bias, input_pse_shift, {E::float32});
     if (pse.dims != Dims{a_.heads} && pse.dims != Dims{batch(), a_.heads}) {
-      wrong_shape(Rule::bias, input_pse_shift, "slopes, " + text_of({a_.heads}) + " or " + text_of({batch(), a_.heads}));
+      wrong_shape(&Rules::bias, input_pse_shift,
+                  "slopes, " + text_of({a_.heads}) + " or " + text_of({batch(), a_.heads}));
     }
     slopes_batch_ = pse.rank() == 2 ? a_.heads : 0;
     problem_.slopes = static_cast<const float*>(pse.data);
     problem_.slope_of_root = a_.pse_type == 3;
     const auto start = [this](size_t input) {
       if (!in_.has(input)) return int64_t{0};
-      want_type(Rule::bias, input, {E::int64});
-      if (in_[input].rank() != 1) wrong_shape(Rule::bias, input, "rank 1");
+      want_type(&Rules::bias, input, {E::int64});
+      if (in_[input].rank() != 1) wrong_shape(&Rules::bias, input, "rank 1");
       return *static_cast<const int64_t*>(in_[input].data);
     };
     const int64_t key = start(input_kv_start_idx);
     const int64_t query = start(input_q_start_idx);
     if (__builtin_sub_overflow(key, query, &slope_start_) || slope_start_ != static_cast<int32_t>(slope_start_)) {
-      refuse(Rule::bias, "kv_start_idx less q_start_idx needs more than 32 bits");
+      refuse(&Rules::bias, "kv_start_idx less q_start_idx needs more than 32 bits");
     }
     return;
   }
   if (!pse.present()) return;
-  if (a_.packed()) want_none(Rule::packed, {input_pse_shift}, "with a packed layout");
+  if (a_.packed()) want_none(&Rules::packed, {input_pse_shift}, "with a packed layout");
   const E query = in_[input_query].type;
-  want_type(Rule::bias, input_pse_shift, {query == E::int8 ? E::float16 : query});
+  want_type(&Rules::bias, input_pse_shift, {query == E::int8 ? E::float16 : query});
   const Dims& d = pse.dims;
   const bool fits = d.size() == 4 && (d[0] == 1 || d[0] == batch()) && d[1] == a_.heads && d[2] >= query_.length &&
                     d[3] >= columns_;
   if (!fits) {
-    wrong_shape(Rule::bias, input_pse_shift,
+    wrong_shape(&Rules::bias, input_pse_shift,
                 "[" + std::to_string(batch()) + " or 1," + std::to_string(a_.heads) + ",S1 from " +
                     std::to_string(query_.length) + " on,S2 from " + std::to_string(columns_) + " on]");
   }
@@ -116,18 +117,18 @@ void Call::read_bias() {
 
 void Call::read_sink() {
   if (!in_.has(input_learnable_sink)) return;
-  want_type(Rule::types, input_learnable_sink, {E::float32, E::float16, E::bfloat16});
+  want_type(&Rules::types, input_learnable_sink, {E::float32, E::float16, E::bfloat16});
   const Tensor& sink = in_[input_learnable_sink];
-  if (sink.dims != Dims{a_.heads}) wrong_shape(Rule::heads, input_learnable_sink, text_of({a_.heads}));
+  if (sink.dims != Dims{a_.heads}) wrong_shape(&Rules::heads, input_learnable_sink, text_of({a_.heads}));
   sink_ = floats(sink);
   problem_.sink = sink_.data();
 }
 
 // One number; uint64 holds the bits of a float in its lower half.
 float Call::scalar(size_t input) const {
-  want_type(Rule::scales, input, {E::float32, E::uint64});
+  want_type(&Rules::scales, input, {E::float32, E::uint64});
   const Tensor& tensor = in_[input];
-  if (tensor.count() != 1) wrong_shape(Rule::scales, input, "[1]");
+  if (tensor.count() != 1) wrong_shape(&Rules::scales, input, "[1]");
   if (tensor.type == E::float32) return *static_cast<const float*>(tensor.data);
   const auto bits = static_cast<uint32_t>(*static_cast<const uint64_t*>(tensor.data));
   float value;
@@ -137,18 +138,20 @@ float Call::scalar(size_t input) const {
 
 void Call::read_integers() {
   if (!integers()) {
-    want_none(Rule::scales, {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}, "beside a query of floats");
+    want_none(&Rules::scales, {input_dequant_scale1, input_quant_scale1, input_dequant_scale2},
+              "beside a query of floats");
     return;
   }
-  if (op_.fused && !a_.packed() && query_.length == 1) refuse(Rule::scales, "input query is int8 and has one row");
+  if (op_.fused && !a_.packed() && query_.length == 1) refuse(&Rules::scales, "input query is int8 and has one row");
   if (a_.packed() || a_.statistics || a_.pse_type != 0 || in_.has(input_learnable_sink)) {
-    refuse(Rule::scales, "input query is int8 with a packed layout, slopes, learnable_sink or softmax_lse, expected none");
+    refuse(&Rules::scales,
+           "input query is int8 with a packed layout, slopes, learnable_sink or softmax_lse, expected none");
   }
   if (value_.size != key_.size || value_.size > 512) {
-    wrong_shape(Rule::scales, input_value, "the head size of query, at most 512, beside an int8 query");
+    wrong_shape(&Rules::scales, input_value, "the head size of query, at most 512, beside an int8 query");
   }
   for (size_t input : {input_dequant_scale1, input_quant_scale1, input_dequant_scale2}) {
-    if (!in_.has(input)) refuse(Rule::scales, text(input) + " is absent beside an int8 query");
+    if (!in_.has(input)) refuse(&Rules::scales, text(input) + " is absent beside an int8 query");
   }
   dequant_scale1_ = scalar(input_dequant_scale1);
   quant_scale1_ = scalar(input_quant_scale1);
@@ -159,21 +162,22 @@ void Call::read_scales_of_results() {
   const Tensor& scale = in_[input_quant_scale2];
   const Tensor& offset = in_[input_quant_offset2];
   if (!scale.present()) {
-    if (offset.present()) refuse(Rule::scales, "input quant_scale2 is absent beside quant_offset2");
+    if (offset.present()) refuse(&Rules::scales, "input quant_scale2 is absent beside quant_offset2");
     return;
   }
   for (size_t input : {input_quant_scale2, input_quant_offset2}) {
     if (!in_.has(input)) continue;
-    want_type(Rule::scales, input, {E::float32, E::float16, E::bfloat16});
+    want_type(&Rules::scales, input, {E::float32, E::float16, E::bfloat16});
     const int64_t count = in_[input].count();
     if ((count != 1 && count != a_.heads * value_.size) || count != scale.count()) {
-      wrong_shape(Rule::scales, input, "[1] or one for each of " + std::to_string(a_.heads) + " heads of " +
-                                           std::to_string(value_.size) + ", the offset as many as the scale");
+      wrong_shape(&Rules::scales, input,
+                  "[1] or one for each of " + std::to_string(a_.heads) + " heads of " + std::to_string(value_.size) +
+                      ", the offset as many as the scale");
     }
   }
-  if (a_.packed() || listed()) refuse(Rule::scales, "input quant_scale2 is given with a packed layout or a list");
+  if (a_.packed() || listed()) refuse(&Rules::scales, "input quant_scale2 is given with a packed layout or a list");
   if (scale.count() > 1 && (left_padded() || a_.statistics)) {
-    refuse(Rule::rows, "input quant_scale2 is given for channels beside padding or softmax_lse, expected one number");
+    refuse(&Rules::rows, "input quant_scale2 is given for channels beside padding or softmax_lse, expected one number");
   }
   quant_scale_ = floats(scale);
   if (offset.present()) quant_offset_ = floats(offset);
@@ -203,8 +207,8 @@ void Call::place(int64_t index, Sequence& s) const {
   const int64_t end = s.first > s.last ? begin : std::clamp<int64_t>(keys - s.first, begin, rows);
   const bool every = begin == 0 && end == rows;
   if (!every && !quant_scale_.empty() && (!op_.fused || !quant_offset_.empty())) {
-    refuse(Rule::rows, "sparse_mode " + std::to_string(a_.sparse_mode) + " leaves rows of batch entry " +
-                           std::to_string(index) + " without a key, which int8 results do not allow");
+    refuse(&Rules::rows, "sparse_mode " + std::to_string(a_.sparse_mode) + " leaves rows of batch entry " +
+                             std::to_string(index) + " without a key, which int8 results do not allow");
   }
   s.query_length = end - begin;
   s.key_length = keys;

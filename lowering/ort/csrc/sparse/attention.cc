@@ -13,8 +13,7 @@ using E = ort::Element;
 
 namespace {
 
-int64_t block_size_of(const sparse::Checks& checks, int rule, const NodeInfo& node) {
-  const int64_t block = node.integer("sparse_block_size", 1);
+int64_t block_size_of(const sparse::Checks& checks, Rule rule, int64_t block) {
   if (block <= 0) checks.fail(rule, "attribute sparse_block_size is " + std::to_string(block) + ", expected 1 or more");
   return block;
 }
@@ -24,27 +23,39 @@ int64_t block_size_of(const sparse::Checks& checks, int rule, const NodeInfo& no
 namespace sparse_flash_attention {
 namespace {
 
-constexpr sparse::Rules kRules = {"SFA", 2, 3, 4, 6, 10, 11, 7, 9, 13};
+constexpr sparse::Rules kRules = {.layout = rule::layouts,
+                                  .heads = rule::heads,
+                                  .sizes = rule::head_sizes,
+                                  .rope = rule::rope,
+                                  .lengths = rule::lengths,
+                                  .paging = rule::block_table,
+                                  .mode = rule::mode,
+                                  .indices = rule::indices,
+                                  .statistics = rule::statistics};
 
 EmptyRows empty_rows_of(const sparse::Checks& checks, const std::string& value) {
   if (value.empty() || value == "zero") return EmptyRows::zero;
   if (value == "mean") return EmptyRows::mean;
   if (value == "nan") return EmptyRows::nan;
-  checks.fail(9, "attribute cpu_empty_rows is \"" + value + "\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
+  checks.fail(rule::indices,
+              "attribute cpu_empty_rows is \"" + value + "\", expected one of \"\", \"zero\", \"mean\", \"nan\"");
 }
 
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-      : sparse::Kernel(api, info, node, kRules), scale_(node.number("scale_value", 1.0f)),
-        block_(block_size_of(checks_, 8, node)), statistics_(node.integer("return_softmax_lse", 0) != 0),
-        empty_rows_(empty_rows_of(checks_, node.string("cpu_empty_rows", ""))) {
-    layout_ = layout_of(checks_, node, "layout_query", "layout_kv");
+      : sparse::Kernel(api, info, node, kRules),
+        scale_(node.get(attr::scale_value)),
+        block_(block_size_of(checks_, rule::block_size, node.get(attr::sparse_block_size))),
+        statistics_(node.get(attr::return_softmax_lse)),
+        empty_rows_(empty_rows_of(checks_, node.get(attr::cpu_empty_rows))) {
+    layout_ = layout_of(checks_, node, attr::layout_query, attr::layout_kv);
     layout_.counted = true;
-    checks_.one_of(5, "attention_mode", node.integer("attention_mode", 0), {2});
-    read_mode(checks_, node, "sparse_mode", false, std::numeric_limits<int64_t>::max(), layout_);
+    checks_.one_of(rule::attention_mode, attr::attention_mode.name, node.get(attr::attention_mode), {2});
+    read_mode(checks_, node, attr::sparse_mode, false, layout_);
+    check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
     if (statistics_ && layout_.key == "PA_BSND") {
-      checks_.fail(13, "attribute return_softmax_lse is set with PA_BSND, expected it unset");
+      checks_.fail(rule::statistics, "attribute return_softmax_lse is set with PA_BSND, expected it unset");
     }
   }
 
@@ -54,11 +65,11 @@ class Kernel final : public sparse::Kernel {
     const sparse::SparseCall call(checks_, layout_,
                                   {query, key, inputs[input_actual_seq_lengths_query],
                                    inputs[input_actual_seq_lengths_kv], &inputs[input_block_table]});
-    checks_.shape(4, "value", value, call.of_key({call.key_heads(), -1}));
+    checks_.shape(rule::head_sizes, "value", value, call.of_key({call.key_heads(), -1}));
     sparse::Attention a = call.attention(query, inputs[input_query_rope], key, inputs[input_key_rope], scale_);
     a.lists = call.lists(inputs[input_sparse_indices], block_, true, true);
     a.value = call.rows(value, {});
-    a.sinks = call.sinks(14, inputs[input_sinks]);
+    a.sinks = call.sinks(rule::not_empty, inputs[input_sinks]);
     a.empty_rows = empty_rows_;
     const Dims out_dims = call.of_query({call.heads(), value.dims.back()});
     const Dims statistics = statistics_ ? call.statistics_dims() : Dims{0};
@@ -103,7 +114,14 @@ namespace {
 
 namespace older = sparse_flash_attention_grad;
 
-constexpr sparse::Rules kRules = {"SFAG", 2, 3, 4, 4, 8, 0, 7, 5, 9};
+constexpr sparse::Rules kRules = {.layout = rule::layout,
+                                  .heads = rule::heads,
+                                  .sizes = rule::head_sizes,
+                                  .rope = rule::head_sizes,
+                                  .lengths = rule::lengths,
+                                  .mode = rule::mode,
+                                  .indices = rule::selected,
+                                  .statistics = rule::statistics};
 
 // Where each input stands in the older order; behind its last if nowhere.
 constexpr auto kOlderPlaces = [] {
@@ -119,10 +137,13 @@ constexpr auto kOlderPlaces = [] {
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, bool reordered)
-      : sparse::Kernel(api, info, node, kRules), scale_(node.number("scale_value", 1.0f)),
-        block_(block_size_of(checks_, 6, node)), reordered_(reordered) {
-    layout_ = layout_of(checks_, node, "layout", "layout");
-    read_mode(checks_, node, "sparse_mode", false, std::numeric_limits<int32_t>::max(), layout_);
+      : sparse::Kernel(api, info, node, kRules),
+        scale_(node.get(attr::scale_value)),
+        block_(block_size_of(checks_, rule::block_size, node.get(attr::sparse_block_size))),
+        reordered_(reordered) {
+    layout_ = layout_of(checks_, node, attr::layout, attr::layout);
+    read_mode(checks_, node, attr::sparse_mode, false, layout_);
+    check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
   }
 
   void compute(ort::KernelContext* context) const override {
@@ -133,16 +154,18 @@ class Kernel final : public sparse::Kernel {
     const sparse::SparseCall call(
         checks_, layout_,
         {query, key, inputs[input_actual_seq_lengths_query], inputs[input_actual_seq_lengths_kv]});
-    if (value.present() || !reordered_) checks_.shape(4, "value", value, call.of_key({call.key_heads(), -1}));
+    if (value.present() || !reordered_) {
+      checks_.shape(rule::head_sizes, "value", value, call.of_key({call.key_heads(), -1}));
+    }
     const Dims out_dims = call.of_query({call.heads(), (value.present() ? value : key).dims.back()});
-    checks_.shape(4, "d_out", inputs[input_d_out], out_dims);
-    checks_.shape(4, "out", inputs[input_out], out_dims);
+    checks_.shape(rule::head_sizes, "d_out", inputs[input_d_out], out_dims);
+    checks_.shape(rule::head_sizes, "out", inputs[input_out], out_dims);
     sparse::Gradient g;
     sparse::Attention& a = g.attention;
     a = call.attention(query, query_rope, key, key_rope, scale_);
     a.lists = call.lists(inputs[input_sparse_indices], block_, true, false);
     a.value = call.rows(value.present() ? value : key, {});
-    a.sinks = call.sinks(3, sinks);
+    a.sinks = call.sinks(rule::heads, sinks);
     call.add_statistics(a, inputs[input_softmax_max], inputs[input_softmax_sum]);
     g.d_out = call.rows(inputs[input_d_out], {});
     g.out = call.rows(inputs[input_out], {});

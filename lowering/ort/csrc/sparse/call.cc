@@ -27,12 +27,9 @@ int64_t product_of(const Dims& dims) {
 
 }  // namespace
 
-void Checks::fail(int rule, const std::string& text) const {
-  throw Error{ort::ErrorCode::invalid_argument,
-              node_ + ": " + text + " (" + rules_.prefix + "." + std::to_string(rule) + ")"};
-}
+void Checks::fail(Rule rule, const std::string& text) const { refuse(node_, rule, text); }
 
-void Checks::shape(int rule, const char* name, const Tensor& tensor, const Dims& expected) const {
+void Checks::shape(Rule rule, const char* name, const Tensor& tensor, const Dims& expected) const {
   if (!tensor.present()) fail(rule, std::string("input ") + name + " is absent");
   bool fits = tensor.rank() == expected.size();
   for (size_t i = 0; fits && i < expected.size(); ++i) fits = expected[i] < 0 || tensor.dims[i] == expected[i];
@@ -41,25 +38,27 @@ void Checks::shape(int rule, const char* name, const Tensor& tensor, const Dims&
   }
 }
 
-void Checks::one_of(int rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const {
+void Checks::one_of(Rule rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const {
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) return;
   std::string text;
   for (int64_t each : allowed) text += (text.empty() ? "" : " or ") + std::to_string(each);
   fail(rule, std::string("attribute ") + name + " is " + std::to_string(value) + ", expected " + text);
 }
 
-Layout layout_of(const Checks& checks, const NodeInfo& node, const char* query_name, const char* key_name) {
-  const int rule = checks.rules().layout;
+Layout layout_of(const Checks& checks, const NodeInfo& node, const Attribute<const char*>& query,
+                 const Attribute<const char*>& key) {
+  const Rule rule = checks.rules().layout;
   Layout layout;
-  layout.query = node.string(query_name, "BSND");
-  layout.key = node.string(key_name, "BSND");
-  layout.key_name = key_name;
+  layout.query = node.get(query);
+  layout.key = node.get(key);
+  layout.key_name = key.name;
   if (layout.query != "BSND" && layout.query != "TND") {
-    checks.fail(rule, std::string("attribute ") + query_name + " is \"" + layout.query + "\", expected one of BSND, TND");
+    checks.fail(rule,
+                std::string("attribute ") + query.name + " is \"" + layout.query + "\", expected one of BSND, TND");
   }
   if (layout.key != layout.query && layout.key != kPaged) {
-    checks.fail(rule, std::string("attribute ") + key_name + " is \"" + layout.key + "\", expected " + layout.query + " or " +
-                          kPaged);
+    checks.fail(rule, std::string("attribute ") + key.name + " is \"" + layout.key + "\", expected " + layout.query +
+                          " or " + kPaged);
   }
   return layout;
 }
@@ -249,7 +248,7 @@ Rows SparseCall::rows(const Tensor& plain, const Tensor& rope) const {
 
 Attention SparseCall::attention(const Tensor& query, const Tensor& query_rope, const Tensor& key, const Tensor& key_rope,
                                 float scale) const {
-  const int rule = checks_.rules().rope;
+  const Rule rule = checks_.rules().rope;
   if (query_rope.present() != key_rope.present()) {
     checks_.fail(rule, "one of the inputs query_rope and key_rope is absent, expected both or none");
   }
@@ -273,7 +272,7 @@ void SparseCall::add_statistics(Attention& attention, const Tensor& max, const T
   attention.softmax_sum = static_cast<float*>(sum.data);
 }
 
-const float* SparseCall::sinks(int rule, const Tensor& tensor) const {
+const float* SparseCall::sinks(Rule rule, const Tensor& tensor) const {
   if (tensor.present()) checks_.shape(rule, "sinks", tensor, {heads_});
   return static_cast<const float*>(tensor.data);
 }
@@ -313,18 +312,21 @@ void SparseCall::check_entries(const Lists& lists) const {
   }
 }
 
-void read_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window,
+void read_mode(const Checks& checks, const NodeInfo& node, const Attribute<int64_t>& mode, bool only_causal,
                Layout& layout) {
-  const int rule = checks.rules().mode;
-  const int64_t mode = node.integer(mode_name, 3);
+  const int64_t value = node.get(mode);
   if (only_causal) {
-    checks.one_of(rule, mode_name, mode, {3});
+    checks.one_of(checks.rules().mode, mode.name, value, {3});
   } else {
-    checks.one_of(rule, mode_name, mode, {0, 3});
+    checks.one_of(checks.rules().mode, mode.name, value, {0, 3});
   }
-  layout.causal = mode == 3;
-  if (window == 0) return;
-  for (const char* name : {"pre_tokens", "next_tokens"}) checks.one_of(rule, name, node.integer(name, window), {window});
+  layout.causal = value == 3;
+}
+
+void check_windows(const Checks& checks, const NodeInfo& node, std::initializer_list<Attribute<int64_t>> windows) {
+  for (const Attribute<int64_t>& window : windows) {
+    checks.one_of(checks.rules().mode, window.name, node.get(window), {window.fallback});
+  }
 }
 
 }  // namespace fa::sparse

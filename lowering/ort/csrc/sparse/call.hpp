@@ -6,23 +6,23 @@
 
 namespace fa::sparse {
 
-// The numbers of an operator's constraints that the CPU kernels check; the registry says what each is.
+// The constraints that all kernels of the family check, by what they are about.
 struct Rules {
-  const char* prefix;
-  int layout, heads, sizes, rope, lengths, paging, mode, indices, statistics;
+  Rule layout = {}, heads = {}, sizes = {}, rope = {}, lengths = {}, paging = {}, mode = {}, indices = {},
+       statistics = {};
 };
 
-// Throws errors that name the node, and the constraint by its number.
+// Throws errors that name the node and the number of the constraint.
 class Checks {
  public:
   Checks(std::string node, const Rules& rules) : node_(std::move(node)), rules_(rules) {}
 
   const std::string& node() const { return node_; }
   const Rules& rules() const { return rules_; }
-  [[noreturn]] void fail(int rule, const std::string& text) const;
+  [[noreturn]] void fail(Rule rule, const std::string& text) const;
   // `expected` may have -1 for any size.
-  void shape(int rule, const char* name, const Tensor& tensor, const Dims& expected) const;
-  void one_of(int rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const;
+  void shape(Rule rule, const char* name, const Tensor& tensor, const Dims& expected) const;
+  void one_of(Rule rule, const char* name, int64_t value, std::initializer_list<int64_t> allowed) const;
 
  private:
   std::string node_;
@@ -48,8 +48,9 @@ struct Layout {
   bool counted = false;             // BSND has lengths of its own; otherwise it is full
 };
 
-// Reads the layouts from attributes of these names; one that is different for the keys may say PA_BSND.
-Layout layout_of(const Checks& checks, const NodeInfo& node, const char* query_name, const char* key_name);
+// Reads the layouts from these attributes. If the keys have one of their own, it may say PA_BSND.
+Layout layout_of(const Checks& checks, const NodeInfo& node, const Attribute<const char*>& query,
+                 const Attribute<const char*>& key);
 
 class SparseCall {
  public:
@@ -75,7 +76,7 @@ class SparseCall {
   // softmax_max and softmax_sum as inputs.
   void add_statistics(Attention& attention, const Tensor& max, const Tensor& sum) const;
   // One number for each head of attention; null if absent.
-  const float* sinks(int rule, const Tensor& tensor) const;
+  const float* sinks(Rule rule, const Tensor& tensor) const;
   // sparse_indices; `any_heads`: one list may serve all key heads.
   Lists lists(const Tensor& indices, int64_t block, bool any_heads, bool capped) const;
   // Every entry that a row uses is a key of its sequence.
@@ -94,8 +95,11 @@ class SparseCall {
   Batch batch_;
 };
 
-// sparse_mode (`layout.causal`) and the windows, which have to be as wide as they can be (`window`), unless `window` is 0.
-void read_mode(const Checks& checks, const NodeInfo& node, const char* mode_name, bool only_causal, int64_t window,
+// Reads sparse_mode into `layout.causal`.
+void read_mode(const Checks& checks, const NodeInfo& node, const Attribute<int64_t>& mode, bool only_causal,
                Layout& layout);
+
+// Checks windows that the kernels do not use: they have to be as wide as their defaults.
+void check_windows(const Checks& checks, const NodeInfo& node, std::initializer_list<Attribute<int64_t>> windows);
 
 }  // namespace fa::sparse

@@ -13,7 +13,7 @@ namespace {
 
 // The index scores' tensors, checked.
 sparse::Index index_of(const sparse::Checks& checks, const sparse::SparseCall& call, const Tensor& query,
-                       const Tensor& key, const Tensor& weights, const char* weights_name, int rule) {
+                       const Tensor& key, const Tensor& weights, const char* weights_name, Rule rule) {
   const int64_t heads = query.dims[query.rank() - 2];
   checks.shape(rule, weights_name, weights, call.of_query({heads}));
   if (call.key_heads() != 1) {
@@ -33,19 +33,28 @@ sparse::Index index_of(const sparse::Checks& checks, const sparse::SparseCall& c
 namespace lightning_indexer {
 namespace {
 
-constexpr sparse::Rules kRules = {"LI", 3, 2, 2, 2, 7, 7, 5, 4, 6};
+constexpr sparse::Rules kRules = {.layout = rule::layouts,
+                                  .heads = rule::sizes,
+                                  .sizes = rule::sizes,
+                                  .lengths = rule::lengths,
+                                  .paging = rule::lengths,
+                                  .mode = rule::mode};
 
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-      : sparse::Kernel(api, info, node, kRules), count_(node.integer("sparse_count", 2048)),
-        values_(node.integer("return_values", 0) != 0) {
-    layout_ = layout_of(checks_, node, "layout_query", "layout_key");
+      : sparse::Kernel(api, info, node, kRules),
+        count_(node.get(attr::sparse_count)),
+        values_(node.get(attr::return_values)) {
+    layout_ = layout_of(checks_, node, attr::layout_query, attr::layout_key);
     layout_.counted = true;
-    read_mode(checks_, node, "sparse_mode", false, std::numeric_limits<int64_t>::max(), layout_);
-    if (count_ <= 0) checks_.fail(4, "attribute sparse_count is " + std::to_string(count_) + ", expected 1 or more");
+    read_mode(checks_, node, attr::sparse_mode, false, layout_);
+    check_windows(checks_, node, {attr::pre_tokens, attr::next_tokens});
+    if (count_ <= 0) {
+      checks_.fail(rule::count, "attribute sparse_count is " + std::to_string(count_) + ", expected 1 or more");
+    }
     if (values_ && layout_.key == "PA_BSND") {
-      checks_.fail(6, "attribute return_values is set with PA_BSND, expected it unset");
+      checks_.fail(rule::values, "attribute return_values is set with PA_BSND, expected it unset");
     }
   }
 
@@ -56,7 +65,7 @@ class Kernel final : public sparse::Kernel {
                                   {query, key, inputs[input_actual_seq_lengths_query],
                                    inputs[input_actual_seq_lengths_key], &inputs[input_block_table]});
     sparse::Selection s;
-    s.index = index_of(checks_, call, query, key, inputs[input_weights], "weights", 2);
+    s.index = index_of(checks_, call, query, key, inputs[input_weights], "weights", rule::sizes);
     s.count = count_;
     const Dims dims = call.of_query({1, count_});
     s.indices = static_cast<int32_t*>(output(context, output_sparse_indices, dims));
@@ -93,14 +102,19 @@ std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info,
 namespace lightning_indexer_grad {
 namespace {
 
-constexpr sparse::Rules kRules = {"LIG", 1, 3, 2, 2, 7, 0, 6, 4, 0};
+constexpr sparse::Rules kRules = {.layout = rule::layout,
+                                  .heads = rule::heads,
+                                  .sizes = rule::head_size,
+                                  .lengths = rule::lengths,
+                                  .mode = rule::sparseMode,
+                                  .indices = rule::selected};
 
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-      : sparse::Kernel(api, info, node, kRules), heads_(node.integer("headNum", 0)) {
-    layout_ = layout_of(checks_, node, "layout", "layout");
-    read_mode(checks_, node, "sparseMode", false, 0, layout_);
+      : sparse::Kernel(api, info, node, kRules), heads_(node.get(attr::headNum)) {
+    layout_ = layout_of(checks_, node, attr::layout, attr::layout);
+    read_mode(checks_, node, attr::sparseMode, false, layout_);
   }
 
   void compute(ort::KernelContext* context) const override {
@@ -109,17 +123,18 @@ class Kernel final : public sparse::Kernel {
     const sparse::SparseCall call(
         checks_, layout_,
         {query, key, inputs[input_actual_seq_lengths_query], inputs[input_actual_seq_lengths_key]});
-    checks_.one_of(3, "headNum", heads_, {call.heads()});
+    checks_.one_of(rule::heads, attr::headNum.name, heads_, {call.heads()});
     for (size_t input : {input_actual_seq_lengths_query, input_actual_seq_lengths_key}) {
       if (layout_.query != "TND" && inputs[input].present()) {
         const char* name = input == input_actual_seq_lengths_key ? "actual_seq_lengths_key" : "actual_seq_lengths_query";
-        checks_.fail(7, std::string("input ") + name + " is given although layout is " + layout_.query + ", expected none");
+        checks_.fail(rule::lengths, std::string("input ") + name + " is given although layout is " + layout_.query +
+                                        ", expected none");
       }
     }
     sparse::IndexGradient g;
-    g.index = index_of(checks_, call, query, key, weights, "weights", 3);
+    g.index = index_of(checks_, call, query, key, weights, "weights", rule::heads);
     g.lists = call.lists(inputs[input_sparse_indices], 1, false, false);
-    checks_.shape(4, "dy", inputs[input_dy], call.of_query({g.lists.count}));
+    checks_.shape(rule::selected, "dy", inputs[input_dy], call.of_query({g.lists.count}));
     call.check_entries(g.lists);
     g.scores = inputs[input_dy].data;
     const Type type = g.index.query.type;
@@ -145,16 +160,26 @@ std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info,
 namespace sparse_lightning_indexer_grad_kl_loss {
 namespace {
 
-constexpr sparse::Rules kRules = {"KL", 3, 6, 7, 7, 10, 0, 8, 9, 11};
+constexpr sparse::Rules kRules = {.layout = rule::layout,
+                                  .heads = rule::key_heads,
+                                  .sizes = rule::head_sizes,
+                                  .rope = rule::head_sizes,
+                                  .lengths = rule::sequences,
+                                  .mode = rule::mode,
+                                  .indices = rule::selected,
+                                  .statistics = rule::statistics};
 
 class Kernel final : public sparse::Kernel {
  public:
   Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
-      : sparse::Kernel(api, info, node, kRules), scale_(node.number("scale_value", 1.0f)),
-        floor_(node.number("cpu_loss_floor", sparse::IndexGradient().floor)) {
-    layout_ = layout_of(checks_, node, "layout", "layout");
-    read_mode(checks_, node, "sparse_mode", true, 0, layout_);
-    if (!(floor_ >= 0)) checks_.fail(13, "attribute cpu_loss_floor is " + std::to_string(floor_) + ", expected 0 or more");
+      : sparse::Kernel(api, info, node, kRules),
+        scale_(node.get(attr::scale_value)),
+        floor_(node.get(attr::cpu_loss_floor)) {
+    layout_ = layout_of(checks_, node, attr::layout, attr::layout);
+    read_mode(checks_, node, attr::sparse_mode, true, layout_);
+    if (!(floor_ >= 0)) {
+      checks_.fail(rule::mode, "attribute cpu_loss_floor is " + std::to_string(floor_) + ", expected 0 or more");
+    }
   }
 
   void compute(ort::KernelContext* context) const override {
@@ -164,20 +189,20 @@ class Kernel final : public sparse::Kernel {
     const sparse::SparseCall call(
         checks_, layout_,
         {query, key, inputs[input_actual_seq_lengths_query], inputs[input_actual_seq_lengths_key]});
-    checks_.shape(7, "query_index", query_index, call.of_query({-1, -1}));
-    checks_.shape(7, "key_index", key_index, call.of_key({1, query_index.dims.back()}));
+    checks_.shape(rule::head_sizes, "query_index", query_index, call.of_query({-1, -1}));
+    checks_.shape(rule::head_sizes, "key_index", key_index, call.of_key({1, query_index.dims.back()}));
     sparse::Attention a = call.attention(query, inputs[input_query_rope], key, inputs[input_key_rope], scale_);
-    a.sinks = call.sinks(4, inputs[input_sinks]);
+    a.sinks = call.sinks(rule::heads, inputs[input_sinks]);
     call.add_statistics(a, inputs[input_softmax_max], inputs[input_softmax_sum]);
     sparse::IndexGradient g;
-    g.index = index_of(checks_, call, query_index, key_index, weight, "weight", 5);
+    g.index = index_of(checks_, call, query_index, key_index, weight, "weight", rule::index_heads);
     g.lists = call.lists(inputs[input_sparse_indices], 1, false, false);
     if (layout_.query == "TND") check_ends(g.index.batch, query.dims[0], key.dims[0]);
     for (int64_t s = 0; s < g.index.batch.count; ++s) {
       const sparse::Sequence& sequence = g.index.batch.sequences[s];
       if (sequence.queries > sequence.keys) {
-        checks_.fail(10, "a sequence has " + std::to_string(sequence.queries) + " queries and " +
-                             std::to_string(sequence.keys) + " keys, expected at least as many keys");
+        checks_.fail(rule::sequences, "a sequence has " + std::to_string(sequence.queries) + " queries and " +
+                                          std::to_string(sequence.keys) + " keys, expected at least as many keys");
       }
     }
     call.check_entries(g.lists);
@@ -197,9 +222,9 @@ class Kernel final : public sparse::Kernel {
     const sparse::Sequence last = batch.count == 0 ? sparse::Sequence() : batch.sequences[batch.count - 1];
     const int64_t query_end = last.query + last.queries, key_end = last.key + last.keys;
     if (query_end == queries && key_end == keys) return;
-    checks_.fail(10, "the last sequence ends at query " + std::to_string(query_end) + " and key " + std::to_string(key_end) +
-                         ", expected " + std::to_string(queries) + " and " + std::to_string(keys) +
-                         ", the tokens of their tensors");
+    checks_.fail(rule::sequences, "the last sequence ends at query " + std::to_string(query_end) + " and key " +
+                                      std::to_string(key_end) + ", expected " + std::to_string(queries) + " and " +
+                                      std::to_string(keys) + ", the tokens of their tensors");
   }
 
   float scale_, floor_;

@@ -1,7 +1,7 @@
 // What the kernels of the sparse family have in common.
 #pragma once
 
-#include "../operators.hpp"
+#include "../op.hpp"
 #include "../types.hpp"
 #include "../variants.hpp"
 #include "call.hpp"

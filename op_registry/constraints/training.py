@@ -1,4 +1,4 @@
-"""Checks that the forward and the backward pass share."""
+"""The checks that FlashAttentionScore and its gradient share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, Fault, Stage, number, size_text, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, number, size_text, text
+from fa_compiler.op_registry.diagnostic import Diagnostic, Stage
 from fa_compiler.op_registry.dtypes import FLOATS
 from fa_compiler.op_registry.geometry import BATCH_AXIS, LAYOUTS, SEQUENCE_AXIS, Shape, differ, divide, shape_of
 from fa_compiler.op_registry.node import Dim
@@ -46,83 +47,83 @@ def compressed_mask(mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]
     return mask
 
 
-def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Fault]:
+def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Diagnostic]:
     """The named inputs have one type: a float, or an 8-bit float on 950 with its scales."""
     first = call.dtype(names[0])
     for name in names[1:]:
         dtype = call.dtype(name)
         if first in (*FLOATS, *FP8) and dtype and dtype != first:
-            yield Fault(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
+            yield Diagnostic(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
     if first is None or first in FLOATS:
         for scale in FP8_SCALES if first is not None and call.product is None else ():
             if call[scale] is not None:
                 message = f"{scale} is given beside a {names[0]} of type {first}, expected none: it scales 8-bit floats"
-                yield Fault(scale, message, "document")
+                yield Diagnostic(scale, message, "document")
         return
     allowed = ", ".join(FLOATS)
     if first not in FP8:
-        yield Fault(names[0], f"{names[0]} is {first}, expected one of {allowed}", "aclnn")
+        yield Diagnostic(names[0], f"{names[0]} is {first}, expected one of {allowed}", "aclnn")
     elif call.product is None or call.product.name != "950":
-        yield Fault(names[0], f"{names[0]} is {first}, which only 950 takes; expected one of {allowed}", "aclnn")
+        yield Diagnostic(names[0], f"{names[0]} is {first}, which only 950 takes; expected one of {allowed}", "aclnn")
     else:
         for scale in ("d_scale_q", "d_scale_k", "d_scale_v"):
             if call[scale] is None:
-                yield Fault(scale, f"{scale} is absent, expected with a query of type {first}", "aclnn")
+                yield Diagnostic(scale, f"{scale} is absent, expected with a query of type {first}", "aclnn")
 
 
-def layout_and_ranks(call: CheckedNode) -> Iterator[Fault]:
+def layout_and_ranks(call: CheckedNode) -> Iterator[Diagnostic]:
     """input_layout is known, and query, key and value have its rank."""
     layout = call.attr("input_layout")
     if layout not in LAYOUTS:
-        yield Fault("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(LAYOUTS)}", "aclnn")
+        yield Diagnostic("input_layout", f"input_layout is {layout!r}, expected one of {', '.join(LAYOUTS)}", "aclnn")
         return
     for name in ("query", "key", "value"):
         rank = call.rank(name)
         if rank is not None and rank != LAYOUTS[layout]:
-            yield Fault(name, f"{name} has rank {rank}, expected {LAYOUTS[layout]} for {layout}", "aclnn")
+            yield Diagnostic(name, f"{name} has rank {rank}, expected {LAYOUTS[layout]} for {layout}", "aclnn")
 
 
-def head_count(call: CheckedNode) -> Iterator[Fault]:
+def head_count(call: CheckedNode) -> Iterator[Diagnostic]:
     """head_num is positive and the head count of query."""
     head_num, layout = call.attr("head_num"), call.attr("input_layout")
     if layout not in LAYOUTS:
         return
     if head_num <= 0:
-        yield Fault("head_num", f"head_num is {head_num}, expected a positive number", "aclnn")
+        yield Diagnostic("head_num", f"head_num is {head_num}, expected a positive number", "aclnn")
         return
     shape = shape_of(call["query"], LAYOUTS[layout])
     if layout in ("BSH", "SBH"):
         width = shape[2]
         if isinstance(width, int) and width % head_num:
-            yield Fault("head_num", f"head_num is {head_num}, expected a divisor of the width {width} of query")
+            yield Diagnostic("head_num", f"head_num is {head_num}, expected a divisor of the width {width} of query")
         return
     heads = shape[{"BSND": 2, "BNSD": 1, "TND": 1}[layout]]
     # A query without heads is empty, and nothing is done, whatever head_num says.
     if heads != 0 and differ(heads, head_num):
-        yield Fault("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
+        yield Diagnostic("head_num", f"head_num is {head_num}, expected {heads}, the head count of query", "aclnn")
 
 
-def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Fault]:
+def head_sizes(call: CheckedNode, wider: str | None = None) -> Iterator[Diagnostic]:
     """D of query is D of key, Dv is at most D, D at most 768; `wider` is the extension that allows a larger Dv."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
     if rank and g.layout not in ("BSH", "SBH"):
         d_query, d_key = shape_of(call["query"], rank)[-1], shape_of(call["key"], rank)[-1]
         if differ(d_query, d_key):
-            yield Fault("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
+            yield Diagnostic("key", f"key has the head size {d_key}, expected {d_query} as query", "aclnn")
     if isinstance(g.n2, int) and g.layout in ("BSH", "SBH"):
         width = shape_of(call["value"], rank)[2]
         if isinstance(width, int) and (width % g.n2 if g.n2 else width):
             wanted = f"a multiple of its {g.n2} heads" if g.n2 else "0: key has no heads"
-            yield Fault("value", f"value has the width {width}, expected {wanted}")
+            yield Diagnostic("value", f"value has the width {width}, expected {wanted}")
     if isinstance(g.d, int) and isinstance(g.dv, int) and g.dv > g.d:
         message = f"value has the head size {g.dv}, expected at most {g.d}, that of key"
-        yield Fault("value", message, "aclnn", extension=wider if g.dv <= MAX_D else None)
+        yield Diagnostic("value", message, "aclnn", extension=wider if g.dv <= MAX_D else None)
     if isinstance(g.d, int) and g.d > MAX_D:
-        yield Fault("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
+        yield Diagnostic("query", f"query has the head size {g.d}, expected at most {MAX_D}", "aclnn")
 
 
-def head_groups(call: CheckedNode) -> Iterator[Fault]:
+def head_groups(call: CheckedNode) -> Iterator[Diagnostic]:
     """N1 is a multiple of N2, and in the documented range."""
     g = call.geometry
     rank = LAYOUTS.get(g.layout, 0)
@@ -130,14 +131,14 @@ def head_groups(call: CheckedNode) -> Iterator[Fault]:
         width = shape_of(call["key"], rank)[2]
         if isinstance(width, int) and (width % g.d if g.d else width):
             wanted = f"a multiple of the head size {g.d}" if g.d else "0: query has the head size 0"
-            yield Fault("key", f"key has the width {width}, expected {wanted}")
+            yield Diagnostic("key", f"key has the width {width}, expected {wanted}")
     if isinstance(g.n1, int) and isinstance(g.n2, int) and g.n2 and g.n1 % g.n2:
-        yield Fault("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
+        yield Diagnostic("key", f"key has {g.n2} heads, expected a divisor of the {g.n1} heads of query")
     if isinstance(g.n1, int) and g.n1 > MAX_N:
         yield _range("query", "head count", g.n1, MAX_N)
 
 
-def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Fault]:
+def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Diagnostic]:
     """query, key and value have one batch size, key and value one shape but for D; sizes in the documented
     range."""
     g = call.geometry
@@ -149,7 +150,7 @@ def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Fault]:
     names = {"BSH": "BS", "SBH": "SB", "BSND": ("B", "S", "N2"), "BNSD": ("B", "N2", "S"), "TND": ("T", "N2")}
     for axis, what in enumerate(names[g.layout]):
         if what != "B" and not (what == "S" and given_key_length(call)) and differ(k[axis], v[axis]):
-            yield Fault("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
+            yield Diagnostic("value", f"value has {v[axis]} as {what}, expected {k[axis]} as key: {text(k)}")
     if isinstance(g.b, int) and g.b > MAX_B:
         yield _range("query", "batch size", g.b, MAX_B)
     elif isinstance(g.b, int) and g.b > prefix_batch and call["prefix"] is not None:
@@ -159,7 +160,7 @@ def batch_and_sequence(call: CheckedNode, prefix_batch: int) -> Iterator[Fault]:
             yield _range(name, "sequence length", size, MAX_S)
 
 
-def _one_batch(call: CheckedNode) -> Iterator[Fault]:
+def _one_batch(call: CheckedNode) -> Iterator[Diagnostic]:
     """query, key and value have one batch size, or 1 where the operator repeats it."""
     g = call.geometry
     axis = BATCH_AXIS.get(g.layout)
@@ -171,75 +172,75 @@ def _one_batch(call: CheckedNode) -> Iterator[Fault]:
             continue
         like = next(other for other in sizes if sizes[other] == g.b)
         extension = call.extension("EXT-BATCH-BROADCAST") if size == 1 else None
-        yield Fault(name, f"{name} has the batch size {size}, expected {g.b} as {like}", extension=extension)
+        yield Diagnostic(name, f"{name} has the batch size {size}, expected {g.b} as {like}", extension=extension)
         if extension is None:
             return
 
 
-def _range(name: str, what: str, found: int, limit: int) -> Fault:
+def _range(name: str, what: str, found: int, limit: int) -> Diagnostic:
     message = f"{name} has the {what} {number(found)}, expected at most {number(limit)}"
-    return Fault(name, message, "document", extension="EXT-RANGE")
+    return Diagnostic(name, message, "document", extension="EXT-RANGE")
 
 
-def keep_probability(call: CheckedNode) -> Iterator[Fault]:
+def keep_probability(call: CheckedNode) -> Iterator[Diagnostic]:
     """keep_prob is in (0, 1]."""
     keep = call.attr("keep_prob")
     if not 0.0 < keep <= 1.0:
-        yield Fault("keep_prob", f"keep_prob is {keep}, expected a number above 0 and at most 1")
+        yield Diagnostic("keep_prob", f"keep_prob is {keep}, expected a number above 0 and at most 1")
 
 
-def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Fault]:
+def pse_type_known(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
     """pse_type is 0 to 3, and 1 where there is no bias."""
     kind = call.attr("pse_type")
     if kind not in (0, 1, 2, 3):
-        yield Fault("pse_type", f"pse_type is {kind}, expected 0, 1, 2 or 3")
+        yield Diagnostic("pse_type", f"pse_type is {kind}, expected 0, 1, 2 or 3")
     elif kind != 1 and call[shift] is None:
         stage: Stage = "aclnn" if kind in (2, 3) else "tiling"
-        yield Fault(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
+        yield Diagnostic(shift, f"{shift} is absent although pse_type is {kind}, expected pse_type 1", stage)
 
 
-def slopes(call: CheckedNode, shift: str) -> Iterator[Fault]:
+def slopes(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
     """The slopes of pse_type 2 and 3: float32, [N] or [B,N]."""
     g, tensor = call.geometry, call[shift]
     if tensor is None:
         return
     kind = call.attr("pse_type")
     if tensor.dtype and tensor.dtype != "DT_FLOAT":
-        yield Fault(shift, f"{shift} is {tensor.dtype}, expected DT_FLOAT slopes for pse_type {kind}", "aclnn")
+        yield Diagnostic(shift, f"{shift} is {tensor.dtype}, expected DT_FLOAT slopes for pse_type {kind}", "aclnn")
     if tensor.shape is None:
         return
     expected = (g.n1,) if len(tensor.shape) == 1 else (g.b, g.n1)
     if len(tensor.shape) not in (1, 2) or any(map(differ, tensor.shape, expected)):
         wanted = f"{text((g.n1,))} or {text((g.b, g.n1))}"
-        yield Fault(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
+        yield Diagnostic(shift, f"{shift} has the shape {text(tensor.shape)}, expected slopes {wanted}")
 
 
-def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Fault]:
-    """Where pse_type 2 and 3 may be used: S1 == S2; not in sparse_mode 7; in mode 8 on aligned sequences
-    only."""
+def inner_pse_positions(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """Where slopes (pse_type 2 and 3) may be used: only with S1 == S2; not in sparse_mode 7; in sparse_mode 8 only if
+    queries and keys of a sequence end at the same position."""
     g, mode = call.geometry, call.attr("sparse_mode")
     slopes_here = f"{shift} holds slopes of pse_type {call.attr('pse_type')}"
     if not g.tnd and differ(g.s1, g.s2):
-        yield Fault(shift, f"{slopes_here} for {g.s1} queries and {g.s2} keys, expected as many of both")
+        yield Diagnostic(shift, f"{slopes_here} for {g.s1} queries and {g.s2} keys, expected as many of both")
     if not g.tnd or call["atten_mask"] is None:
         return
     if mode == 7:
-        yield Fault(shift, f"{slopes_here} in sparse_mode 7, expected pse_type 0 or 1")
+        yield Diagnostic(shift, f"{slopes_here} in sparse_mode 7, expected pse_type 0 or 1")
     if mode == 8 and g.q_lens and g.kv_lens:
         pairs = list(zip(g.q_lens, g.kv_lens, strict=True))
         if unequal := [i for i, (q, k) in enumerate(pairs) if i and q != k]:
             q, k = pairs[unequal[0]]
             message = f"{slopes_here} in sparse_mode 8 where sequence {unequal[0]} has {q} queries and {k} keys"
-            yield Fault(shift, f"{message}, expected as many of both")
+            yield Diagnostic(shift, f"{message}, expected as many of both")
         starts = [call.content(name) if call[name] else [0] for name in ("q_start_idx", "kv_start_idx")]
         if starts[0] and starts[1]:
             apart = g.q_lens[0] - g.kv_lens[0] + starts[0][0] - starts[1][0]
             if apart:
                 message = f"{slopes_here} in sparse_mode 8 where sequence 0 ends {apart} positions after its keys"
-                yield Fault(shift, f"{message}, expected 0")
+                yield Diagnostic(shift, f"{message}, expected 0")
 
 
-def sparse_mode_known(call: CheckedNode) -> Iterator[Fault]:
+def sparse_mode_known(call: CheckedNode) -> Iterator[Diagnostic]:
     """sparse_mode is one the layout has. Without atten_mask the mode is ignored."""
     mode = call.attr("sparse_mode")
     if call["atten_mask"] is None or call.attr("input_layout") not in LAYOUTS:
@@ -248,10 +249,10 @@ def sparse_mode_known(call: CheckedNode) -> Iterator[Fault]:
     if mode not in modes:
         listed = ", ".join(map(str, modes))
         layout = call.geometry.layout
-        yield Fault("sparse_mode", f"sparse_mode is {mode}, expected one of {listed} for {layout}")
+        yield Diagnostic("sparse_mode", f"sparse_mode is {mode}, expected one of {listed} for {layout}")
 
 
-def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Fault]:
+def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Diagnostic]:
     """atten_mask has a shape and, in the compressed modes, a content of its sparse_mode.
 
     `broadcast` is the extension that also allows 1 in any dimension.
@@ -260,22 +261,22 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Fault]:
     if mask is None:
         return
     if mask.dtype and mask.dtype not in ("DT_BOOL", "DT_UINT8"):
-        yield Fault("atten_mask", f"atten_mask is {mask.dtype}, expected DT_BOOL or DT_UINT8")
+        yield Diagnostic("atten_mask", f"atten_mask is {mask.dtype}, expected DT_BOOL or DT_UINT8")
     shape = mask.shape
     if shape is None or any(sparse_mode_known(call)):
         return
     if len(shape) not in (2, 4):
-        yield Fault("atten_mask", f"atten_mask has rank {len(shape)}, expected 2 or 4")
+        yield Diagnostic("atten_mask", f"atten_mask has rank {len(shape)}, expected 2 or 4")
         return
     if mode in MASK_SIZE:
         size = MASK_SIZE[mode]
         if any(map(differ, shape[-2:], size)):
             message = f"atten_mask has the shape {text(shape)}, expected {text(size)} for sparse_mode {mode}"
             beside_band = broadcast is not None and _excludes_keys(call, shape)
-            yield Fault("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
+            yield Diagnostic("atten_mask", message, extension="EXT-BAND-MASK" if beside_band else None)
         elif mask.value is not None and not _is_compressed(mask.value, mode):
             what = "ones above the diagonal" if mode != 6 else "the upper triangle over the prefix block"
-            yield Fault("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
+            yield Diagnostic("atten_mask", f"atten_mask does not hold {what}, as expected for sparse_mode {mode}")
         return
     if g.tnd:
         yield from _packed_mask_shape(call, shape)
@@ -287,13 +288,13 @@ def mask_shape(call: CheckedNode, broadcast: str | None) -> Iterator[Fault]:
     wanted = " or ".join(map(text, forms))
     message = f"atten_mask has the shape {text(shape)}, expected {wanted}"
     if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full[-len(shape) :], strict=True)):
-        yield Fault("atten_mask", message)
+        yield Diagnostic("atten_mask", message)
     else:
-        yield Fault("atten_mask", message, extension=broadcast)
+        yield Diagnostic("atten_mask", message, extension=broadcast)
 
 
 def _is_compressed(value: np.ndarray[Any, Any], mode: int) -> bool:
-    """Whether a mask holds what a compressed mode wants; the very array of `compressed_mask` needs no look."""
+    """Whether a mask holds what a compressed mode wants. The array that `compressed_mask` returned is not compared."""
     wanted = compressed_mask(mode)
     return value is wanted or bool(((value != 0) == wanted).all())
 
@@ -307,25 +308,24 @@ def _excludes_keys(call: CheckedNode, shape: Shape) -> bool:
 
 
 def _unlike(found: Dim, wanted: Dim) -> bool:
-    """Whether a dimension is not the one wanted. A 1 must be wanted for certain, the others may be."""
+    """Whether a dimension is not the one wanted. An unknown size may be the one wanted, except where 1 was found."""
     if found == 1:
         return wanted != 1
     return differ(found, wanted)
 
 
-def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Fault]:
+def _packed_mask_shape(call: CheckedNode, shape: Shape) -> Iterator[Diagnostic]:
     g = call.geometry
     if len(shape) != 2 or not g.q_lens or not g.kv_lens:
         return
     forms = ((max(g.q_lens), max(g.kv_lens)), (sum(g.q_lens), sum(g.kv_lens)))
     if all(any(map(differ, shape, form)) for form in forms):
         wanted = " or ".join(map(text, forms))
-        yield Fault("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted}")
+        yield Diagnostic("atten_mask", f"atten_mask has the shape {text(shape)}, expected {wanted}")
 
 
 def causal(call: CheckedNode) -> bool:
-    """Whether the mask is certainly a lower triangle, as compressed ALiBi needs it; True where it may be
-    one."""
+    """Whether the mask may be a lower triangle, as compressed ALiBi needs it."""
     g, mode = call.geometry, call.attr("sparse_mode")
     if call["atten_mask"] is None:
         return False
@@ -339,7 +339,7 @@ def causal(call: CheckedNode) -> bool:
     return mode in (2, 3)
 
 
-def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Fault]:
+def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bool) -> Iterator[Diagnostic]:
     """The bias of pse_type 0 and 1, not packed: [B|1,N1,S1|1,S2], or its last 1024 rows (compressed ALiBi).
 
     `broadcast` is the extension that also allows 1 in any dimension; `one_row` says whether [1,N1,1,S2] is
@@ -350,7 +350,7 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
         return
     shape = tensor.shape
     if len(shape) != 4:
-        yield Fault(shift, f"{shift} has rank {len(shape)}, expected 4")
+        yield Diagnostic(shift, f"{shift} has rank {len(shape)}, expected 4")
         return
     wanted = f"[{size_text(g.b)} or 1,{size_text(g.n1)},{size_text(g.s1)} or 1,{size_text(g.s2)}]"
     message = f"{shift} has the shape {text(shape)}, expected {wanted}"
@@ -359,26 +359,26 @@ def bias_shape(call: CheckedNode, shift: str, broadcast: str | None, one_row: bo
         shape = (shape[0], shape[1], g.s1, shape[3])
     full: Shape = (g.b, g.n1, g.s1, g.s2)
     if any(size != 1 and differ(size, whole) for size, whole in zip(shape, full, strict=True)):
-        yield Fault(shift, message)
+        yield Diagnostic(shift, message)
     elif any(shape[axis] == 1 and full[axis] != 1 for axis in (1, 3)):
-        yield Fault(shift, message, extension=broadcast)
+        yield Diagnostic(shift, message, extension=broadcast)
     elif not one_row and shape[0] == shape[2] == 1 and g.b != 1 and g.s1 != 1:
-        yield Fault(shift, f"{message}, not 1 in both", extension=broadcast)
+        yield Diagnostic(shift, f"{message}, not 1 in both", extension=broadcast)
 
 
-def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Fault]:
-    """Compressed ALiBi: longer than 1024, square and causal."""
+def _compressed_bias(call: CheckedNode, shift: str) -> Iterator[Diagnostic]:
+    """Compressed ALiBi needs at least 1024 queries, as many keys, and a causal mask."""
     g = call.geometry
     rows = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi)"
     if isinstance(g.s1, int) and g.s1 < COMPRESSED_ROWS:
-        yield Fault(shift, f"{rows} although query has {g.s1} positions, expected at least {COMPRESSED_ROWS}")
+        yield Diagnostic(shift, f"{rows} although query has {g.s1} positions, expected at least {COMPRESSED_ROWS}")
     elif differ(g.s1, g.s2):
-        yield Fault(shift, f"{rows} and query has {g.s1} positions, expected as many keys, found {g.s2}")
+        yield Diagnostic(shift, f"{rows} and query has {g.s1} positions, expected as many keys, found {g.s2}")
     elif not causal(call):
-        yield Fault(shift, f"{rows}, expected a causal atten_mask: sparse_mode 2, 3, or 0 with next_tockens 0")
+        yield Diagnostic(shift, f"{rows}, expected a causal atten_mask: sparse_mode 2, 3, or 0 with next_tockens 0")
 
 
-def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Iterator[Fault]:
+def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Iterator[Diagnostic]:
     """The bias of pse_type 0 and 1 in TND: compressed [B|1,N1,1024,maxS2], or flat over the sequences.
 
     The flat form has N1*sum(S2) or N1*sum(S1*S2) elements: forward as dimension 0 of a tensor of rank 2 or
@@ -389,7 +389,7 @@ def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Ite
         return
     if g.q_lens and g.kv_lens and 0 in (*g.q_lens, *g.kv_lens):
         message = f"{shift} is given although a sequence is empty, expected none"
-        yield Fault(shift, message, "document", extension="EXT-EMPTY-SEQUENCES")
+        yield Diagnostic(shift, message, "document", extension="EXT-EMPTY-SEQUENCES")
     if tensor.shape is None:
         return
     shape = tensor.shape
@@ -397,36 +397,36 @@ def packed_bias_shape(call: CheckedNode, shift: str, flat_rank_one: bool) -> Ite
         longest = max(g.kv_lens) if g.kv_lens else None
         if differ(shape[1], g.n1) or differ(shape[3], longest) or (shape[0] != 1 and differ(shape[0], g.b)):
             form = text((g.b, g.n1, COMPRESSED_ROWS, longest))
-            yield Fault(shift, f"{shift} has the shape {text(shape)}, expected {form}, or 1 for the batch")
+            yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected {form}, or 1 for the batch")
         elif not causal(call):
             message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected a causal atten_mask"
-            yield Fault(shift, message)
+            yield Diagnostic(shift, message)
         elif g.q_lens and g.kv_lens and g.q_lens != g.kv_lens:
             message = f"{shift} has {COMPRESSED_ROWS} rows (compressed ALiBi), expected equal lengths of query and key"
-            yield Fault(shift, message)
+            yield Diagnostic(shift, message)
         return
     fits = len(shape) == 1 if flat_rank_one else len(shape) >= 2
     rank = "rank 1" if flat_rank_one else "rank 2 or more"
     if not fits:
-        yield Fault(shift, f"{shift} has the shape {text(shape)}, expected {rank}, or [B,N1,1024,maxS2]")
+        yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected {rank}, or [B,N1,1024,maxS2]")
     elif g.q_lens and g.kv_lens and isinstance(g.n1, int):
         pairs = sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
         sizes = (g.n1 * sum(g.kv_lens), g.n1 * pairs)
         if all(differ(shape[0], size) for size in sizes):
             message = f"{shift} has {shape[0]} as dimension 0, expected {sizes[0]} or {sizes[1]} elements"
-            yield Fault(shift, message)
+            yield Diagnostic(shift, message)
         elif any(size != 1 for size in shape[1:]):
-            yield Fault(shift, f"{shift} has the shape {text(shape)}, expected all elements on dimension 0")
+            yield Diagnostic(shift, f"{shift} has the shape {text(shape)}, expected all elements on dimension 0")
         elif sizes[0] == sizes[1] and any(q != 1 for q in g.q_lens):
-            yield Fault(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
+            yield Diagnostic(shift, f"{shift} could be one row or a matrix for each sequence with these lengths")
 
 
-def band(call: CheckedNode) -> Iterator[Fault]:
-    """The band of pre_tockens and next_tockens leaves something, not packed: sparse_mode 0 and 4. The CPU kernel takes
-    a band that misses the scores: its rows attend nothing."""
+def band(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Outside TND, in sparse_mode 0 and 4: the band of pre_tockens and next_tockens meets the scores. The CPU kernel
+    takes a band that misses them: its rows attend to nothing."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _band_faults(call):
-        yield Fault(tensor, message, extension=outside)
+        yield Diagnostic(tensor, message, extension=outside)
 
 
 def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
@@ -445,11 +445,12 @@ def _band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
         yield "next_tockens", f"{where} leave an empty band, expected {-right} or more to the left of it"
 
 
-def packed_band(call: CheckedNode) -> Iterator[Fault]:
-    """What the sparse modes want of the sequence lengths and tokens in TND; the CPU kernel wants nothing of them."""
+def packed_band(call: CheckedNode) -> Iterator[Diagnostic]:
+    """The limits that the sparse modes of TND put on the sequence lengths and on pre_tockens and next_tockens. The CPU
+    kernel has none of them."""
     outside = call.extension("EXT-BAND-OUTSIDE")
     for tensor, message in _packed_band_faults(call):
-        yield Fault(tensor, message, extension=outside)
+        yield Diagnostic(tensor, message, extension=outside)
 
 
 def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
@@ -489,9 +490,9 @@ def _packed_band_faults(call: CheckedNode) -> Iterator[tuple[str, str]]:
             yield "next_tockens", f"next_tockens is {nxt}, expected {bound}at least {q - k} for sequence {i}"
 
 
-def prefix_lengths(call: CheckedNode) -> Iterator[Fault]:
-    """prefix holds one length a sequence, in range; sparse_mode 6 must have it, 5 needs a mask for each
-    batch."""
+def prefix_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """prefix holds one length for each sequence, in range. sparse_mode 6 needs it; sparse_mode 5 needs a mask for each
+    batch entry."""
     g, mode, tensor = call.geometry, call.attr("sparse_mode"), call["prefix"]
     if call["atten_mask"] is None or mode not in (5, 6):
         return
@@ -500,13 +501,13 @@ def prefix_lengths(call: CheckedNode) -> Iterator[Fault]:
         if call.rank("atten_mask") == 2 or (shape[0] == 1 and isinstance(g.b, int)):
             forms = f"{text((g.b, g.n1, g.s1, g.s2))} or {text((g.b, 1, g.s1, g.s2))}"
             message = f"atten_mask is shared by the batch, expected {forms} in sparse_mode 5"
-            yield Fault("atten_mask", message, extension="EXT-MASK-BROADCAST")
+            yield Diagnostic("atten_mask", message, extension="EXT-MASK-BROADCAST")
     if tensor is None:
         if mode == 6:
-            yield Fault("prefix", "prefix is absent, expected a length for each sequence in sparse_mode 6")
+            yield Diagnostic("prefix", "prefix is absent, expected a length for each sequence in sparse_mode 6")
         return
     if tensor.shape is not None and (len(tensor.shape) != 1 or differ(tensor.shape[0], g.b)):
-        yield Fault("prefix", f"prefix has the shape {text(tensor.shape)}, expected {text((g.b,))}")
+        yield Diagnostic("prefix", f"prefix has the shape {text(tensor.shape)}, expected {text((g.b,))}")
         return
     given = call.content("prefix")
     if mode == 5 or given is None:
@@ -519,17 +520,17 @@ def prefix_lengths(call: CheckedNode) -> Iterator[Fault]:
     for index, (length, (s1, s2)) in enumerate(zip(given, sizes, strict=False)):
         low = max(s2 - s1, 0)
         if s1 and not low <= length <= s2:  # without queries there is nothing that the prefix could change
-            yield Fault("prefix", f"prefix of sequence {index} is {length}, expected {low} to {s2}")
+            yield Diagnostic("prefix", f"prefix of sequence {index} is {length}, expected {low} to {s2}")
             return
 
 
-def drop_bytes(call: CheckedNode) -> Iterator[Fault]:
+def drop_bytes(call: CheckedNode) -> Iterator[Diagnostic]:
     """drop_mask is UINT8 and has a bit for each score."""
     g, tensor = call.geometry, call["drop_mask"]
     if tensor is None:
         return
     if tensor.dtype and tensor.dtype != "DT_UINT8":
-        yield Fault("drop_mask", f"drop_mask is {tensor.dtype}, expected DT_UINT8")
+        yield Diagnostic("drop_mask", f"drop_mask is {tensor.dtype}, expected DT_UINT8")
     bits = None
     if g.tnd and g.q_lens and g.kv_lens and isinstance(g.n1, int):
         bits = g.n1 * sum(q * k for q, k in zip(g.q_lens, g.kv_lens, strict=True))
@@ -540,110 +541,118 @@ def drop_bytes(call: CheckedNode) -> Iterator[Fault]:
     found = int(np.prod([size for size in tensor.shape if isinstance(size, int)], dtype=object))
     if found < -(-bits // 8):
         message = f"drop_mask has {number(found)} bytes, expected at least {number(-(-bits // 8))}, a bit a score"
-        yield Fault("drop_mask", message)
+        yield Diagnostic("drop_mask", message)
 
 
-def sink_shape(call: CheckedNode) -> Iterator[Fault]:
+def sink_shape(call: CheckedNode) -> Iterator[Diagnostic]:
     """sink is float32, [N1]."""
     g, tensor = call.geometry, call["sink"]
     if tensor is None:
         return
     if tensor.dtype and tensor.dtype != "DT_FLOAT":
-        yield Fault("sink", f"sink is {tensor.dtype}, expected DT_FLOAT", "aclnn")
+        yield Diagnostic("sink", f"sink is {tensor.dtype}, expected DT_FLOAT", "aclnn")
     if tensor.shape is not None and len(tensor.shape) == 1 and differ(tensor.shape[0], g.n1):
-        yield Fault("sink", f"sink has the shape {text(tensor.shape)}, expected {text((g.n1,))}")
+        yield Diagnostic("sink", f"sink has the shape {text(tensor.shape)}, expected {text((g.n1,))}")
 
 
-def starts(call: CheckedNode) -> Iterator[Fault]:
+def starts(call: CheckedNode) -> Iterator[Diagnostic]:
     """The start indices are vectors, and their difference fits 32 bits; an absent one is 0."""
     names = ("q_start_idx", "kv_start_idx")
     for name in names:
         if call.rank(name) not in (1, None):
-            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
+            yield Diagnostic(name, f"{name} has rank {call.rank(name)}, expected 1")
     query, key = ([0] if call[name] is None else call.content(name) for name in names)
     if query and key and not -(2**31) <= key[0] - query[0] < 2**31:
-        yield Fault("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
+        yield Diagnostic("kv_start_idx", f"kv_start_idx - q_start_idx is {key[0] - query[0]}, expected 32 bits")
 
 
 def given_key_length(call: CheckedNode) -> bool:
-    """Does actual_seq_kvlen say how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)?"""
+    """Whether actual_seq_kvlen says how many keys there are, in tensors with room for more (EXT-KEY-LENGTH)."""
     given = call["actual_seq_kvlen"] is not None and call.geometry.layout in SEQUENCE_AXIS
     return given and call.extension("EXT-KEY-LENGTH") is not None
 
 
-def key_length(call: CheckedNode) -> Iterator[Fault]:
-    """Outside TND there are no lengths; but actual_seq_kvlen may be one number, at most the rows of key and value,
-    where the operator has that extension."""
+def key_length(call: CheckedNode) -> Iterator[Diagnostic]:
+    """Outside TND there are no lengths. With the extension EXT-KEY-LENGTH actual_seq_kvlen may be one number, at most
+    the rows of key and value."""
     g = call.geometry
     numbered = given_key_length(call)
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
         if call[name] is not None and g.layout in SEQUENCE_AXIS and not (numbered and name == "actual_seq_kvlen"):
-            yield Fault(name, f"{name} is given for {g.layout}, expected none: it has a meaning for TND only", "aclnn")
+            yield Diagnostic(
+                name, f"{name} is given for {g.layout}, expected none: it has a meaning for TND only", "aclnn"
+            )
     if not numbered:
         return
     name = "actual_seq_kvlen"
     sizes, content = shape_of(call[name], 1), call.content(name)
     if call.rank(name) not in (1, None) or differ(sizes[0], 1):
-        yield Fault(name, f"{name} has the shape {text(sizes)}, expected [1]")
+        yield Diagnostic(name, f"{name} has the shape {text(sizes)}, expected [1]")
         return
     for tensor in ("key", "value"):
         room = shape_of(call[tensor], LAYOUTS[g.layout])[SEQUENCE_AXIS[g.layout]]
         if content and isinstance(room, int) and not 0 <= content[0] <= room:
-            yield Fault(name, f"{name} is {content[0]}, expected 0 to {room}, the rows of {tensor}")
+            yield Diagnostic(name, f"{name} is {content[0]}, expected 0 to {room}, the rows of {tensor}")
             return
     message = f"{name} is given for {g.layout}, expected none: it has a meaning for TND only"
-    yield Fault(name, message, "aclnn", extension="EXT-KEY-LENGTH")
+    yield Diagnostic(name, message, "aclnn", extension="EXT-KEY-LENGTH")
 
 
-def packed_lengths(call: CheckedNode) -> Iterator[Fault]:
-    """TND: both cumulative lengths are given, are as many, grow, and end within query and key."""
+def packed_lengths(call: CheckedNode) -> Iterator[Diagnostic]:
+    """In TND both cumulative lengths are given, have as many entries, never shrink, and end within query and key."""
     g = call.geometry
     if not g.tnd:
         return
     for name in ("actual_seq_qlen", "actual_seq_kvlen"):
         if call[name] is None:
-            yield Fault(name, f"{name} is absent, expected cumulative lengths for TND")
+            yield Diagnostic(name, f"{name} is absent, expected cumulative lengths for TND")
         elif call.rank(name) not in (1, None):
-            yield Fault(name, f"{name} has rank {call.rank(name)}, expected 1")
+            yield Diagnostic(name, f"{name} has rank {call.rank(name)}, expected 1")
     counts = [shape_of(call[name], 1)[0] for name in ("actual_seq_qlen", "actual_seq_kvlen")]
     if differ(*counts):
-        yield Fault("actual_seq_kvlen", f"actual_seq_kvlen has {counts[1]} lengths, expected {counts[0]}, as query")
+        yield Diagnostic(
+            "actual_seq_kvlen", f"actual_seq_kvlen has {counts[1]} lengths, expected {counts[0]}, as query"
+        )
     for name, tensor, total in (("actual_seq_qlen", "query", g.t1), ("actual_seq_kvlen", "key", g.t2)):
         ends = call.content(name)
         if not ends:
             continue
         used = ends[: max((i + 1 for i, end in enumerate(ends) if end), default=0)]
         if any(a > b for a, b in pairwise([0, *used])):
-            yield Fault(name, f"{name} is {ends}, expected cumulative lengths, which never shrink")
+            yield Diagnostic(name, f"{name} is {ends}, expected cumulative lengths, which never shrink")
         elif isinstance(total, int) and max(ends) > total:
-            yield Fault(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
+            yield Diagnostic(name, f"{name} ends at {max(ends)}, expected at most {total}, the positions of {tensor}")
 
 
-def rope_shapes(call: CheckedNode) -> Iterator[Fault]:
+def rope_shapes(call: CheckedNode) -> Iterator[Diagnostic]:
     """The rope inputs have the shape of query and key but for the last dimension, and their type."""
     for name, like in (("query_rope", "query"), ("key_rope", "key")):
         rope, base = call[name], call[like]
         if rope is None or base is None:
             continue
         if rope.dtype and base.dtype and rope.dtype != base.dtype:
-            yield Fault(name, f"{name} is {rope.dtype}, expected {base.dtype} as {like}", "document")
+            yield Diagnostic(name, f"{name} is {rope.dtype}, expected {base.dtype} as {like}", "document")
         if rope.shape is None or base.shape is None:
             continue
         heads = call.geometry.n1 if like == "query" else call.geometry.n2
         if call.geometry.layout in ("BSH", "SBH") and len(rope.shape) == 3 and isinstance(heads, int):
             width = rope.shape[2]
             if isinstance(width, int) and width % heads if heads else differ(width, 0):
-                yield Fault(name, f"{name} has the width {width}, expected a multiple of its {heads} heads", "document")
+                yield Diagnostic(
+                    name, f"{name} has the width {width}, expected a multiple of its {heads} heads", "document"
+                )
         apart = {axis for axis, sizes in enumerate(zip(rope.shape[:-1], base.shape, strict=False)) if differ(*sizes)}
         if name == "key_rope" and given_key_length(call):
             apart.discard(SEQUENCE_AXIS[call.geometry.layout])
         if len(rope.shape) != len(base.shape) or apart:
             wanted = text((*base.shape[:-1], "Dr"))
-            yield Fault(name, f"{name} has the shape {text(rope.shape)}, expected {wanted}", "document")
+            yield Diagnostic(name, f"{name} has the shape {text(rope.shape)}, expected {wanted}", "document")
             return
     sizes = [_rope_size(call, name) for name in ("query_rope", "key_rope")]
     if differ(*sizes):
-        yield Fault("key_rope", f"key_rope has the head size {sizes[1]}, expected {sizes[0]} as query_rope", "document")
+        yield Diagnostic(
+            "key_rope", f"key_rope has the head size {sizes[1]}, expected {sizes[0]} as query_rope", "document"
+        )
 
 
 def _rope_size(call: CheckedNode, name: str) -> Dim:

@@ -1,0 +1,47 @@
+"""All attributes of a node: those of its prototype, the counts of its lists, and those of the CPU kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fa_compiler.op_registry.errors import NodeError, suggestion
+from fa_compiler.op_registry.node import attr_value
+from fa_compiler.op_registry.registry import extensions_of
+from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
+
+
+def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every attribute of `spec` in REG_OP order: those given, and the default of the others.
+
+    Behind them follow `<name>_count` and extension attributes, where given. Values are checked against the
+    attribute's type and turned into it (8.0 is no Int, 1 is a Float). Raises NodeError for an unknown
+    attribute, a missing required one, a wrong type, or a Float that is no finite float32.
+    """
+    extra = extra_attrs(spec)
+    for name in attrs:
+        if name not in spec.attr_names and name not in extra:
+            hint = suggestion(name, (*spec.attr_names, *extra))
+            raise NodeError(f"{spec.name} has no attribute {name!r}{hint}")
+    full: dict[str, Any] = {}
+    for entry in spec.attrs:
+        if attrs.get(entry.name) is not None:
+            full[entry.name] = attr_value(spec.name, entry, attrs[entry.name])
+        elif entry.required:
+            raise NodeError(f"{spec.name} needs the attribute {entry.name}")
+        else:
+            full[entry.name] = entry.value_if_absent
+    for name, entry in extra.items():
+        if attrs.get(name) is not None:
+            full[name] = attr_value(spec.name, entry, attrs[name])
+    return full
+
+
+def extra_attrs(spec: OpSpec) -> dict[str, AttrSpec]:
+    """The attributes a node may have beside those of its prototype: tensor counts and extensions."""
+    counts = [f"{entry.name}_count" for entry in spec.inputs if entry.kind is Kind.DYNAMIC]
+    extended = [entry.spec for entry in extensions_of(spec.name)]
+    return {
+        **{name: AttrSpec(name, "Int", False, 1) for name in counts},
+        **{entry.name: entry for entry in extended if entry is not None},
+    }
