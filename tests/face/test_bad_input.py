@@ -102,20 +102,6 @@ def _sparse(model: onnx.ModelProto) -> None:
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
 
 
-def _map(model: onnx.ModelProto) -> None:
-    """A classifier's output: a sequence of maps."""
-    model.opset_import.add(domain="ai.onnx.ml", version=1)
-    model.graph.input.append(helper.make_tensor_value_info("p", TensorProto.FLOAT, ["n", 2]))
-    model.graph.node.append(
-        helper.make_node("ZipMap", ["p"], ["map"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1])
-    )
-    output = onnx.ValueInfoProto(name="map")
-    element = output.type.sequence_type.elem_type.map_type
-    element.key_type = TensorProto.INT64
-    element.value_type.tensor_type.elem_type = TensorProto.FLOAT
-    model.graph.output.append(output)
-
-
 def _duplicate(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Relu", ["out"], ["scaled"], "twice"))
 
@@ -182,7 +168,6 @@ CASES: dict[str, tuple[Make, str]] = {
     "newer IR": (_edited(lambda m: setattr(m, "ir_version", 999)), "ir_version 999"),
     "unknown attribute": (_edited(lambda m: m.graph.node[3].attribute.add(name="x", type=2, i=1)), "Softmax"),
     "sparse initializer": (_edited(_sparse), "sparse initializers"),
-    "map": (_edited(_map), "Map types are not supported"),
     "training": (_edited(lambda m: m.training_info.add()), "training_info"),
     "no permutation": (
         _edited(
