@@ -187,11 +187,10 @@ class Builder:
         return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of one dimension of an operand of a ready-made operator, int64 [1]. Raises Decline where the rank is
-        unknown.
+        """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
 
-        An equal size that an earlier operator read is used again. It lies before this operator, because ready-made
-        operators are fused in the order of the graph.
+        Raises Decline where the rank is unknown. An equal size that an earlier operator read is used again. It lies
+        before this operator, because such operators are fused in the order of the graph.
         """
         shape = self.info.shape(value)
         if shape is None or axis >= len(shape):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.passes.attention_ops import Conversion, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.declared import correct_shapes
@@ -26,7 +27,6 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
 from fa_compiler.passes.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.options import CLOSE_RANKS, Options
 from fa_compiler.passes.overridable import replaceable_cause
-from fa_compiler.passes.ready_made import Conversion, convert, is_ready_made
 from fa_compiler.passes.report import Block, CacheLine, Code, Report
 from fa_compiler.passes.shared import Sharer, Sharing
 from fa_compiler.passes.sparse import emit_listed, emit_selected
@@ -100,7 +100,7 @@ class _Run:
             node
             for node in graph
             if id(node) in found
-            or is_ready_made(node)
+            or is_attention_op(node)
             or is_integer_softmax(node)
             or node.op_identifier() in self.calls
         ]
@@ -125,7 +125,7 @@ class _Run:
                 if alone[0].code in SHARED:
                     done.update(self._fuse_shared(sharing.group(anchor, self.matcher), emitter, ranks))
                 blocks.extend([done[node]] if node in done else alone)
-            elif is_ready_made(node):
+            elif is_attention_op(node):
                 blocks.append(self._convert(node, emitter))
             elif is_integer_softmax(node):
                 blocks.append(self._declined(label(node) or "", integer_softmax(node, self.facts)))

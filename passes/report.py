@@ -1,4 +1,4 @@
-"""The report of a run: one block for each softmax and each ready-made attention op of the model."""
+"""The report of a run: one block for each softmax and each attention operator that the model already holds."""
 
 from __future__ import annotations
 

@@ -31,13 +31,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.cache_rows import CacheRows
+from fa_compiler.passes.attention_ops.call import Conversion, Converted, Operand
+from fa_compiler.passes.attention_ops.keys import RANGE_SINCE, Keys, Measure
+from fa_compiler.passes.attention_ops.padding import Additions, Held
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr
-from fa_compiler.passes.ready_made.cache_rows import CacheRows
-from fa_compiler.passes.ready_made.call import Conversion, Converted, Operand
-from fa_compiler.passes.ready_made.keys import RANGE_SINCE, Keys, Measure
-from fa_compiler.passes.ready_made.padding import Additions, Held
 from fa_compiler.passes.report import Code
 
 PACKED = 5

@@ -38,6 +38,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, Conversion, Converted, Operand
+from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
@@ -47,8 +49,6 @@ from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.matching.probabilities import FLOATS
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.options import BINARY_MASKS, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Conversion, Converted, Operand
-from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed
 from fa_compiler.passes.values.symbolic import Dim

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion, Converted
+from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.nodes import constant, int_attr, text_attr
-from fa_compiler.passes.ready_made.call import Conversion, Converted
-from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, Masked, Scale
 from fa_compiler.passes.values.symbolic import Dim

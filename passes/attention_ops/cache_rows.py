@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.keys import Measure
 from fa_compiler.passes.build import INT64
-from fa_compiler.passes.ready_made.call import Conversion
-from fa_compiler.passes.ready_made.keys import Measure
 from fa_compiler.passes.row_places import row_places
 
 

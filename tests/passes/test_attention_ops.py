@@ -1,4 +1,4 @@
-"""What holds for all ready-made operators: reasons, assumptions, graphs inside graphs, several layers."""
+"""What is true of all attention operators of a model: reasons, assumptions, graphs inside graphs, several layers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import pytest
 
-from fa_compiler.passes.ready_made import FAMILIES, READY_MADE, REASONS
+from fa_compiler.passes.attention_ops import ATTENTION_OPS, FAMILIES, REASONS
 from tests.passes.running import assert_same, fused, parse, random_feeds, run
-from tests.passes.test_ready_made_contrib import CAUSAL, LEFT_PADDED, LOWEST, SQUARE, addend, multi_head
+from tests.passes.test_attention_ops_contrib import CAUSAL, LEFT_PADDED, LOWEST, SQUARE, addend, multi_head
 
 
 @pytest.mark.parametrize("name", sorted(REASONS))
@@ -22,7 +22,7 @@ def test_reasons(name: str) -> None:
 
 
 def test_every_operator_is_converted_or_explained() -> None:
-    for domain, name in READY_MADE:
+    for domain, name in ATTENTION_OPS:
         assert domain == "ascend" or (domain, name) in FAMILIES or name in REASONS, name
 
 

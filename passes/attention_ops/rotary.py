@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.group_cache import Step
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.ready_made.call import Conversion
-from fa_compiler.passes.ready_made.group_cache import Step
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.rotary import turned
 

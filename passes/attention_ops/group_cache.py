@@ -26,12 +26,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.cache_rows import CacheRows
+from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.keys import Keys, Measure
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.options import SEPARATE_CACHES, SHARED_CACHES
-from fa_compiler.passes.ready_made.cache_rows import CacheRows
-from fa_compiler.passes.ready_made.call import Conversion
-from fa_compiler.passes.ready_made.keys import Keys, Measure
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.values.symbolic import Dim
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band, SparseMode, sparse_mode
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
@@ -34,7 +35,6 @@ from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.structure import Grid, Structure, structure
 from fa_compiler.passes.nodes import FOLD_LIMIT
 from fa_compiler.passes.options import UNBROKEN
-from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Placed, Select, Viewed
 

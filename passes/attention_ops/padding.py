@@ -38,6 +38,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion
+from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
 from fa_compiler.passes.build import INT64
 from fa_compiler.passes.layout.axes import Arrangement
 from fa_compiler.passes.masks.band import Band
@@ -45,8 +47,6 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING, FINE, FLOAT32_MAX, S
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import MASKS_DOMINATE, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import Conversion
-from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, Masked
 from fa_compiler.passes.values.symbolic import Dim

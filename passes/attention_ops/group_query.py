@@ -33,6 +33,12 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion, Converted
+from fa_compiler.passes.attention_ops.group_cache import Caches, Step
+from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale
+from fa_compiler.passes.attention_ops.keys import Keys, Measure, Window
+from fa_compiler.passes.attention_ops.multi_head import part_of
+from fa_compiler.passes.attention_ops.rotary import Rotary
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
@@ -40,12 +46,6 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import DECODE, NO_EMPTY_ROWS
-from fa_compiler.passes.ready_made.call import Conversion, Converted
-from fa_compiler.passes.ready_made.group_cache import Caches, Step
-from fa_compiler.passes.ready_made.group_int8 import SCALES, Scale
-from fa_compiler.passes.ready_made.keys import Keys, Measure, Window
-from fa_compiler.passes.ready_made.multi_head import part_of
-from fa_compiler.passes.ready_made.rotary import Rotary
 from fa_compiler.passes.report import Code
 from fa_compiler.passes.score_ops import BiasOp, Masked
 from fa_compiler.passes.values.symbolic import Dim

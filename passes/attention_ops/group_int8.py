@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion
 from fa_compiler.passes.nodes import constant, text_attr
-from fa_compiler.passes.ready_made.call import Conversion
 from fa_compiler.passes.report import Code
 
 SCALES = (12, 13)

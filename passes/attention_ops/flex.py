@@ -17,13 +17,13 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, Conversion, Converted
 from fa_compiler.passes.build import AttrValue
 from fa_compiler.passes.decline import Decline
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.nodes import STANDARD, int_attr
-from fa_compiler.passes.ready_made.call import ROUNDING_PRECISIONS, Conversion, Converted
 from fa_compiler.passes.report import Code
 
 RANDOM = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fa_compiler.op_registry import DOMAIN
-from fa_compiler.passes.ready_made import flex, group_query, multi_head, npu, onnx, packed
-from fa_compiler.passes.ready_made.call import Conversion, Converted
-from fa_compiler.passes.ready_made.names import READY_MADE, is_ready_made
+from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, packed
+from fa_compiler.passes.attention_ops.call import Conversion, Converted
+from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.report import Code
 
-__all__ = ["READY_MADE", "Conversion", "Converted", "convert", "is_ready_made"]
+__all__ = ["ATTENTION_OPS", "Conversion", "Converted", "convert", "is_attention_op"]
 
 FAMILIES: dict[tuple[str, str], Callable[[Conversion], Converted]] = {
     ("", "Attention"): onnx.convert,

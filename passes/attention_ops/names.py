@@ -9,7 +9,7 @@ from fa_compiler.op_registry import DOMAIN, names
 NPU = ("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
 """The attention operators that ATC's parser knows in the domain npu, and in the standard domain, too."""
 
-READY_MADE = {
+ATTENTION_OPS = {
     ("ai.onnx.preview", "FlexAttention"),
     ("", "Attention"),
     ("ai.onnx", "Attention"),
@@ -32,6 +32,6 @@ READY_MADE = {
 }
 
 
-def is_ready_made(node: ir.Node) -> bool:
+def is_attention_op(node: ir.Node) -> bool:
     """Is this node a fused attention operator of ONNX, ONNX Runtime or Ascend?"""
-    return (node.domain, node.op_type) in READY_MADE
+    return (node.domain, node.op_type) in ATTENTION_OPS

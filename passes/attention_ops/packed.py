@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.attention_ops.call import Conversion, Converted
+from fa_compiler.passes.attention_ops.multi_head import Projected, part_of
 from fa_compiler.passes.nodes import int_attr
-from fa_compiler.passes.ready_made.call import Conversion, Converted
-from fa_compiler.passes.ready_made.multi_head import Projected, part_of
 from fa_compiler.passes.report import Code
 
 WEIGHTS, BIAS, MASK, PAST, ADDEND = range(1, 6)
