@@ -4,7 +4,7 @@
     ------------------  -------------------------  ---------------------------------------------------------
     of a score path     values of the graph        matching/scores.py, with the steps that only a path has
     terms               Placed: with their axes    matching/score_walk.py
-    of a bias           Viewed: as emitted         masks/mask.py and attention_ops/, for emission/mask_builder.py
+    of a bias           Viewed: as emitted         masks/mask.py and attention_ops/, for rewrite/mask_builder.py
 
 On a path and as terms, the operations change the scores, in order. A bias starts as 0, and its operations change it in
 the same way. "The result so far" below is the scores or the bias.
@@ -78,7 +78,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Viewed:
-    """An operand of a bias as the emitter reads it.
+    """An operand of a bias as the rewriter reads it.
 
     If `unrounded`, 16-bit numbers that ONNX Runtime computes in float32 are not rounded. If `moved`, this holds also
     behind a single operator that moves them.

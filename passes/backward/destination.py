@@ -12,11 +12,11 @@ from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import FACTORS
 from fa_compiler.passes.build import Builder, Mover
-from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import COPY_COST, Move, arrangement, cost, moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.surgery import replace_value
 
 
@@ -42,7 +42,7 @@ class GradientCompanion:
     same in the axes of the match that is emitted."""
 
     found: GradientMatch
-    emitter: Emitter
+    rewriter: Rewriter
     nodes: list[ir.Node] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,15 +119,15 @@ def moved_to(
     return value if wanted is None else builder.cast(value, wanted)
 
 
-def put_at(pairs: list[tuple[Place, ir.Value]], emitter: Emitter) -> None:
+def put_at(pairs: list[tuple[Place, ir.Value]], rewriter: Rewriter) -> None:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
     for place, result in pairs:
         maker = place.value.producer()
         assert maker is not None
-        emitter.replaced.append(maker)
+        rewriter.replaced.append(maker)
         # The same gradient may be asked for twice: each place has its own name.
-        replace_value(place.value, emitter.builder.alias(result) if result in seen else result)
+        replace_value(place.value, rewriter.builder.alias(result) if result in seen else result)
         seen.add(result)
 
 

@@ -17,11 +17,11 @@ from fa_compiler.passes.backward.destination import GradientCompanion, destinati
 from fa_compiler.passes.backward.match import Role
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.layout_plan import LayoutPlan, Source, cheapest_source
-from fa_compiler.passes.emission.node_view import registry_node
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, Source, cheapest_source
+from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.symbolic import Dim
 
 OP = "FlashAttentionScoreGrad"
@@ -37,11 +37,11 @@ OUTPUTS: dict[Role, str] = {
 
 
 class Backward(GradientCompanion):
-    """Emits the gradient as the companion of an attention (see emit.py)."""
+    """Emits the gradient as the companion of an attention (see rewrite/rewriter.py)."""
 
     def cost(self, match: AttentionMatch, plan: LayoutPlan) -> int | None:
         """The work in one layout."""
-        dy = cheapest_source(self._dy, plan.output, match.space, self.emitter.builder.info)
+        dy = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
         destinations = [destination_of(gradient, match, plan.name) for gradient in self.record.gradients]
         if dy is None or None in destinations:
             return None
@@ -56,11 +56,11 @@ class Backward(GradientCompanion):
         mover: Mover,
     ) -> Callable[[], None]:
         """Add the gradient of a forward node; what is returned puts its results in place."""
-        source = cheapest_source(self._dy, plan.output, match.space, self.emitter.builder.info)
+        source = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
         assert source is not None
         gradient = self._node(node, match, inputs, self._output_gradient(source, match, mover))
         self._declare_shapes(gradient, match, plan.name, inputs.get("real_shift"))
-        self.emitter.check(gradient, match)
+        self.rewriter.check(gradient, match)
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, gradient.outputs, strict=True)}
         pairs: list[tuple[Place, ir.Value]] = []
         for each in self.record.gradients:
@@ -68,13 +68,13 @@ class Backward(GradientCompanion):
             assert destination is not None
             dims, value = gradient_dims(each.role, match, plan.name), spec_outputs[OUTPUTS[each.role]]
             pairs.append(
-                (destination.place, moved_to(value, dims, destination, match.dtype, self.emitter.builder, mover))
+                (destination.place, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, mover))
             )
         self.nodes.append(gradient)
 
         def put() -> None:
-            put_at(pairs, self.emitter)
-            self.emitter.replaced.extend(self.record.dead)
+            put_at(pairs, self.rewriter)
+            self.rewriter.replaced.extend(self.record.dead)
 
         return put
 
@@ -85,15 +85,15 @@ class Backward(GradientCompanion):
 
     @property
     def _spec(self) -> OpSpec:
-        return get(OP, self.emitter.options.cann)
+        return get(OP, self.rewriter.options.cann)
 
     def _output_gradient(self, source: Source, match: AttentionMatch, mover: Mover) -> ir.Value:
-        return mover.apply(self.emitter.builder.cast(source.value, match.dtype), source.dims, source.plan)
+        return mover.apply(self.rewriter.builder.cast(source.value, match.dtype), source.dims, source.plan)
 
     def _node(
         self, forward: ir.Node, match: AttentionMatch, inputs: Mapping[str, ir.Value | None], dy: ir.Value
     ) -> ir.Node:
-        spec, names = self._spec, self.emitter.builder.names
+        spec, names = self._spec, self.rewriter.builder.names
         given = {RENAMED.get(name, name): value for name, value in inputs.items() if value is not None}
         known = {tensor.name for tensor in spec.inputs}
         if unknown := given.keys() - known:
@@ -104,15 +104,15 @@ class Backward(GradientCompanion):
             "softmax_sum": forward.outputs[1],
             "attention_in": forward.outputs[3],
         }
-        node = registry_node(spec, given, self._attrs(forward), self.emitter.builder)
+        node = registry_node(spec, given, self._attrs(forward), self.rewriter.builder)
         wanted = {OUTPUTS[each.role] for each in self.record.gradients}
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
             # The CPU kernel leaves out what nobody asks for.
-            named = declared.name in wanted or self.emitter.options.target == "ascend"
+            named = declared.name in wanted or self.rewriter.options.target == "ascend"
             output.name = names.new(f"{node.name}_{declared.name}") if named else ""
             output.dtype = ir.DataType.FLOAT if declared.name == "dsink" else match.dtype
-        self.emitter.builder.graph.append(node)
-        self.emitter.made.append(node)
+        self.rewriter.builder.graph.append(node)
+        self.rewriter.made.append(node)
         return node
 
     def _attrs(self, forward: ir.Node) -> dict[str, int | float | str]:
@@ -120,13 +120,13 @@ class Backward(GradientCompanion):
         spec = self._spec
         shared = {attr.name for attr in spec.attrs} | {"cpu_nan_rows", "cpu_mask_value"}
         attrs = {name: attr.value for name, attr in forward.attributes.items() if name in shared}
-        if self.emitter.options.target == "ort" and self.record.empty_rows in ("mean", "nan"):
+        if self.rewriter.options.target == "ort" and self.record.empty_rows in ("mean", "nan"):
             attrs["cpu_empty_rows"] = self.record.empty_rows
         return attrs
 
     def _declare_shapes(self, node: ir.Node, match: AttentionMatch, layout: str, shift: ir.Value | None) -> None:
         """Shapes of all outputs: as their inputs, and of absent ones [0]."""
-        space, info = match.space, self.emitter.builder.info
+        space, info = match.space, self.rewriter.builder.info
         shapes: dict[str, Sequence[Dim] | None] = {
             OUTPUTS[role]: [space.size(dim) for dim in gradient_dims(role, match, layout)]
             for role in OUTPUTS

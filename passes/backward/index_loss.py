@@ -23,11 +23,11 @@ from fa_compiler.passes.backward.destination import GradientDestination, moved_t
 from fa_compiler.passes.backward.divergence import Divergence
 from fa_compiler.passes.build import Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.call import SparseNode
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
 from fa_compiler.passes.sparse.entries import ranks_causally, visible_part
@@ -45,13 +45,13 @@ class IndexLoss:
 
     record: Divergence
     found: Selection
-    emitter: Emitter
+    rewriter: Rewriter
 
     def build(
         self, node: ir.Node, inputs: dict[str, ir.Value], call: SparseNode
     ) -> tuple[ir.Node, list[tuple[Place, ir.Value]]]:
         """The node, and what takes which place. Raises Decline."""
-        builder, record = self.emitter.builder, self.record
+        builder, record = self.rewriter.builder, self.record
         self._check(inputs, call)
         stops = [stop for view in record.scores.views for stop in view.stops]
         mover = Mover(builder, call.match.space, [*stops, *call.mover.witnesses])
@@ -64,12 +64,12 @@ class IndexLoss:
             "layout": "BSND",
             "sparse_mode": 3,
         }
-        if self.emitter.options.target == "ort" and "loss" in record.results:
+        if self.rewriter.options.target == "ort" and "loss" in record.results:
             attrs["cpu_loss_floor"] = 0.0
-        made = domain_node(OP, given, attrs, builder, self.emitter.options, tuple(record.results))
+        made = domain_node(OP, given, attrs, builder, self.rewriter.options, tuple(record.results))
         if made is None:
             raise self._decline(f"the target has no {OP} of these sizes and types")
-        self.emitter.made.append(made)
+        self.rewriter.made.append(made)
         outputs = {output.name: output for output in made.outputs}
         results = record.results.items()
         return made, [self._placed(name, outputs[f"{made.name}_{name}"], result, mover) for name, result in results]
@@ -80,7 +80,7 @@ class IndexLoss:
         maker = attended.producer()
         if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
             return attended
-        builder = self.emitter.builder
+        builder = self.rewriter.builder
         return builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
 
     def _decline(self, reason: str) -> Decline:
@@ -101,11 +101,11 @@ class IndexLoss:
         attended = [visible_part(condition, sizes, info) for condition in self.found.others]
         if not attended or any(part != causal for part in attended):
             raise self._decline("attention has another mask than a causal one beside the selection")
-        if not ranks_causally(self.found.top, sizes, self.emitter.facts):
+        if not ranks_causally(self.found.top, sizes, self.rewriter.facts):
             raise self._decline("the keys are not proven to be ranked under the causal mask, or there may be too few")
         selected, seen = 0, 0
         for mask in self.record.masks:
-            for condition in conditions(mask.value, mask.when, self.emitter.facts):
+            for condition in conditions(mask.value, mask.when, self.rewriter.facts):
                 if self._is_selection(condition, call):
                     selected += 1
                 elif visible_part(condition, sizes, info) == causal:
@@ -116,12 +116,12 @@ class IndexLoss:
             raise self._decline("its scores are not masked as those of attention are")
 
     def _is_selection(self, condition: Condition, call: SparseNode) -> bool:
-        other = selection_of(condition, self.emitter.facts)
+        other = selection_of(condition, self.rewriter.facts)
         return other is not None and other.indices is self.found.indices and other.block == 1
 
     def _index_inputs(self, mover: Mover) -> dict[str, ir.Value]:
         """query_index, key_index and weight, which takes all factors."""
-        builder, scores = self.emitter.builder, self.record.scores
+        builder, scores = self.rewriter.builder, self.record.scores
         arranged: list[ir.Value] = []
         for view, wanted in zip(scores.views, scores.wanted, strict=True):
             plan = moves(view.base_dims, wanted)
@@ -133,7 +133,7 @@ class IndexLoss:
 
     def _placed(self, name: str, value: ir.Value, place: Place, mover: Mover) -> tuple[Place, ir.Value]:
         """A result as the value whose place it takes."""
-        builder, scores = self.emitter.builder, self.record.scores
+        builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
             rank = len(builder.info.shape(place.value) or ())
             value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)

@@ -72,7 +72,7 @@ class ListedBackward(GradientCompanion):
         if self.record.divergence is not None:
             self.refused = "an indexer learns from probabilities of gathered keys"
             return False
-        tracer = Tracer(match, Viewer(self.emitter.facts, space))
+        tracer = Tracer(match, Viewer(self.rewriter.facts, space))
         roles, rope = match.roles, match.rope
         sources = {"key": (match.key, read[0], roles.head_dim), "value": (match.value, read[1], roles.value_head_dim)}
         if rope is not None:
@@ -101,7 +101,7 @@ class ListedBackward(GradientCompanion):
         if self.record.divergence is not None:
             assert found is not None  # of gathered keys there is no loss: see gathered()
             try:
-                loss, more = IndexLoss(self.record.divergence, found, self.emitter).build(node, inputs, call)
+                loss, more = IndexLoss(self.record.divergence, found, self.rewriter).build(node, inputs, call)
             except Decline as decline:
                 self.failure = decline
                 raise
@@ -109,8 +109,8 @@ class ListedBackward(GradientCompanion):
             pairs.extend(more)
 
         def put() -> None:
-            put_at(pairs, self.emitter)
-            self.emitter.replaced.extend(self.record.dead)
+            put_at(pairs, self.rewriter)
+            self.rewriter.replaced.extend(self.record.dead)
 
         return put
 
@@ -120,7 +120,7 @@ class ListedBackward(GradientCompanion):
         """Add the gradient, if any is wanted: what takes which place."""
         if self.record.dy is None:
             return []
-        builder = self.emitter.builder
+        builder = self.rewriter.builder
         match = replace(call.match, roles=replace(call.match.roles, kv_seq=call.tokens))
         destinations = [destination_of(each, match, LAYOUT) for each in self.record.gradients]
         if None in destinations:
@@ -137,10 +137,10 @@ class ListedBackward(GradientCompanion):
         names = ("scale_value", "sparse_block_size", "sparse_mode")
         attrs = {name: node.attributes[name].value for name in names} | {"layout": LAYOUT}
         wanted = {OUTPUTS[each.role] for each in self.record.gradients}
-        gradient = domain_node(OP, given, attrs, builder, self.emitter.options, wanted)
+        gradient = domain_node(OP, given, attrs, builder, self.rewriter.options, wanted)
         if gradient is None:
             return None
-        self.emitter.made.append(gradient)
+        self.rewriter.made.append(gradient)
         results = {output.name: output for output in gradient.outputs}
         pairs: list[tuple[Place, ir.Value]] = []
         for each, destination in zip(self.record.gradients, destinations, strict=True):

@@ -14,12 +14,12 @@ import onnx_ir as ir
 from fa_compiler.op_registry import extensions_used
 from fa_compiler.passes.build import Builder, Names
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.in_place.buffers import Change
 from fa_compiler.passes.in_place.caches import Cache, candidates, read_cache
 from fa_compiler.passes.in_place.plan import Plan, make_plan
 from fa_compiler.passes.nodes import graph_opset
 from fa_compiler.passes.report import Block, CacheLine, Code
+from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 METADATA = "fa_compiler.caches"

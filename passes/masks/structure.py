@@ -188,7 +188,7 @@ class _TermReader:
         given = part if isinstance(part, Given) else None if isinstance(part, Always) else part.origin
         if given is None:
             return None
-        # A tensor that is the same for all rows may run along them: the emitter reads one row of it.
+        # A tensor that is the same for all rows may run along them: the rewriter reads one row of it.
         along = given.axes.index(row) if row is not None and row in given.axes else None
         if along is not None and not is_constant_along(given.value, along, self.viewer.info):
             return None

@@ -16,7 +16,7 @@ A match goes through these stages; each is a record of its own, and what a later
 What the steps on the way do to the scores is in score_walk.py, what a guard behind the softmax means in guards.py,
 who else may read the inner values in interior.py.
 
-What is emitted from the record is in emit.py. Query, key and value are the operands of the two products,
+What is emitted from the record is in rewrite/rewriter.py. Query, key and value are the operands of the two products,
 whatever made them, so the record is right by construction: which operand is the key follows from the axis the
 softmax runs over, which is the value from the axis the second product sums over. Head and batch
 dimensions are the ones both products walk together.

@@ -10,15 +10,15 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Companion, Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, best_destination, cheapest_source
-from fa_compiler.passes.emission.mask_builder import MaskBuilder
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.layout_plan import Place, best_destination, cheapest_source
+from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.rewriter import Companion, Fused, Rewriter
 from fa_compiler.passes.sparse.emit import RowsWithoutKeys, attention
 from fa_compiler.passes.sparse.gathers import Gathered
 from fa_compiler.passes.sparse.selection import Selection
@@ -78,21 +78,25 @@ class SparseNode:
     match: AttentionMatch
     sources: tuple[View, ...]
     tokens: Axes
-    emitter: Emitter
+    rewriter: Rewriter
     mover: Mover
 
     @staticmethod
     def of(
-        match: AttentionMatch, sources: tuple[View, ...], tokens: Axes, emitter: Emitter, others: tuple[View, ...] = ()
+        match: AttentionMatch,
+        sources: tuple[View, ...],
+        tokens: Axes,
+        rewriter: Rewriter,
+        others: tuple[View, ...] = (),
     ) -> SparseNode:
         """A call that takes its sizes at run time from its operands and the `others`."""
         witnesses = [stop for view in (*match.views, *sources, *others) for stop in view.stops]
-        return SparseNode(match, sources, tokens, emitter, Mover(emitter.builder, match.space, witnesses))
+        return SparseNode(match, sources, tokens, rewriter, Mover(rewriter.builder, match.space, witnesses))
 
     @property
     def builder(self) -> Builder:
         """The builder of the graph."""
-        return self.emitter.builder
+        return self.rewriter.builder
 
     def inputs(self) -> dict[str, ir.Value]:
         """All inputs except the list. Raises Decline."""
@@ -145,17 +149,19 @@ class SparseNode:
         if destination is None or len(batches) > 1 or len(of_rows) > 1:
             return None
         rows = RowsWithoutKeys(match.mask.empty_rows, match.mask.nan_rows == "zero")
-        made = attention(inputs, match.scale, mode, rows, self.builder, self.emitter.options, block, beside is not None)
+        made = attention(
+            inputs, match.scale, mode, rows, self.builder, self.rewriter.options, block, beside is not None
+        )
         if made is None:
             return None
         node, result = made
-        self.emitter.made.append(node)
-        result = self.emitter.result(match, result, output, destination, self.mover)
+        self.rewriter.made.append(node)
+        result = self.rewriter.result(match, result, output, destination, self.mover)
         place_beside = None if beside is None else beside[0].build(node, inputs, self, beside[1])
         if beside is not None and place_beside is None:
             return None
-        self.emitter.substitute(self.emitter.substitutes(match, self.mover))
-        self.emitter.put_at(destination, result)
+        self.rewriter.substitute(self.rewriter.substitutes(match, self.mover))
+        self.rewriter.put_at(destination, result)
         if place_beside is not None:
             place_beside()
         heads, kv_heads = (space.size(axes).const or 1 for axes in (roles.heads, roles.kv_heads))

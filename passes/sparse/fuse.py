@@ -23,12 +23,12 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.emit import Emitter, Fused
-from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.layout.axes import Axes
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.nodes import is_op, producer, reached
+from fa_compiler.passes.rewrite.layout_plan import Place, placed
+from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import Entries, selects_in_every_row
@@ -46,7 +46,9 @@ class Selected:
     indexer: ir.Node | None
 
 
-def emit_selected(match: AttentionMatch, emitter: Emitter, companion: SparseCompanion | None = None) -> Selected | None:
+def emit_selected(
+    match: AttentionMatch, rewriter: Rewriter, companion: SparseCompanion | None = None
+) -> Selected | None:
     """Replace an attention to selected keys by a SparseFlashAttention, together with its companion if there is one.
 
     Returns None where the attention is not accepted (see above); nothing is replaced then.
@@ -57,9 +59,9 @@ def emit_selected(match: AttentionMatch, emitter: Emitter, companion: SparseComp
         or not any(_may_select(part.view.base) for part in match.mask.masked)
     ):
         return None
-    match, places = placed(match, emitter.facts)
+    match, places = placed(match, rewriter.facts)
     try:
-        return _emit(_heads_apart(match), places, emitter, companion)
+        return _emit(_heads_apart(match), places, rewriter, companion)
     except Decline:
         return None
 
@@ -98,15 +100,15 @@ def _heads_apart(match: AttentionMatch) -> AttentionMatch:
 
 
 def _emit(
-    match: AttentionMatch, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
+    match: AttentionMatch, places: Sequence[Place], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
-    builder = emitter.builder
+    builder = rewriter.builder
     if companion is not None:
         match = companion.adapted(match)
     sources = (match.key, match.value, *(() if match.rope is None else (match.rope.key,)))
-    call = SparseNode.of(match, sources, match.roles.kv_seq, emitter, () if companion is None else companion.views)
+    call = SparseNode.of(match, sources, match.roles.kv_seq, rewriter, () if companion is None else companion.views)
     mask = call.mask(match)
-    found = None if mask is None else selection(mask, emitter.facts)
+    found = None if mask is None else selection(mask, rewriter.facts)
     if found is None:
         return None
     inputs = call.inputs()
@@ -114,27 +116,27 @@ def _emit(
     if query is None or key is None:
         return None
     sizes = Sizes(query[0], query[1], key[1])
-    if not _fits(found, sizes, emitter):
+    if not _fits(found, sizes, rewriter):
         return None
     if companion is not None:
-        kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, emitter.facts))
+        kept = taken(match, companion, lambda: selects_in_every_row(found, sizes, rewriter.facts))
         if kept is None:
             return None
         call = replace(call, match=kept)
-    entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, emitter.facts)
+    entries = Entries.of((inputs["query"], inputs["key"]), found, sizes, builder, rewriter.facts)
     if entries is None:
         return None
     if entries.indexer is not None:
-        emitter.made.append(entries.indexer)
+        rewriter.made.append(entries.indexer)
     inputs["sparse_indices"] = entries.indices
     beside = None if companion is None else (companion, found)
     fused = call.emit(inputs, places, "selected", entries.mode, entries.block, beside)
     return None if fused is None else Selected(fused, entries.indexer)
 
 
-def _fits(found: Selection, sizes: Sizes, emitter: Emitter) -> bool:
+def _fits(found: Selection, sizes: Sizes, rewriter: Rewriter) -> bool:
     """Is there one list for each row of each batch entry, of at most half of the keys?"""
-    info = emitter.builder.info
+    info = rewriter.builder.info
     shape, listed = info.shape(found.scattered), info.shape(found.indices)
     if shape is None or listed is None or (*shape[:2], shape[2] * found.block) != sizes.whole:
         return False

@@ -37,8 +37,6 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission.emit import Emitter
-from fa_compiler.passes.emission.layout_plan import Place, placed
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.layout.views import View, Viewer
@@ -46,6 +44,8 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
 from fa_compiler.passes.nodes import int_attr
 from fa_compiler.passes.options import CLOSE_RANKS, NO_EMPTY_ROWS
+from fa_compiler.passes.rewrite.layout_plan import Place, placed
+from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.call import SparseCompanion, SparseNode, is_plain, taken
 from fa_compiler.passes.sparse.emit import Sizes
 from fa_compiler.passes.sparse.entries import BEYOND, Entries, ranks_causally
@@ -105,7 +105,7 @@ class Listed:
 
 
 def emit_listed(
-    match: AttentionMatch, emitter: Emitter, notes: list[str], companion: SparseCompanion | None = None
+    match: AttentionMatch, rewriter: Rewriter, notes: list[str], companion: SparseCompanion | None = None
 ) -> Selected | None:
     """Replace an attention to gathered keys by a SparseFlashAttention, together with its companion if there is one.
 
@@ -114,8 +114,8 @@ def emit_listed(
     """
     if not is_plain(match):
         return None
-    match, places = placed(match, emitter.facts)
-    listed = _listed(match, emitter)
+    match, places = placed(match, rewriter.facts)
+    listed = _listed(match, rewriter)
     if listed is None:
         return None
     if companion is None and match.mask.empty_rows not in EMPTY_ROWS:
@@ -123,14 +123,14 @@ def emit_listed(
         notes.append(f"{label(match.node)}: {reason}; --assume {NO_EMPTY_ROWS} if there is no such row")
         return None
     try:
-        return _emit(listed, places, emitter, companion)
+        return _emit(listed, places, rewriter, companion)
     except Decline:
         return None
 
 
-def _listed(match: AttentionMatch, emitter: Emitter) -> Listed | None:
-    space, rope, builder = match.space.branch(), match.rope, emitter.builder
-    viewer = Viewer(emitter.facts, space)
+def _listed(match: AttentionMatch, rewriter: Rewriter) -> Listed | None:
+    space, rope, builder = match.space.branch(), match.rope, rewriter.builder
+    viewer = Viewer(rewriter.facts, space)
     views = (match.key, match.value, *(() if rope is None else (rope.key,)))
     depths = (match.roles.head_dim, match.roles.value_head_dim, *(() if rope is None else (rope.head_dim,)))
     found: list[Gathered] = []
@@ -198,33 +198,33 @@ def _roles(match: AttentionMatch, shared: Axes, listed: Axes) -> Roles | None:
 
 
 def _emit(
-    listed: Listed, places: Sequence[Place], emitter: Emitter, companion: SparseCompanion | None
+    listed: Listed, places: Sequence[Place], rewriter: Rewriter, companion: SparseCompanion | None
 ) -> Selected | None:
     whole = None
-    if listed.top is not None and (companion is not None or CLOSE_RANKS in emitter.options.assume):
+    if listed.top is not None and (companion is not None or CLOSE_RANKS in rewriter.options.assume):
         space = listed.match.space.branch()
         size = space.size(listed.tokens)
-        whole = visible_slots(listed.match, listed.indices, size, Viewer(emitter.facts, space))
+        whole = visible_slots(listed.match, listed.indices, size, Viewer(rewriter.facts, space))
         listed = listed.within(space)  # reading the slots may have found axes to be the same
     others: tuple[View, ...] = (listed.indices,)
     if companion is not None:
         slots = listed
-        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, emitter.facts))
+        match = taken(slots.match, companion, lambda: _in_every_row(slots, whole, rewriter.facts))
         if match is None or not companion.gathered(match, slots.read, space := match.space.branch()):
             return None
         listed = replace(listed, match=match).within(space)
         others = (*others, *companion.views)
     beside = None if companion is None else (companion, None)
-    call = SparseNode.of(listed.match, listed.sources, listed.tokens, emitter, others)
+    call = SparseNode.of(listed.match, listed.sources, listed.tokens, rewriter, others)
     places = listed.match.space.settle(places)
     inputs = call.inputs()
-    close = CLOSE_RANKS in emitter.options.assume
+    close = CLOSE_RANKS in rewriter.options.assume
     ranked = _ranked(listed, whole, call, inputs) if whole is not None and close else None
     if ranked is not None:
         inputs["sparse_indices"] = ranked.indices
         fused = call.emit(inputs, places, "gathered", ranked.mode, beside=beside)
         if fused is not None and ranked.indexer is not None:
-            emitter.made.append(ranked.indexer)
+            rewriter.made.append(ranked.indexer)
         return None if fused is None else Selected(fused, ranked.indexer)
     inputs["sparse_indices"] = _entries(listed, call, inputs["key"])
     fused = call.emit(inputs, places, "gathered", beside=beside)
@@ -252,7 +252,7 @@ def _in_every_row(listed: Listed, whole: Visible | None, facts: Facts) -> bool:
 
 def _ranked(listed: Listed, whole: Visible, call: SparseNode, inputs: dict[str, ir.Value]) -> Entries | None:
     """The list made by a LightningIndexer under the mask `whole`; None where it is not known to be the model's."""
-    builder, roles, facts = call.builder, listed.match.roles, call.emitter.facts
+    builder, roles, facts = call.builder, listed.match.roles, call.rewriter.facts
     wanted = (roles.batch, roles.q_seq, roles.kv_seq)
     if listed.top is None or listed.indices.base_dims != wanted:
         return None

@@ -15,8 +15,8 @@ from fa_compiler import reference
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import verify
 from fa_compiler.passes import Options, analyse, fuse
-from fa_compiler.passes.emission.node_view import node_view
 from fa_compiler.passes.options import Target
+from fa_compiler.passes.rewrite.node_view import node_view
 
 from . import running
 from .operators import Operator

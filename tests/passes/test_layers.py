@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent / "passes"
-ORDER = ("values", "layout", "masks", "matching", "emission")
+ORDER = ("values", "layout", "masks", "matching", "rewrite")
 """From the ground up. What stands beside them in passes/ itself, and the packages that fuse more than the forward part
 of plain attention, are bound by the second test alone."""
 FILES = sorted(ROOT.rglob("*.py"))

@@ -27,9 +27,9 @@ from fa_compiler.op_registry import bind_inputs, full_attrs, get
 from fa_compiler.op_registry.products import product
 from fa_compiler.passes.build import Builder
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.node_view import registry_node
 from fa_compiler.passes.options import HALF_ATTENTION, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.node_view import registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"

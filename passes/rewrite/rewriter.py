@@ -18,14 +18,6 @@ import onnx_ir as ir
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.build import Builder, Mover
 from fa_compiler.passes.decline import Decline, label
-from fa_compiler.passes.emission import prompt
-from fa_compiler.passes.emission.decode import Decoding
-from fa_compiler.passes.emission.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
-from fa_compiler.passes.emission.mask_builder import MaskBuilder
-from fa_compiler.passes.emission.node_view import node_view, registry_node
-from fa_compiler.passes.emission.paging import Pages, find_pages
-from fa_compiler.passes.emission.quantised import requantised
-from fa_compiler.passes.emission.step import Step
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import LAYOUTS, PACKED, arrangement, moves
@@ -37,6 +29,14 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import dead_nodes
 from fa_compiler.passes.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite import prompt
+from fa_compiler.passes.rewrite.decode import Decoding
+from fa_compiler.passes.rewrite.layout_plan import Destination, LayoutPlan, Place, layout_plan, placed
+from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.paging import Pages, find_pages
+from fa_compiler.passes.rewrite.quantised import requantised
+from fa_compiler.passes.rewrite.step import Step
 from fa_compiler.passes.score_ops import Add, Select
 from fa_compiler.passes.surgery import dead_readers, depends, replace_value, restore_order, sweep
 from fa_compiler.passes.values.symbolic import Dim
@@ -88,7 +88,7 @@ class DenseCompanion(Companion, Protocol):
 
 
 @dataclass(frozen=True)
-class Emitter:
+class Rewriter:
     """Builds fused nodes in one graph."""
 
     builder: Builder

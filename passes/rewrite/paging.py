@@ -30,7 +30,6 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.quantised import Quantised, quantised
 from fa_compiler.passes.facts import Facts
 from fa_compiler.passes.layout.axes import Arrangement, Axes, Axis
 from fa_compiler.passes.layout.layout import COPY_COST, Move, cost, moves
@@ -38,6 +37,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.nodes import constant, int_attr, is_op
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.quantised import Quantised, quantised
 from fa_compiler.passes.values.cases import whole
 from fa_compiler.passes.values.formula import Affine
 from fa_compiler.passes.values.positions import Positions

@@ -38,11 +38,6 @@ import onnx_ir as ir
 
 from fa_compiler.passes.build import INT64, Builder, Mover
 from fa_compiler.passes.decline import Decline
-from fa_compiler.passes.emission.lengths import Lengths, excluding, read_lengths
-from fa_compiler.passes.emission.mask_builder import MaskBuilder
-from fa_compiler.passes.emission.paging import Cache, Pages
-from fa_compiler.passes.emission.quantised import Quantised, quantised
-from fa_compiler.passes.emission.step import Step
 from fa_compiler.passes.layout.axes import Arrangement, Axes
 from fa_compiler.passes.layout.layout import moves
 from fa_compiler.passes.layout.views import View
@@ -51,6 +46,11 @@ from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, Options
 from fa_compiler.passes.report import Code
+from fa_compiler.passes.rewrite.lengths import Lengths, excluding, read_lengths
+from fa_compiler.passes.rewrite.mask_builder import MaskBuilder
+from fa_compiler.passes.rewrite.paging import Cache, Pages
+from fa_compiler.passes.rewrite.quantised import Quantised, quantised
+from fa_compiler.passes.rewrite.step import Step
 from fa_compiler.passes.score_ops import Add, BiasOp, Masked, Select
 from fa_compiler.passes.values.symbolic import Dim
 
@@ -85,7 +85,7 @@ def _agrees(size: Dim, keys: Dim) -> bool:
 
 @dataclass(frozen=True)
 class Decoding:
-    """An attention that may become an IncreFlashAttention, with what the emitter has planned for it."""
+    """An attention that may become an IncreFlashAttention, with what the rewriter has planned for it."""
 
     match: AttentionMatch
     layout: str
